@@ -19,9 +19,10 @@ SECONDS ?= 3600
 help:
 	@echo 'make compare     run the architectures on the embedded models and compare them'
 	@echo 'make serve       serve the embedded models to OpenAI clients, at http://127.0.0.1:8080/v1'
-	@echo 'make test        run the tests'
-	@echo 'make thorough    run the tests that take minutes: graphs, module code, Ray Serve, the comparison of the seeds,'
-	@echo '                 recipe pages walked'
+	@echo 'make test        run the tests, without those of make thorough'
+	@echo 'make thorough    run the tests that take long: real models in every format, planted mistakes, graphs, gateways,'
+	@echo '                 Ray Serve, the comparison of the seeds, recipe pages walked, native steps under sanitizers,'
+	@echo '                 every lie of a server'
 	@echo 'make images      install the pip steps of each image of deploy/Dockerfile here (downloads some hundred MB), with'
 	@echo '                 stand-ins for the packages of AWS, and start every server command of every overlay in them'
 	@echo 'make reliability run fault schedules, kill -9, fuzzing and soak at full size, and print the totals'
@@ -81,17 +82,17 @@ serve: $(STAMP)
 	@$(BIN)/python main.py --role gateway $(ARGS)
 
 screenshot: $(STAMP)
-	@$(BIN)/python -m tandem.comparison.report.screenshot $(ARGS)
+	@$(BIN)/python -m benchmarks.screenshot $(ARGS)
 
 # A worker that crashes ends the run: if xdist replaced it, it would wait forever for the tests that the worker had.
 test: $(STAMP)
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
+	@$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
 
-# Tests that `make test` skips: graphs at every bucket, module code in every dtype, and a Ray cluster, which needs the
-# whole machine.
+# What `make test` skips; last and one after the other, what needs the whole machine.
 thorough: $(STAMP)
-	@$(BIN)/python -m pytest -q -m thorough tests/runners tests/engine tests/deploy tests/openai \
-	    tests/recipes tests/test_seed_commands.py $(ARGS)
+	@$(BIN)/python -m pytest -q -m "thorough and not alone" -n 2 --dist loadfile --no-loadscope-reorder \
+	    --max-worker-restart 0 $(ARGS)
+	@$(BIN)/python -m pytest -q -m alone $(ARGS)
 
 # Makes and removes two virtual environments of about 1.5 GB.
 images: $(STAMP)

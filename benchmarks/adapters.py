@@ -26,7 +26,7 @@ from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.native.library import ModelShape
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.protocol import PrefillRow, VerifyRow
-from tandem.speculation.types import SamplingParams
+from tandem.speculation.types import Request
 
 BARE, BASE = "no adapters loaded", "base rows"
 
@@ -97,7 +97,7 @@ def kinds_of(rank: int, numbers: Sequence[int], rows: int) -> list[Kind]:
 def step_of(kind: Kind, width: int, context: int, vocabulary: int) -> list[VerifyRow]:
     tokens = tuple((31 * i + 7) % vocabulary for i in range(width))
     return [
-        VerifyRow(slot, context, tokens[0], tokens[1:], SamplingParams(temperature=0.0), adapter=adapter)
+        VerifyRow(slot, context, tokens[0], tokens[1:], Request(), adapter=adapter)
         for slot, adapter in enumerate(kind.adapters)
     ]
 

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.arguments import Parser, positive
-from benchmarks.contenders import Starting, answer_in_turn, connect, describe, encode
+from benchmarks.contenders import answer_in_turn, connect, describe, encode, ready
 from benchmarks.figures import Agreement, Pairing, Ratio, Sample, agreement, ratios
 from benchmarks.keeping import kept
 from benchmarks.tables import contender_table, kind_table
@@ -31,8 +31,9 @@ from tandem.comparison.measuring.commands import drafting_command
 from tandem.comparison.measuring.config import DTYPES, ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint, baseline_of, deploy
 from tandem.comparison.measuring.environment import these_versions, this_machine
+from tandem.comparison.measuring.prompts import BUILT_IN
 from tandem.comparison.measuring.servers import Fleet
-from tandem.comparison.measuring.workloads import BUILT_IN, built_in_prompts
+from tandem.comparison.measuring.workloads import built_in_prompts
 from tandem.rpc.channel import FUSED
 from tandem.speculation.types import ModelInfo
 
@@ -107,8 +108,8 @@ def _config(args: argparse.Namespace) -> ComparisonConfig:
 # --- Tandem ---
 
 
-async def _our_endpoints(args: argparse.Namespace, starter: Starting) -> dict[str, Endpoint]:
-    endpoints = await deploy(args.config, starter, describe)
+async def _our_endpoints(args: argparse.Namespace, fleet: Fleet) -> dict[str, Endpoint]:
+    endpoints = await deploy(args.config, fleet, describe)
     by_architecture = {endpoint.architecture: endpoint for endpoint in endpoints}
     plain = baseline_of(endpoints)
     assert plain is not None
@@ -119,7 +120,7 @@ async def _our_endpoints(args: argparse.Namespace, starter: Starting) -> dict[st
     }
     if args.draft_model:
         config = replace(args.config, draft="model", draft_model=args.draft_model)
-        server = await starter.start("fused_draft_model", drafting_command(config, "fused_target"))
+        server = await fleet.start("fused_draft_model", drafting_command(config, "fused_target"))
         ours[FUSED_MODEL] = Endpoint(FUSED_ARCHITECTURE, server.address, await describe(server.address, FUSED))
     return ours
 
@@ -153,8 +154,8 @@ async def measure(args: argparse.Namespace, say: Callable[[str], None], samples:
     began = time.perf_counter()
     async with contextlib.AsyncExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="compare_transformers")))
-        fleet = await stack.enter_async_context(Fleet(logs, concurrency=1))
-        endpoints = await _our_endpoints(args, Starting(fleet, say))
+        fleet = await stack.enter_async_context(Fleet(logs, concurrency=1, on_ready=ready(say)))
+        endpoints = await _our_endpoints(args, fleet)
         contenders = await connect(stack, endpoints, args.speculation_length)
         theirs, stock = _stock(args, endpoints[PLAIN].model.dtype)
         say(f"transformers: {endpoints[PLAIN].model.dtype}, {stock.threads} threads, {stock.attention} attention")

@@ -24,14 +24,15 @@ import torch
 from benchmarks.arguments import Parser, positive
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import embedded_draft, find
+from tandem.runners.capabilities import No
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.native.runner import Logits, NativeRunner
-from tandem.runners.protocol import FusedRow, FusedStep, Fuses, PrefillRow, ProposeRow, VerifyRow, fused
+from tandem.runners.protocol import FusedRow, FusedStep, PrefillRow, ProposeRow, VerifyRow, fused
 from tandem.runners.startup import Startup
 from tandem.runners.torch.runner import TorchRunner
-from tandem.speculation.types import SamplingParams
+from tandem.speculation.types import Request
 
-GREEDY = SamplingParams()
+GREEDY = Request()
 PREFIX = 96  # tokens in the cache
 
 
@@ -62,8 +63,8 @@ def load_mode(name: str, args: argparse.Namespace) -> Mode:
     if draft_model is not None:
         draft = load_runner(unpacked(find(draft_model)), execution, shape, verifies=False, startup=startup)
         draft.warm_up(startup)
-        if isinstance(target, Fuses):
-            target.fuse(draft, startup)
+        if not isinstance(fuse := target.capabilities.fuse, No):
+            fuse(draft, startup)
     assert isinstance(target, TorchRunner | NativeRunner)
     for slot in range(args.batch):
         for runner in (target, draft) if draft else (target,):

@@ -12,7 +12,6 @@ from typing import Protocol
 from benchmarks.figures import Sample
 from tandem.comparison.measuring.deployment import Endpoint
 from tandem.comparison.measuring.run import rotated
-from tandem.comparison.measuring.servers import Fleet, Server
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.rpc.generation_client import GenerationClient
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, ModelInfo, SpeculationStats
@@ -83,17 +82,9 @@ class Ours:
         return list(await asyncio.gather(*(self.answer(prompt, max_new_tokens) for prompt in prompts)))
 
 
-@dataclass(frozen=True)
-class Starting:
-    """A fleet that prints what it starts."""
-
-    fleet: Fleet
-    say: Callable[[str], None]
-
-    async def start(self, name: str, command: Sequence[str]) -> Server:
-        server = await self.fleet.start(name, command)
-        self.say(f"{name} is ready on {server.address} after {server.startup_seconds:.1f} s")
-        return server
+def ready(say: Callable[[str], None]) -> Callable[[str, str, float], None]:
+    """Returns what a fleet calls when a server is ready: it prints its name, its address and how long it took."""
+    return lambda name, address, seconds: say(f"{name} is ready on {address} after {seconds:.1f} s")
 
 
 async def describe(address: str, service: str) -> ModelInfo:

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from benchmarks import bandwidth, vllm_peer
 from benchmarks.bars import DISTRIBUTED, FUSED
-from benchmarks.contenders import Contender, Crowd, Ours, Starting, answer_in_turn, connect, describe, encode
+from benchmarks.contenders import Contender, Crowd, Ours, answer_in_turn, connect, describe, encode, ready
 from benchmarks.fast_peers import Llama, TargetFiles, prepare_llama, start_openvino, start_vllm, what_llama_said
 from benchmarks.fast_report import Outcome, document, report
 from benchmarks.fast_settings import PROMPT_TOKENS, RUNNING_TOKENS, Settings, parse
@@ -95,8 +95,8 @@ async def _ours_in(
     say: Say,
     batch: int | None,
 ) -> dict[str, Ours]:
-    fleet = await stack.enter_async_context(Fleet(logs / form.weights, concurrency=1))
-    endpoints = await deploy(settings.servers(form.weights, batch), Starting(fleet, say), describe)
+    fleet = await stack.enter_async_context(Fleet(logs / form.weights, concurrency=1, on_ready=ready(say)))
+    endpoints = await deploy(settings.servers(form.weights, batch), fleet, describe)
     by_architecture = {endpoint.architecture: endpoint for endpoint in endpoints}
     plain = baseline_of(endpoints)
     assert plain is not None

@@ -19,12 +19,13 @@ from pathlib import Path
 from benchmarks.arguments import Parser, positive
 from benchmarks.keeping import kept
 from tandem.engine.batcher import Batcher
+from tandem.engine.engine import Engine
 from tandem.engine.loading import load
 from tandem.engine.model_config import ModelConfig
-from tandem.engine.sequences import Engine, TargetSequence
+from tandem.engine.sequences import TargetSequence
 from tandem.runners.loading import Execution, Shape
 from tandem.speculation.features import FeatureFormat, FeatureSpec
-from tandem.speculation.types import SamplingParams
+from tandem.speculation.types import Request
 
 PROMPT = 48
 """Tokens before the first round."""
@@ -64,10 +65,11 @@ async def measure(settings: Settings, outcome: Outcome) -> None:
     for number_format in FeatureFormat:
         spec = specs[number_format.value] = handing.features.spec(handing.features.layers, number_format)
         outcome.position_bytes[number_format.value] = spec.position_bytes
-    sequences = {engine: TargetSequence(engine, 0) for engine in (plain, handing)}
+    sequences = {engine: TargetSequence(engine, 0, Request()) for engine in (plain, handing)}
 
     async def timed(engine: Engine, spec: FeatureSpec | None) -> tuple[tuple[int, ...], float]:
-        verdict = await sequences[engine].verify(text[:PROMPT], text[PROMPT:], SamplingParams(), features=spec)
+        sequences[engine].request = Request(features=spec)
+        verdict = await sequences[engine].verify(text[:PROMPT], text[PROMPT:])
         return verdict.token_ids, verdict.compute_seconds
 
     for run in range(settings.rounds + 1):  # the first one warms up

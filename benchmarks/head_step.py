@@ -32,9 +32,9 @@ from tandem.runners.native.load_head import load_native_head
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.protocol import FusedResult, FusedRow, PrefillRow, ProposeRow, Runner, VerifyRow, fused
 from tandem.runners.torch.platforms import platform_of
-from tandem.speculation.types import SamplingParams
+from tandem.speculation.types import Request
 
-GREEDY = SamplingParams()
+GREEDY = Request()
 PREFIX, CHUNK = 192, 64  # tokens in the cache, and of a prefill step
 WARM = 3  # runs that do not count
 MODULE, DRAFT = "module code", "shipped draft"
@@ -85,7 +85,7 @@ def contenders(
     target: NativeRunner, features: TargetFeatures, head: EagleHead, args: argparse.Namespace
 ) -> list[Contender]:
     """The head in every format, its module code, and the shipped draft."""
-    identity, limits = replace(target.identity, refeeds=True), target.limits
+    identity, limits = target.identity, target.limits
     found = []
     for name in args.formats.split(","):
         execution = execution_of(name, args.threads)
@@ -199,7 +199,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("the target does not run in native steps here", file=sys.stderr)
         return 1
     target.warm_up()
-    features = target.hand_out(default_layers(target.layer_count))
+    features = target.hand_out(default_layers(target.model.layer_count))
     report: dict[str, object] = {"target": target.identity.dtype, "threads": target.model.threads.count}
     for name in [args.head] if args.head else args.shapes.split(","):
         head = read_head(Path(name))[0] if args.head else random_head(target, name)

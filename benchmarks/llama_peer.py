@@ -129,7 +129,7 @@ class LlamaServer:
     """A running server, asked on as many connections as it has slots. `said` counts what it says of its answers."""
 
     def __init__(self, name: str, port: int, slots: int) -> None:
-        self.name, self._port = name, port
+        self.name, self.port = name, port
         self._threads = ThreadPoolExecutor(slots, thread_name_prefix=name)
         self.said: list[Completion] = []
 
@@ -168,7 +168,7 @@ class LlamaServer:
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[http.client.HTTPConnection]:
-        connection = http.client.HTTPConnection(HOST, self._port, timeout=ANSWER_SECONDS)
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=ANSWER_SECONDS)
         try:
             connection.connect()
             yield connection

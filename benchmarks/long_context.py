@@ -78,20 +78,20 @@ async def stepped(verifier: Any, tokens: list[int]) -> float:
 
 async def speed(settings: Settings) -> list[dict[str, float]]:
     from tandem.engine.sequences import LocalVerifier
-    from tandem.speculation.types import SamplingParams
+    from tandem.speculation.types import Request
 
     engine, batcher = await loaded(settings, 2, max(settings.contexts))
     empty, rows = resident_mib(), []
     for context in settings.contexts:
-        short, tokens = LocalVerifier(engine), some(SHORT_PROMPT, 1)
-        await short.open(tokens, SamplingParams())
+        short, tokens = LocalVerifier(engine, Request()), some(SHORT_PROMPT, 1)
+        await short.open(tokens)
         times = [await stepped(short, tokens) for _ in range(9)]
         alone = statistics.median(b - a for a, b in itertools.pairwise(times))
-        long, prompt = LocalVerifier(engine), some(context - settings.new_tokens - 1, context)
+        long, prompt = LocalVerifier(engine, Request()), some(context - settings.new_tokens - 1, context)
         began = time.perf_counter()
 
         async def first(verifier: Any = long, prompt: list[int] = prompt) -> float:
-            await verifier.open(prompt, SamplingParams())
+            await verifier.open(prompt)
             return await stepped(verifier, prompt)
 
         arriving, times = asyncio.ensure_future(first()), [began]
@@ -122,25 +122,18 @@ async def speed(settings: Settings) -> list[dict[str, float]]:
 
 
 async def memory(settings: Settings) -> list[dict[str, float]]:
+    from tandem.engine.kv_memory import limit_kv_memory
     from tandem.engine.sequences import LocalVerifier
-    from tandem.speculation.types import SamplingParams
+    from tandem.speculation.types import Request
 
     engine, batcher = await loaded(settings, settings.short + 1, max(settings.contexts))
-    options: dict[int, dict[str, Any]] = {}
-    try:
-        from tandem.engine.kv_memory import limit_kv_memory
-        from tandem.speculation.extent import Extent
-    except ImportError:
-        pass
-    else:
-        limit_kv_memory(engine.slots, batcher, [engine.runner], settings.kv_cache_mb * MIB)
-        options = {count: {"extent": Extent(count)} for count in (SHORT_ANSWER, settings.new_tokens)}
+    limit_kv_memory(engine.slots, batcher, [engine.runner], settings.kv_cache_mb * MIB)
     empty, began, most = resident_mib(), time.perf_counter(), 0.0
 
     async def one(prompt: list[int], count: int) -> None:
         nonlocal most
-        verifier = LocalVerifier(engine, **options.get(count, {}))
-        await verifier.open(prompt, SamplingParams())
+        verifier = LocalVerifier(engine, Request(max_new_tokens=count))
+        await verifier.open(prompt)
         for _ in range(count):
             await stepped(verifier, prompt)
         most = max(most, resident_mib())

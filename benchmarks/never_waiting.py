@@ -31,7 +31,7 @@ from benchmarks.never_waiting_inputs import (
     round_trip_seconds,
     step_seconds,
 )
-from benchmarks.never_waiting_rows import BRANCHES, PLAIN, Row, row, table, verdict
+from benchmarks.never_waiting_rows import PLAIN, Row, row, table, verdict
 from tandem.comparison.links.link import DelayLink
 from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.measuring.environment import these_versions, this_machine
@@ -117,9 +117,7 @@ async def start(stack: contextlib.AsyncExitStack, arguments: argparse.Namespace)
     contenders = [Contender(PLAIN, client, split=False)]
     for mode in dict.fromkeys((WAITING, *arguments.modes)):
         worker = [*_on(arguments.draft_cores), *LAUNCH, "--role", "draft_worker", *common, *_drafts(arguments)]
-        pipeline, branched, _ = mode.partition(BRANCHES)
-        worker += ["--target_host", host, "--target_port", port, "--pipeline", pipeline]
-        worker += ["--branches", "on"] if branched else []
+        worker += ["--target_host", host, "--target_port", port, "--pipeline", mode]
         server = await fleet.start(mode, worker)
         client = await stack.enter_async_context(GenerationClient.connect(server.address, "DraftWorker"))
         contenders.append(Contender(mode, client, split=True))
@@ -173,7 +171,7 @@ def parser(prog: str, description: str | None) -> Parser:
         nargs="+",
         default=list(MODES),
         metavar="MODE",
-        help="values of --pipeline; with +branches: --branches on",
+        help="values of --pipeline",
     )
     parser.flag(
         "--target-cores", type=_core_list, metavar="CORES", help="cores of the target, such as 0-3 (default: all)"

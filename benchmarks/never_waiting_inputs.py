@@ -12,15 +12,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from tandem.cli.configuration import model_config
+from benchmarks.run_simulation import simulate_never_waiting
 from tandem.cli.main import parser
+from tandem.cli.models import model_config
 from tandem.comparison.measuring.records import Measurement
 from tandem.comparison.measuring.run import Contender, RequestSettings, measure
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.engine.batcher import Batcher
 from tandem.engine.drafting import Drafting, load_drafting
-from tandem.speculation.never_waiting_theory import RunCosts, chain, simulate_never_waiting
-from tandem.speculation.types import SamplingParams
+from tandem.speculation.never_waiting_theory import RunCosts
+from tandem.speculation.types import Request, SamplingParams
 
 CALIBRATED = (1, 3, 5)
 """Draft tokens of the rounds that are timed, beside plain steps."""
@@ -44,9 +45,9 @@ async def ranks(
 ) -> list[int]:
     """Returns 0 for each token of `output` that the drafter would have chosen, and 1 for each other."""
     tokens = drafting.tokenizer.encode(prompt.text, prompt.chat)
-    drafter = drafting.drafter(vocab_size)
+    drafter = drafting.drafter(Request(sampling), vocab_size)
     found = []
-    await drafter.open(tokens, sampling)
+    await drafter.open(tokens)
     try:
         for token in output:
             draft = await drafter.propose(tokens, 1)
@@ -79,7 +80,7 @@ async def round_trip_seconds(contender: Contender, settings: RequestSettings, pr
 def simulated(sequences: Sequence[Sequence[int]], costs: RunCosts) -> float:
     """Returns the seconds per token of the best simulated client that extends its drafts."""
     tpots = (
-        simulate_never_waiting(sequences, costs, chain(depth), width, extends=True, prepared=False)
+        simulate_never_waiting(sequences, costs, depth, width, extends=True, prepared=False)
         for depth in DEPTHS
         for width in WIDTHS
         if width <= depth

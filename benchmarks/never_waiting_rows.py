@@ -13,7 +13,6 @@ from tandem.comparison.measuring.records import Measurement
 from tandem.speculation.never_waiting_theory import RunCosts
 
 PLAIN = "plain"
-BRANCHES = "+branches"
 WORST = 1.03
 """What a target that never waits may take of plain decoding's time per token, at any round trip."""
 
@@ -113,19 +112,8 @@ def table(rows: Sequence[Row]) -> Table:
     return shown
 
 
-def branches(rows: Sequence[Row]) -> list[str]:
-    """Says what branches changed, where they were measured beside drafts without."""
-    return [
-        f"RTT {r.rtt_ms:g} ms, {r.workload}: {mode} takes {r.ratio[mode] / r.ratio[without]:.3f} of {without}'s time, "
-        f"{r.steps_per_token[mode]:.3f} target steps per token instead of {r.steps_per_token[without]:.3f}"
-        for r in rows
-        for mode in r.ratio
-        if mode.endswith(BRANCHES) and (without := mode.removesuffix(BRANCHES)) in r.ratio
-    ]
-
-
 def verdict(rows: Sequence[Row]) -> str:
-    lines = branches(rows)
+    lines: list[str] = []
     for r in rows:
         if r.ratio["never-waiting"] > WORST:
             lines.append(f"RTT {r.rtt_ms:g} ms, {r.workload}: {r.ratio['never-waiting']:.2f} of plain, above {WORST}")

@@ -22,12 +22,13 @@ from pathlib import Path
 from benchmarks.arguments import Parser, positive
 from benchmarks.keeping import kept
 from tandem.engine.batcher import Batcher
+from tandem.engine.engine import Engine
 from tandem.engine.loading import load
 from tandem.engine.model_config import ModelConfig
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
-from tandem.engine.sequences import Engine, LocalVerifier
+from tandem.engine.sequences import LocalVerifier
 from tandem.runners.loading import Execution, Shape
-from tandem.speculation.types import SamplingParams
+from tandem.speculation.types import Request
 
 SHARED_BAR, UNSHARED_BAR = 0.15, 1.01
 """The most of the cold time to first token that a shared prefix may take, and of any time where nothing is shared."""
@@ -66,9 +67,9 @@ def ratio(pairs: Sequence[tuple[float, float]]) -> float:
 
 async def answered(engine: Engine, prompt: Sequence[int], count: int) -> tuple[tuple[int, ...], float, float, float]:
     """The tokens of an answer, the seconds to its first token and to its end (it closes), and processor seconds."""
-    verifier, tokens, first = LocalVerifier(engine), list(prompt), 0.0
+    verifier, tokens, first = LocalVerifier(engine, Request()), list(prompt), 0.0
     cpu, began = time.process_time(), time.perf_counter()
-    await verifier.open(tokens, SamplingParams())
+    await verifier.open(tokens)
     while len(tokens) < len(prompt) + count:
         tokens += (await verifier.verify(tokens, ())).token_ids
         first = first or time.perf_counter() - began

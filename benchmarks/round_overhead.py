@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.arguments import Parser, positive
-from benchmarks.round_overhead_parts import loop_row, serialisation_rows, server_rows, toy_step_seconds
+from benchmarks.round_overhead_parts import draft_rows, loop_row, serialisation_rows, server_rows, toy_step_seconds
 from benchmarks.round_overhead_rows import (
     SEQUENCE_LENGTH,
     Row,
@@ -93,6 +93,7 @@ async def measure(args: argparse.Namespace, say: Callable[[str], None]) -> Repor
         "A round against the toy server, over loopback": toy_rows,
         "Serialisation alone": serialisation_rows(k, count),
         "The server's side alone": await server_rows(k, count),
+        "A draft's row alone": await draft_rows(min(count, 200)),
     }
     overheads = {"toy server": toy_overhead}
     if args.real_rounds:

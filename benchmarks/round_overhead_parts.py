@@ -7,6 +7,7 @@ import random
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.round_overhead_rows import (
@@ -21,7 +22,8 @@ from benchmarks.round_overhead_rows import (
     timed_call,
 )
 from tandem.engine.batcher import Batcher
-from tandem.engine.sequences import Engine
+from tandem.engine.engine import Engine
+from tandem.engine.model_drafter import DraftSequence
 from tandem.runners.loading import CHUNK
 from tandem.runners.protocol import Limits, PrefillRow, VerifyRow
 from tandem.runners.toy import VOCAB_SIZE, ToyRunner
@@ -30,9 +32,11 @@ from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.length import FixedLength
 from tandem.speculation.loop import speculate
 from tandem.speculation.stopping import Stopping, StopRules
-from tandem.speculation.types import Draft, ModelInfo, SamplingParams, SpeculationStats, Verdict
+from tandem.speculation.types import Draft, ModelInfo, SpeculationStats, Verdict
 from tandem.v1 import target_verifier_pb2 as pb
 
+DRAFTED_LENGTHS = (512, 4096, 16_384)
+_KNOWN = 49_152  # token ids of a real vocabulary
 SESSION_ID = "0123456789abcdef0123456789abcdef"
 
 
@@ -73,9 +77,7 @@ def serialisation_rows(k: int, count: int) -> list[Row]:
     draft = tuple(request.draft_tokens)
 
     def build() -> None:
-        pb.VerifyRequest(
-            session_id=SESSION_ID, base_length=300, last_token=12_344, draft_tokens=draft, report_margins=False
-        ).ByteSize()
+        pb.VerifyRequest(session_id=SESSION_ID, base_length=300, last_token=12_344, draft_tokens=draft).ByteSize()
 
     def take_apart() -> None:
         reply.ByteSize()
@@ -189,10 +191,33 @@ def toy_step_seconds(k: int, count: int) -> list[float]:
     return timed[:count]
 
 
+async def draft_rows(count: int) -> list[Row]:
+    """Times what a sequence of the draft model does around its steps, in which two drafts of five are accepted."""
+    rows, noise = list[Row](), random.Random(0)
+    for length in DRAFTED_LENGTHS:
+        for who, only_grows in (("fused", True), ("a drafter", False)):
+            engine = Engine(IdleRunner(replace(_limits(5), vocab_size=_KNOWN)), Batcher("benchmark"))
+            sequence = DraftSequence(engine, 0, GREEDY, _KNOWN)
+            sequence.only_grows = only_grows
+            tokens = [noise.randrange(_KNOWN) for _ in range(length)]
+            sequence.held = tokens[:-1]
+            timed: list[float] = []
+            for _ in range(count):
+                draft = [noise.randrange(_KNOWN) for _ in range(5)]
+                began = time.perf_counter()
+                await sequence.row(tokens, 5)
+                sequence.proposed(tokens, draft)
+                timed.append(time.perf_counter() - began)
+                verdict = [int(str(token)) for token in draft[:2]]  # equal, but other objects, as a reply's are
+                tokens += [*verdict, noise.randrange(_KNOWN)]
+            rows.append(direct(f"{who}, {length:,} tokens", timed, "DraftSequence.row and proposed, without the step"))
+    return rows
+
+
 class _Nothing:
     """Drafts and verifies without any work."""
 
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None: ...
+    async def open(self, prompt: Sequence[int]) -> None: ...
 
     async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
         return Draft((66,) * k), Verdict((65,), 0)
@@ -207,7 +232,7 @@ async def loop_row(k: int, count: int, stream: Any, what: str) -> Row:
     stopping = Stopping(StopRules(count + WARM_UP_ROUNDS, frozenset({1}), frozenset(), ()), stream)
     timed: list[float] = []
     last = time.perf_counter()
-    async for _ in speculate([65] * PROMPT_TOKENS, GREEDY, FixedLength(k), _Nothing(), stopping, SpeculationStats()):
+    async for _ in speculate([65] * PROMPT_TOKENS, FixedLength(k), _Nothing(), stopping, SpeculationStats()):
         now = time.perf_counter()
         timed.append(now - last)
         last = time.perf_counter()

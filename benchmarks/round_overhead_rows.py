@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.figures import quantile
-from tandem.speculation.types import SamplingParams
+from tandem.speculation.types import Request
 
 PROMPT_TOKENS = 64
 SESSION_ROUNDS = 50
 """Rounds per session, so that contexts stay short."""
 WARM_UP_ROUNDS = 20
 SEQUENCE_LENGTH = 512
-GREEDY = SamplingParams()
+GREEDY = Request()
 
 DIRECT, DIFFERENCE = "direct", "difference"
 

@@ -61,9 +61,9 @@ async def rounds_over(address: str, info: ModelInfo, count: int, k: int) -> list
     found: list[Round] = []
     try:
         while len(found) < count + WARM_UP_ROUNDS:
-            verifier = RemoteVerifier(client, SpeculationStats())
+            verifier = RemoteVerifier(client, GREEDY, SpeculationStats())
             tokens = [noise.randrange(VOCAB_SIZE) for _ in range(PROMPT_TOKENS)]
-            await verifier.open(tokens, GREEDY)
+            await verifier.open(tokens)
             for _ in range(SESSION_ROUNDS):
                 draft = tuple(noise.randrange(VOCAB_SIZE) for _ in range(k))
                 began = time.perf_counter()

@@ -95,7 +95,7 @@ def requests(prompt: str, settings: Settings) -> dict[str, GenerationRequest]:
     """The requests to compare; all greedy."""
     schema = SamplingParams(structure=Structure(StructureKind.JSON_SCHEMA, SCHEMA))
     plain = GenerationRequest(
-        prompt, max_new_tokens=settings.max_new_tokens, speculation_length=settings.speculation_length
+        text=prompt, max_new_tokens=settings.max_new_tokens, speculation_length=settings.speculation_length
     )
     return {
         "plain": plain,

@@ -21,7 +21,7 @@ from benchmarks.bars import Bar
 from benchmarks.second_pair_files import pair_in, prepare
 from tandem.comparison.measuring.config import DRAFTERS, ComparisonConfig
 from tandem.comparison.measuring.workloads import built_in_prompts
-from tandem.comparison.report.comparison_file import read_comparison
+from tandem.comparison.report.reading import read_comparison
 
 ARCHITECTURES = ("autoregressive", "distributed", "pipelined", "fused")
 RTTS_MS = (0.0, 50.0)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from types import TracebackType
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from tandem.clients.completion import Completion, Events, Prompt, chunks_of, completion_of, request_of
 from tandem.clients.repetition import Repetition
 from tandem.rpc.channel import DRAFT, FUSED, TARGET
 from tandem.rpc.credentials import Credentials
-from tandem.rpc.endpoint_pool import EndpointPool, Persistence, RetryBudget, disagreement, parse_addresses
+from tandem.rpc.endpoint_pool import EndpointPool, disagreement, parse_addresses
 from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient, which_service
+from tandem.rpc.outcomes import SILENT, Outcome
+from tandem.speculation.request import RequestOptions
+from tandem.speculation.retry import Persistence, RetryBudget
 from tandem.speculation.types import (
     Chunk,
     GenerationEnd,
@@ -25,12 +30,27 @@ from tandem.speculation.types import (
     SpeculationStats,
 )
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # which Python has from 3.11 on
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
 CONNECT_SECONDS = 10.0
 """How long a server may take to tell what it runs."""
-_LOST = ("UNAVAILABLE", "CANCELLED", "DEADLINE_EXCEEDED")
-"""The server ended, hangs, or cannot be reached: another one, or its successor, produces the same tokens."""
-_FULL_SECONDS = 0.2
-"""The pause before a full server is asked again, if it does not name one."""
+
+
+def _with_options(method: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Lists the options of a request, each by its name, where help() shows the method's arguments."""
+    own = inspect.signature(method)
+    kept = [each for each in own.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=..., annotation=kind.__forward_arg__)
+        for name, kind in inspect.get_annotations(RequestOptions).items()
+    ]
+    method.__signature__ = own.replace(parameters=[*kept, *options])  # type: ignore[attr-defined]
+    method.__doc__ = f"{inspect.getdoc(method)}\n\n{inspect.getdoc(RequestOptions)}"
+    return method
 
 
 class AsyncClient:
@@ -96,73 +116,36 @@ class AsyncClient:
                 if last:
                     raise
 
+    @_with_options
     async def generate(
         self,
         prompt: Prompt,
         sampling: SamplingParams | None = None,
         *,
-        max_new_tokens: int | None = None,
         stop: str | Sequence[str] = (),
-        chat: bool = False,
-        ignore_end_of_sequence: bool = False,
-        speculation_length: int | None = None,
-        rule: str = "agreement",
-        logprobs: int | None = None,
-        adapter: str = "",
         timeout: float | None = None,
+        **options: Unpack[RequestOptions],
     ) -> Completion:
         """Returns the whole continuation; `stream` explains the arguments. Raises TandemError, ValueError."""
-        request = request_of(
-            prompt,
-            sampling,
-            max_new_tokens,
-            stop,
-            chat=chat,
-            ignore_end_of_sequence=ignore_end_of_sequence,
-            speculation_length=speculation_length,
-            rule=rule,
-            logprobs=logprobs,
-            adapter=adapter,
-        )
+        request = request_of(prompt, sampling, stop, **options)
         return await completion_of(self.events(request, timeout))
 
+    @_with_options
     def stream(
         self,
         prompt: Prompt,
         sampling: SamplingParams | None = None,
         *,
-        max_new_tokens: int | None = None,
         stop: str | Sequence[str] = (),
-        chat: bool = False,
-        ignore_end_of_sequence: bool = False,
-        speculation_length: int | None = None,
-        rule: str = "agreement",
-        logprobs: int | None = None,
-        adapter: str = "",
         timeout: float | None = None,
+        **options: Unpack[RequestOptions],
     ) -> AsyncGenerator[Chunk, None]:
         """Yields chunks as they are committed. Closing the generator cancels the request.
 
-        `prompt`: text, or token ids. `sampling`: by default, the server's defaults. `max_new_tokens`: by default, what
-        the sequence length leaves. `stop`: a string, or several, that end the output. `chat`: puts the text into the
-        model's chat template. `ignore_end_of_sequence`: goes on past the end-of-sequence token. `speculation_length`:
-        draft tokens per round; by default, the server decides. `rule`: "agreement" or "rejection". `logprobs`: report
-        log-probabilities, and so many likeliest tokens for each token, 0 to 20. `adapter`: the name of a LoRA adapter
-        of the server (ModelInfo.adapters). `timeout`: seconds for the whole request, retries included. Raises
-        TandemError, ValueError.
+        `prompt`: text, or token ids. `sampling`: by default, the server's defaults. `stop`: a string, or several, that
+        end the output. `timeout`: seconds for the whole request, retries included. Raises TandemError, ValueError.
         """
-        request = request_of(
-            prompt,
-            sampling,
-            max_new_tokens,
-            stop,
-            chat=chat,
-            ignore_end_of_sequence=ignore_end_of_sequence,
-            speculation_length=speculation_length,
-            rule=rule,
-            logprobs=logprobs,
-            adapter=adapter,
-        )
+        request = request_of(prompt, sampling, stop, **options)
         return chunks_of(self.events(request, timeout))
 
     async def events(self, request: GenerationRequest, timeout: float | None = None) -> Events:
@@ -198,17 +181,17 @@ class AsyncClient:
 
     def _after(self, address: str, error: TandemError, budget: RetryBudget) -> tuple[float, str]:
         """Seconds to wait after a failure at `address`, and the endpoint to ask then. Raises `error` to give up."""
-        if error.code == "RESOURCE_EXHAUSTED" and error.retry_seconds is not None:
-            full = budget.full(error.retry_seconds or _FULL_SECONDS)
+        if error.outcome is Outcome.FULL and error.retry_seconds is not None:
+            full = budget.full(error.retry_seconds)
             if full is None:
                 raise error
             return full, self._pool.after(address)
         self._checked.discard(address)  # the next server there may be another one
-        if error.code == "FAILED_PRECONDITION" and error.reason == _OTHER_MODEL:
+        if error.outcome is Outcome.UNFIT and error.reason == _OTHER_MODEL:
             if not self._pool.refuse(address, error.message):
                 raise error
             return 0.0, self._pool.current
-        if error.code not in _LOST or budget.over:
+        if error.outcome not in SILENT or budget.over:
             raise error
         self._pool.failed(address, str(error))
         pause = budget.wait()

@@ -2,14 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+import inspect
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from tandem.clients.async_client import CONNECT_SECONDS, AsyncClient
+from tandem.clients.async_client import AsyncClient
 from tandem.clients.background_loop import BackgroundLoop
-from tandem.clients.completion import Completion, Prompt, chunks_of, completion_of, request_of
 from tandem.rpc.credentials import Credentials
-from tandem.speculation.types import Chunk, ModelInfo, SamplingParams, SpeculationStats
+from tandem.speculation.types import SpeculationStats
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def _waiting(
+    method: Callable[Concatenate[AsyncClient, Arguments], Coroutine[Any, Any, Result]],
+) -> Callable[Concatenate[Client, Arguments], Result]:
+    """Returns a method of Client, with the signature and docstring of AsyncClient's, that waits for its result."""
+
+    @functools.wraps(method)
+    def wait(self: Client, *args: Arguments.args, **named: Arguments.kwargs) -> Result:
+        return self._loop.run(method(self._client, *args, **named))
+
+    return wait
+
+
+def _iterating(
+    method: Callable[Concatenate[AsyncClient, Arguments], AsyncGenerator[Result, None]],
+) -> Callable[Concatenate[Client, Arguments], Iterator[Result]]:
+    """Returns a method of Client that yields what AsyncClient's yields. Leaving early cancels the request."""
+
+    @functools.wraps(method)
+    def iterate(self: Client, *args: Arguments.args, **named: Arguments.kwargs) -> Iterator[Result]:
+        return self._loop.iterate(method(self._client, *args, **named))
+
+    said = inspect.signature(method).replace(return_annotation="Iterator[Chunk]")
+    iterate.__signature__ = said  # type: ignore[attr-defined]  # for help()
+    return iterate
 
 
 class Client:
@@ -46,66 +77,6 @@ class Client:
         """Statistics of the request that completed last."""
         return self._client.last_statistics
 
-    def model_info(self, timeout: float = CONNECT_SECONDS) -> ModelInfo:
-        """Returns what the first server to answer runs. Raises TandemError."""
-        return self._loop.run(self._client.model_info(timeout))
-
-    def generate(
-        self,
-        prompt: Prompt,
-        sampling: SamplingParams | None = None,
-        *,
-        max_new_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        chat: bool = False,
-        ignore_end_of_sequence: bool = False,
-        speculation_length: int | None = None,
-        rule: str = "agreement",
-        logprobs: int | None = None,
-        adapter: str = "",
-        timeout: float | None = None,
-    ) -> Completion:
-        """Returns the whole continuation; AsyncClient.stream explains the arguments. Raises TandemError, ValueError."""
-        request = request_of(
-            prompt,
-            sampling,
-            max_new_tokens,
-            stop,
-            chat=chat,
-            ignore_end_of_sequence=ignore_end_of_sequence,
-            speculation_length=speculation_length,
-            rule=rule,
-            logprobs=logprobs,
-            adapter=adapter,
-        )
-        return self._loop.run(completion_of(self._client.events(request, timeout)))
-
-    def stream(
-        self,
-        prompt: Prompt,
-        sampling: SamplingParams | None = None,
-        *,
-        max_new_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        chat: bool = False,
-        ignore_end_of_sequence: bool = False,
-        speculation_length: int | None = None,
-        rule: str = "agreement",
-        logprobs: int | None = None,
-        adapter: str = "",
-        timeout: float | None = None,
-    ) -> Iterator[Chunk]:
-        """Yields chunks as they are committed; AsyncClient.stream explains the arguments. Leaving early cancels it."""
-        request = request_of(
-            prompt,
-            sampling,
-            max_new_tokens,
-            stop,
-            chat=chat,
-            ignore_end_of_sequence=ignore_end_of_sequence,
-            speculation_length=speculation_length,
-            rule=rule,
-            logprobs=logprobs,
-            adapter=adapter,
-        )
-        return self._loop.iterate(chunks_of(self._client.events(request, timeout)))
+    model_info = _waiting(AsyncClient.model_info)
+    generate = _waiting(AsyncClient.generate)
+    stream = _iterating(AsyncClient.stream)

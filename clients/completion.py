@@ -5,19 +5,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from tandem.speculation.request import RequestOptions, members
 from tandem.speculation.types import (
     SAMPLING_FIELDS,
     Chunk,
     FinishReason,
     GenerationEnd,
     GenerationRequest,
-    Rule,
     SamplingParams,
     SpeculationStats,
     TokenLogprobs,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # which Python has from 3.11 on
 
 Prompt: TypeAlias = str | Sequence[int]
 """Text, or token ids."""
@@ -78,29 +81,21 @@ async def chunks_of(events: Events) -> AsyncGenerator[Chunk, None]:
 def request_of(
     prompt: Prompt,
     sampling: SamplingParams | None,
-    max_new_tokens: int | None,
     stop: str | Sequence[str],
-    *,
-    chat: bool = False,
-    ignore_end_of_sequence: bool = False,
-    speculation_length: int | None = None,
-    rule: str = "agreement",
-    logprobs: int | None = None,
-    adapter: str = "",
+    deadline: float | None = None,
+    **options: Unpack[RequestOptions],
 ) -> GenerationRequest:
     """Builds a request. `sampling` None leaves every field to the server. Raises InvalidField, a ValueError."""
+    if unknown := sorted(options.keys() - RequestOptions.__annotations__):
+        raise TypeError(f"a request has no option {', '.join(unknown)}")
     text, tokens = (prompt, None) if isinstance(prompt, str) else (None, tuple(prompt))
+    given: dict[str, Any] = {**options, **members(options)}
     return GenerationRequest(
         text=text,
         token_ids=tokens,
-        chat=chat,
         sampling=sampling or SamplingParams(),
         unset_sampling=frozenset() if sampling else frozenset(SAMPLING_FIELDS),
-        max_new_tokens=max_new_tokens,
-        speculation_length=speculation_length,
         stop_strings=(stop,) if isinstance(stop, str) else tuple(stop),
-        ignore_end_of_sequence=ignore_end_of_sequence,
-        rule=Rule.named(rule),
-        logprobs=logprobs,
-        adapter=adapter,
+        deadline=deadline,
+        **given,
     )

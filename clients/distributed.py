@@ -12,22 +12,20 @@ from tandem.engine.generator import Generator
 from tandem.engine.generators import fixed_length, stop_tokens, worker_info
 from tandem.engine.model_config import ModelConfig
 from tandem.rpc.credentials import Credentials
-from tandem.rpc.endpoint_pool import Persistence
 from tandem.rpc.errors import TandemError
 from tandem.rpc.remote_verifier import RemoteVerifier
 from tandem.rpc.run_stream import RunningVerifier
-from tandem.rpc.traced_rounds import traced_bonus_drafter, traced_flights, traced_verifier
-from tandem.rpc.traced_runs import traced_run
+from tandem.rpc.traced import traced, traced_run
 from tandem.rpc.verifier_client import VerifierClient
 from tandem.rpc.verify_stream import StreamedVerifier
 from tandem.speculation.depth import Depth, Pipeline
 from tandem.speculation.drafters import BonusDrafter
-from tandem.speculation.extent import Extent
 from tandem.speculation.features import FeatureInbox, FeatureSpec
 from tandem.speculation.loop import DraftThenVerify, Rounds
 from tandem.speculation.never_waiting import NeverWaitingRounds
 from tandem.speculation.pipeline import MAX_IN_FLIGHT, PipelinedRounds
 from tandem.speculation.reach import Reach, RunMeasurements
+from tandem.speculation.retry import Persistence
 from tandem.speculation.round_statistics import RoundStatistics
 from tandem.speculation.types import GenerationRequest, ModelInfo, Rule, SpeculationStats
 from tandem.speculation.ways import ChosenRounds, WayChoice
@@ -92,13 +90,13 @@ class _RequestRounds:
     features: FeatureSpec | None = None
 
     def of(self, request: GenerationRequest, stats: SpeculationStats) -> Rounds:
-        asked = (request.report_margins, request.rule, request.deadline, request.logprobs, request.adapter)
-        inbox = FeatureInbox(self.features, self.drafting.choice.features.context) if self.features else None
-        session = RemoteVerifier(self.client, stats, *asked, inbox=inbox, extent=Extent.of(request))
+        reads = self.features if request.models_draft else None
+        inbox = FeatureInbox(reads, self.drafting.choice.features.context) if reads else None
+        session = RemoteVerifier(self.client, request.of_models, stats, inbox)
         drafter = self._drafter(request, stats, inbox)
         # Under rejection tokens depend on drafts, and a head's drafts on which features have come: it waits for them.
         if self.pipeline is Pipeline.OFF or (inbox and request.rule is Rule.REJECTION):
-            return DraftThenVerify(traced_verifier(session), drafter)
+            return DraftThenVerify(traced(session), drafter)
         pipelined = self._pipelined(session, drafter, request, stats)
         if self.pipeline is Pipeline.ON:
             return pipelined
@@ -111,29 +109,16 @@ class _RequestRounds:
                 return False
             return self.pipeline is Pipeline.NEVER_WAITING or choice.runs(now, session.opening_rtt)
 
-        return ChosenRounds(traced_verifier(session).open, runs, choice.took, pipelined, running, reach)
-
-    @property
-    def _branches(self) -> bool:
-        return self.drafting.choice.branches and self.pipeline in (Pipeline.NEVER_WAITING, Pipeline.AUTO)
+        return ChosenRounds(traced(session).open, runs, choice.took, pipelined, running, reach)
 
     def _drafter(self, request: GenerationRequest, stats: SpeculationStats, inbox: FeatureInbox | None) -> BonusDrafter:
-        drafter = self.drafting.drafter(
-            self.vocab_size,
-            request.rule,
-            stats=stats,
-            second_choices=self._branches,
-            adapter=request.adapter,
-            inbox=inbox,
-            extent=Extent.of(request),
-        )
-        return traced_bonus_drafter(drafter)
+        return traced(self.drafting.drafter(request.of_models, self.vocab_size, stats=stats, inbox=inbox), "open draft")
 
     def _pipelined(
         self, session: RemoteVerifier, drafter: BonusDrafter, request: GenerationRequest, stats: SpeculationStats
     ) -> PipelinedRounds:
         return PipelinedRounds(
-            traced_flights(StreamedVerifier(session, stats), opened=self.pipeline is not Pipeline.ON),
+            traced(StreamedVerifier(session, stats), "open" if self.pipeline is Pipeline.ON else ""),
             drafter,
             Depth(self.pipeline, MAX_IN_FLIGHT, self.measured.times),
             stats,
@@ -157,7 +142,6 @@ class _RequestRounds:
             self._most_total(request),
             max(1, self.info.max_speculation_length),
             request.max_new_tokens,
-            branches=self._branches,
         )
 
     def _most_total(self, request: GenerationRequest) -> int:

@@ -13,10 +13,10 @@ from tandem.clients.background_loop import BackgroundLoop
 from tandem.clients.completion import Completion, Events, Prompt, chunks_of, completion_of, request_of
 from tandem.engine.generator import Generator
 from tandem.rpc.credentials import Credentials
-from tandem.rpc.endpoint_pool import Persistence
 from tandem.rpc.remote_verifier import RemoteVerifier
 from tandem.rpc.verifier_client import VerifierClient
 from tandem.speculation.loop import DraftThenVerify, Rounds
+from tandem.speculation.retry import Persistence
 from tandem.speculation.stopping import NoText, TextStream
 from tandem.speculation.types import (
     Chunk,
@@ -146,16 +146,16 @@ class DraftSession:
         request = request_of(
             prompt,
             sampling,
-            max_new_tokens,
             stop,
+            max_new_tokens=max_new_tokens,
             speculation_length=self._length,
             logprobs=logprobs,
             adapter=adapter,
+            deadline=None if timeout is None else time.monotonic() + timeout,
         )
-        deadline = None if timeout is None else time.monotonic() + timeout
 
         def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
-            verifier = RemoteVerifier(self._client, stats, deadline=deadline, logprobs=logprobs, adapter=adapter)
+            verifier = RemoteVerifier(self._client, request.of_models, stats)
             return DraftThenVerify(verifier, _Drafter(self._drafter, self.target.vocab_size))
 
         return Generator(self.target, _Tokenizer(self._tokenizer, self.target), rounds).generate(request)
@@ -167,7 +167,7 @@ class _Drafter:
     def __init__(self, drafter: OwnDrafter, vocab_size: int) -> None:
         self._drafter, self._vocab_size = drafter, vocab_size
 
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+    async def open(self, prompt: Sequence[int]) -> None:
         """Does nothing: each proposal is given all tokens."""
 
     async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tandem.checkpoints.tokenizers import HuggingFaceTokenizer, Tokenizer
+from tandem.checkpoints.tokenizers import HuggingFaceTokenizer
+from tandem.checkpoints.tokenizers import Tokenizer as Tokenizer
 from tandem.runners.backends import backend_named
 
 

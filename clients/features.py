@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from tandem.engine.drafting import Drafting
-from tandem.runners.features import TakesFeatures
+from tandem.runners.capabilities import FeaturesIn
 from tandem.speculation.features import FeatureSpec
 from tandem.speculation.types import ModelInfo
 
@@ -31,7 +31,7 @@ def with_features(drafting: Drafting, target: ModelInfo, address: str) -> tuple[
     return drafting, FeatureSpec(head.layers, target.feature_size, drafting.choice.features.format)
 
 
-def _check_fits(drafting: Drafting, head: TakesFeatures, target: ModelInfo, address: str) -> None:
+def _check_fits(drafting: Drafting, head: FeaturesIn, target: ModelInfo, address: str) -> None:
     """Raises ValueError unless the head was made for the target."""
     where = f"the target at {address}"
     if lacking := [str(layer) for layer in head.layers if layer not in target.feature_layers]:

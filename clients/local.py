@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+from tandem.clients.completion import Events
 from tandem.clients.distributed import open_distributed
-from tandem.clients.terminal import ClientConfig, Events, run_prompts
+from tandem.clients.terminal import ClientConfig, run_prompts
 from tandem.engine.batcher import Batcher
 from tandem.engine.generators import plain_generator
 from tandem.engine.loading import load, load_adapters
 from tandem.engine.model_config import ModelConfig
-from tandem.rpc.endpoint_pool import Persistence
 from tandem.speculation.depth import Pipeline
+from tandem.speculation.retry import Persistence
 from tandem.speculation.types import GenerationRequest
 
 

@@ -57,6 +57,7 @@ class Profile:
             "max_in_flight": stats.max_in_flight,
             "mean_draft_length": stats.drafted / stats.rounds if stats.rounds else None,
             "rounds_by_length": stats.rounds_by_length,
+            "acceptance_histogram": stats.acceptance_histogram,
         }
         self._rows.append(row | asdict(stats))
 

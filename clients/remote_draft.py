@@ -9,10 +9,11 @@ from tandem.rpc.credentials import Credentials
 from tandem.rpc.errors import TandemError
 from tandem.rpc.propose_stream import StreamedDrafts
 from tandem.rpc.remote_drafter import DraftClient, RemoteDrafter
-from tandem.rpc.traced_rounds import traced_drafter
+from tandem.rpc.traced import traced
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.drafters import Drafter
 from tandem.speculation.fallible import FallibleDrafter
+from tandem.speculation.never_waiting import DraftsElsewhere
 from tandem.speculation.step_times import MeasuredTimes
 from tandem.speculation.types import GenerationRequest, SpeculationStats
 
@@ -41,10 +42,10 @@ async def open_remote_draft(
         raise
 
     def drafter(request: GenerationRequest, stats: SpeculationStats, times: MeasuredTimes) -> Drafter:
-        remote = RemoteDrafter(client, target.runner.limits.vocab_size, stats, request.rule, request.deadline, times)
-        return FallibleDrafter(traced_drafter(remote), client.health, stats=stats)
+        remote = RemoteDrafter(client, request.of_models, target.runner.limits.vocab_size, stats, times)
+        return FallibleDrafter(traced(remote, "open draft"), client.health, stats=stats)
 
-    def elsewhere(request: GenerationRequest, stats: SpeculationStats) -> StreamedDrafts:
-        return StreamedDrafts(client, target.runner.limits.vocab_size, stats, request.deadline)
+    def elsewhere(request: GenerationRequest, stats: SpeculationStats) -> DraftsElsewhere:
+        return StreamedDrafts(client, request.of_models, target.runner.limits.vocab_size, stats).run
 
     return drafted_generator(target, default_k, f"remote:{name}", drafter, pipeline, elsewhere), client

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -15,32 +17,35 @@ import grpc
 from tandem.clients.page_wire import Corrupt, layout_from_wire, layout_to_wire, run_from_wire
 from tandem.engine.page_copies import PageLayout, PageRun
 from tandem.engine.prefill_elsewhere import MIN_TOKENS
+from tandem.engine.prefill_pace import SLOWER, Pace
 from tandem.engine.transfers import PrefillFailed, Wanted
 from tandem.rpc.channel import open_channel
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.endpoint_pool import parse_addresses
 from tandem.rpc.errors import TandemError, from_rpc
+from tandem.rpc.outcomes import Outcome
 from tandem.rpc.request_context import Attributes, Request, current, current_span, new_id, outgoing
+from tandem.rpc.wire_checks import MOST_NAME
 from tandem.runners.pages import PAGE
+from tandem.speculation.retry import doubled
 from tandem.v1 import prefill_worker_pb2 as pb
 from tandem.v1.prefill_worker_pb2_grpc import PrefillWorkerStub
 
 log = logging.getLogger("tandem.prefill")
 
 SECONDS = 5.0
+_SPARE = 0.2
+"""Total delay that a transfer may have, as a share of the time limit for the next pages."""
 _REST_FIRST, _REST_LONGEST = 0.5, 30.0
 _MESSAGE_BYTES = 4 * 2**20
 _REASONS = {
-    "UNAVAILABLE": "unavailable",
-    "CANCELLED": "unavailable",
-    "DEADLINE_EXCEEDED": "late",
-    "RESOURCE_EXHAUSTED": "busy",
-    "FAILED_PRECONDITION": "mismatch",
-    "INVALID_ARGUMENT": "refused",
-    "OUT_OF_RANGE": "refused",
-    "UNAUTHENTICATED": "refused",
-    "PERMISSION_DENIED": "refused",
-    "UNIMPLEMENTED": "refused",
+    Outcome.GONE: "unavailable",
+    Outcome.LATE: "late",
+    Outcome.FULL: "busy",
+    Outcome.UNFIT: "mismatch",
+    Outcome.REFUSED: "refused",
+    Outcome.DENIED: "refused",
+    Outcome.NOT_OFFERED: "refused",
 }
 _AT_ONCE = ("busy", "mismatch", "unavailable")
 """Failures that cost no time, after which another worker is asked, if nothing has come yet."""
@@ -79,18 +84,19 @@ class PrefillEndpoint:
         credentials: Credentials | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.address, self._layout, self._seconds, self._clock = address, layout, seconds, clock
+        self.address, self._layout, self._seconds, self.clock = address, layout, seconds, clock
         most = max(_MESSAGE_BYTES, layout.page_bytes + 2**16)
         # A name may stand for many workers: calls go to them in turn.
         options = (("grpc.max_receive_message_length", most), ("grpc.lb_policy_name", "round_robin"))
         self._channel = open_channel(address, credentials, options)
         self._stub: Any = PrefillWorkerStub(self._channel)
+        self._thread = ThreadPoolExecutor(1, "pages")
         self.running = 0
-        self._failures, self._rests_until, self._said = 0, 0.0, ""
+        self.failures, self.rests_until, self._said = 0, 0.0, ""
 
     @property
     def resting(self) -> bool:
-        return self._clock() < self._rests_until
+        return self.clock() < self.rests_until
 
     async def check(self) -> None:
         """Asks for the worker's layout, and rests if it is not ours. Raises PrefillFailed."""
@@ -98,9 +104,9 @@ class PrefillEndpoint:
             reply = await self._stub.GetModelInfo(pb.PrefillWorkerGetModelInfoRequest(), timeout=self._seconds)
             self._same(reply.layout)
         except grpc.RpcError as error:
-            raise self._failed(_from_call(from_rpc(error))) from None
+            raise self.failed(_from_call(from_rpc(error))) from None
         except PrefillFailed as error:
-            raise self._failed(error) from None
+            raise self.failed(error) from None
 
     async def pages(self, wanted: Wanted) -> AsyncGenerator[PageRun, None]:
         """Yields the wanted pages, checked. Raises PrefillFailed."""
@@ -115,10 +121,10 @@ class PrefillEndpoint:
             async with contextlib.aclosing(self._received(wanted, metadata)) as runs:
                 async for run in runs:
                     yield run
-            self._failures, self._said = 0, ""
+            self.failures, self._said = 0, ""
         except PrefillFailed as failed:
             error = failed.reason
-            raise self._failed(failed) from None
+            raise self.failed(failed) from None
         finally:
             self.running -= 1
             if span:
@@ -131,12 +137,17 @@ class PrefillEndpoint:
             if header.WhichOneof("event") != "header":
                 raise PrefillFailed("corrupt", "the answer has no header")
             self._same(header.header.layout)
+            if len(header.header.instance) > MOST_NAME:
+                raise Corrupt(f"a name of {len(header.header.instance)} characters")
             at, end = wanted.first, len(wanted.tokens) // self._layout.page_tokens
-            while (reply := await self._next(call)).WhichOneof("event") == "pages":
+            pace = Pace(wanted.in_place, _SPARE * self._seconds)
+            while (reply := await self._next(call, pace)).WhichOneof("event") == "pages":
                 # Checksums of 1 MiB take half a millisecond; other threads run meanwhile.
-                run = await asyncio.to_thread(run_from_wire, reply.pages, at, self._layout.page_bytes, end - at)
+                asked = reply.pages, at, self._layout.page_bytes, end - at
+                run = await asyncio.get_running_loop().run_in_executor(self._thread, run_from_wire, *asked)
                 at = run.end
-                yield run
+                pace.came(len(run.pages), self.clock())
+                yield replace(run, source=f"{self.address} {header.header.instance}")
             if reply.WhichOneof("event") != "end" or at < end:
                 raise PrefillFailed("cut", f"the pages ended at {at} of {end}")
         except Corrupt as error:
@@ -146,11 +157,14 @@ class PrefillEndpoint:
         finally:
             call.cancel()
 
-    async def _next(self, call: Any) -> pb.PrefillResponse:
+    async def _next(self, call: Any, pace: Pace | None = None) -> pb.PrefillResponse:
         """Returns the next message. Raises PrefillFailed if it takes too long, or there is none."""
+        left = pace.left(self.clock()) if pace else math.inf
         reading: asyncio.Task[Any] = asyncio.ensure_future(call.read())
         try:
-            await asyncio.wait({reading}, timeout=self._seconds)
+            await asyncio.wait({reading}, timeout=max(0.0, min(left, self._seconds)))
+            if not reading.done() and left < self._seconds:
+                raise PrefillFailed("slow", f"its pages take more than {SLOWER:g} times as long as here")
             if not reading.done():
                 raise PrefillFailed("late", f"nothing came for {self._seconds:g} s")
             reply = reading.result()
@@ -166,11 +180,13 @@ class PrefillEndpoint:
         if difference:
             raise PrefillFailed("mismatch", f"its pages are not those of this model: {difference}")
 
-    def _failed(self, error: PrefillFailed) -> PrefillFailed:
+    def failed(self, error: PrefillFailed) -> PrefillFailed:
         """Lets the worker rest if the failure is its own, and logs each kind of failure once."""
         if error.reason not in _HEALTHY:
-            self._rests_until = self._clock() + min(_REST_LONGEST, _REST_FIRST * 2.0 ** min(self._failures, 10))
-            self._failures += 1
+            wrong = error.reason == "wrong"
+            rest = _REST_LONGEST if wrong else doubled(_REST_FIRST, _REST_LONGEST, self.failures)
+            self.rests_until = self.clock() + rest
+            self.failures += 1
         if error.reason != self._said and error.reason != "busy":
             self._said = error.reason
             log.warning("prefill at %s: %s: %s; prompts are processed here", self.address, error.reason, error)
@@ -215,6 +231,11 @@ class PrefillClient:
                     break
         raise error
 
+    def found_wrong(self, source: str, error: PrefillFailed) -> None:
+        for endpoint in self.endpoints:
+            if source.startswith(f"{endpoint.address} "):
+                endpoint.failed(error)
+
     async def close(self) -> None:
         await asyncio.gather(*(endpoint.close() for endpoint in self.endpoints))
 
@@ -230,4 +251,4 @@ def _request(wanted: Wanted, layout: PageLayout) -> pb.PrefillRequest:
 
 
 def _from_call(error: TandemError) -> PrefillFailed:
-    return PrefillFailed(_REASONS.get(error.code, "failed"), f"{error.code} {error.message}")
+    return PrefillFailed(_REASONS.get(error.outcome, "failed"), f"{error.code} {error.message}")

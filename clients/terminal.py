@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+from tandem.clients.completion import Events
 from tandem.clients.profile import Profile
 from tandem.rpc.channel import DRAFT, FUSED, TARGET
 from tandem.rpc.credentials import Credentials
@@ -17,7 +18,6 @@ from tandem.rpc.request_context import Request, begin, current, new_id
 from tandem.rpc.tracing import Tracing, open_tracing
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, TokenLogprobs
 
-Events = AsyncGenerator[Chunk | GenerationEnd, None]
 Generate = Callable[[GenerationRequest], Events]
 
 MAX_AT_ONCE = 64  # concurrent prompts, because a server's queue is limited

@@ -1,4 +1,4 @@
-"""Maps domain errors to gRPC statuses, and applies the mapping in an interceptor."""
+"""Maps domain errors to gRPC statuses, and applies the mapping around every call."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import traceback
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
@@ -17,15 +17,17 @@ from grpc_status import rpc_status
 
 from tandem.engine.adapters import AdapterExists, AdapterInUse
 from tandem.engine.batcher import DeviceLost, StepHung
+from tandem.engine.fair_turns import TooManyWaiting
 from tandem.engine.slots import NoFreeSlot
 from tandem.rpc.errors import TandemError
+from tandem.rpc.outcomes import Outcome, outcome_of
 from tandem.rpc.printable import printable
 from tandem.rpc.request_context import current
 from tandem.runners.protocol import RowFailed
+from tandem.services.duplex import StreamIdle
+from tandem.services.layers import Call, Layer
 from tandem.services.security.limits import LimitReached
 from tandem.services.sessions.table import SessionConflict, SessionExpired, SessionNotFound
-from tandem.services.verify_stream import StreamIdle
-from tandem.services.wrapping import OURS, Refused, wrapped
 from tandem.speculation.pipeline import OutOfStep
 from tandem.speculation.types import InvalidField, TooLong
 from tandem.v1 import generation_pb2
@@ -88,6 +90,7 @@ _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
     (DecodeError, code_pb2.INVALID_ARGUMENT, "NOT_A_MESSAGE"),
     (TooLong, code_pb2.OUT_OF_RANGE, "SEQUENCE_TOO_LONG"),
     (QueueFull, code_pb2.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
+    (TooManyWaiting, code_pb2.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
     (NoFreeSlot, code_pb2.RESOURCE_EXHAUSTED, "NO_SLOT"),
     (LimitReached, code_pb2.RESOURCE_EXHAUSTED, "IDENTITY_LIMIT"),
     (SessionExpired, code_pb2.NOT_FOUND, "SESSION_EXPIRED"),
@@ -107,25 +110,22 @@ _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
 )
 
 
-# Another server's refusal of our credentials says nothing about the caller's, so it must not be passed on as such.
-_OURS = {"UNAUTHENTICATED", "PERMISSION_DENIED"}
-
-
 def to_status(error: Exception, log_prompts: bool = False) -> status_pb2.Status:
     """Builds a google.rpc.Status with ErrorInfo and, where they apply, BadRequest, RetryInfo or PartialGeneration."""
     if isinstance(error, Interrupted):
         status = to_status(error.cause, log_prompts)
         status.details.append(_packed(_partial(error.produced)))
         return status
-    if isinstance(error, TandemError) and error.code in _OURS:
+    if isinstance(error, TandemError) and error.outcome is Outcome.DENIED:  # our credentials, not the caller's
         return _status(code_pb2.INTERNAL, f"another server refused this server's call: {error}")
     if isinstance(error, TandemError):  # from another server, passed on
         details = [_info(error.reason)] if error.reason else []
+        details += [_violation(error.field, error.message)] if error.field else []
         details += [_retry(error.retry_seconds)] if error.retry_seconds else []
         return _status(code_pb2.Code.Value(error.code), error.message, details)
     for kind, code, reason in _TABLE:
         if isinstance(error, kind):
-            return _status(code, str(error), _details(error, reason))
+            return _status(code, str(error), _details(error, code, reason))
     if log_prompts:
         log.error("unexpected error", exc_info=error)
     else:  # its message may quote the request
@@ -148,14 +148,18 @@ def _info(reason: str) -> Any:
     return error_details_pb2.ErrorInfo(reason=printable(reason, MAX_REASON), domain=DOMAIN)
 
 
-def _details(error: Exception, reason: str) -> list[Any]:
+def _details(error: Exception, code: int, reason: str) -> list[Any]:
     messages: list[Any] = [_info(reason)]
     if isinstance(error, InvalidField):
-        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=printable(str(error)))
-        messages.append(error_details_pb2.BadRequest(field_violations=[violation]))
-    if isinstance(error, (NoFreeSlot, LimitReached)):
+        messages.append(_violation(error.field, str(error)))
+    if outcome_of(code_pb2.Code.Name(code)) is Outcome.FULL:
         messages.append(_retry(RETRY_SECONDS))
     return messages
+
+
+def _violation(field: str, description: str) -> error_details_pb2.BadRequest:
+    violation = error_details_pb2.BadRequest.FieldViolation(field=printable(field), description=printable(description))
+    return error_details_pb2.BadRequest(field_violations=[violation])
 
 
 def _retry(seconds: float) -> error_details_pb2.RetryInfo:
@@ -185,54 +189,20 @@ async def abort(context: grpc.aio.ServicerContext, error: Exception, log_prompts
         raise asyncio.CancelledError from gone
 
 
-class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Turns exceptions of Tandem methods into statuses. Other services are left alone."""
+class ErrorLayer(Layer):
+    """Turns exceptions into statuses."""
 
     def __init__(self, log_prompts: bool = False) -> None:
         self._log_prompts = log_prompts
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler:
-        handler = await continuation(handler_call_details)
-        if handler is None or not handler_call_details.method.startswith(OURS):
-            return handler
-        return wrapped(
-            handler,
-            lambda method: _guard_unary(method, self._log_prompts),
-            lambda method: _guard_stream(method, self._log_prompts),
-        )
+    def covers(self, path: str) -> bool:
+        return True
 
-
-def _guard_unary(method: Callable[..., Awaitable[Any]], log_prompts: bool) -> Callable[..., Awaitable[Any]]:
-    async def guarded(request: Any, context: grpc.aio.ServicerContext) -> Any:
+    @contextlib.asynccontextmanager
+    async def around(self, call: Call) -> AsyncIterator[None]:
         try:
-            if isinstance(request, Refused):
-                raise request.error
-            return await method(request, context)
+            yield
         except (grpc.aio.AbortError, asyncio.CancelledError):
             raise
         except Exception as error:
-            await abort(context, error, log_prompts)
-
-    return guarded
-
-
-def _guard_stream(
-    method: Callable[..., AsyncGenerator[Any, None]], log_prompts: bool
-) -> Callable[..., AsyncGenerator[Any, None]]:
-    async def guarded(request: Any, context: grpc.aio.ServicerContext) -> AsyncGenerator[Any, None]:
-        try:
-            if isinstance(request, Refused):
-                raise request.error
-            async with contextlib.aclosing(method(request, context)) as replies:
-                async for reply in replies:
-                    yield reply
-        except (grpc.aio.AbortError, asyncio.CancelledError):
-            raise
-        except Exception as error:
-            await abort(context, error, log_prompts)
-
-    return guarded
+            await abort(call.context, error, self._log_prompts)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tandem.engine.generator import Generator
 from tandem.engine.slots import reserved_places
@@ -19,29 +19,16 @@ from tandem.services.lifecycle import Lifecycle
 from tandem.services.load import TokenRate
 from tandem.services.security.call_limits import origin
 from tandem.services.security.identity import caller
-from tandem.services.security.limits import Running, ServerLimits
+from tandem.services.security.limits import Running, ServerLimits, UnderWay
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, SpeculationStats
 
+if TYPE_CHECKING:  # metrics are a library that need not be installed
+    from tandem.services.observability.generation_metrics import WatchedRequest
+
 Observe = Callable[[GenerationRequest, GenerationEnd, float], None]
-
-
-class Watcher(Protocol):
-    """Observes one request."""
-
-    def chunk(self, chunk: Chunk) -> None:
-        """Called when a round has committed tokens. The statistics already include the round."""
-
-    def ended(self, end: GenerationEnd | BaseException) -> None:
-        """Called last, however the request ended."""
-
-
-Watch = Callable[[SpeculationStats], Watcher]
-
-
-class _Events(asyncio.Queue[Chunk | GenerationEnd | BaseException]):
-    """Events of a generation that its client has not read. `ended`: when the generation ended (time.monotonic)."""
-
-    ended: float | None = None
+Event: TypeAlias = Chunk | GenerationEnd
+Put = Callable[[Event | Exception], None]
+Watch = Callable[[SpeculationStats], "WatchedRequest"]
 
 
 class GenerateMethod:
@@ -66,89 +53,52 @@ class GenerateMethod:
     ) -> None:
         self.generator, self.lifecycle, self.limits = generator, lifecycle, limits or ServerLimits()
         self.produced = TokenRate()
-        self._reply_type, self._observe, self._queue, self._watch = reply_type, observe, queue, watch
+        self._reply_type, self._observe, self.queue, self._watch = reply_type, observe, queue, watch
         self._running = Running(self.limits)
-        self._under_way: Counter[str] = Counter()
+        self._under_way = UnderWay()
 
     @property
     def under_way(self) -> int:
         """The number of requests that run or wait."""
-        return self._under_way.total()
+        return len(self._under_way)
 
     async def stream(self, message: Any, seconds: float | None = None) -> AsyncGenerator[Any, None]:
         """Yields the replies. `seconds`: time until the caller's deadline. Raises Interrupted on a failure midway."""
         self.limits.check_generation(message.generation, self.generator.info.max_sequence_length)
         request = wire.generation_from_wire(message.generation)
-        async with contextlib.aclosing(self.events(request, seconds)) as events:
+        async with contextlib.aclosing(Generations(self, [request], seconds).events()) as events:
             unnamed = request.adapter
-            async for event in events:
+            async for _, event in events:
                 reply = self._reply(event)
                 if unnamed and isinstance(event, Chunk):
                     reply.chunk.adapter, unnamed = unnamed, ""
                 yield reply
 
-    async def events(
-        self, request: GenerationRequest, seconds: float | None = None
-    ) -> AsyncGenerator[Chunk | GenerationEnd, None]:
-        """Like `stream`, for a request that was read and checked."""
-        if seconds is not None:
-            request = replace(request, deadline=time.monotonic() + seconds)
-        with self.lifecycle.work():
-            events = _Events(self.generator.info.max_sequence_length + 2)
-            task = self._started(request, events)
-            try:
-                while True:
-                    event = await events.get()
-                    if isinstance(event, BaseException):
-                        raise event
-                    yield event
-                    if isinstance(event, GenerationEnd):
-                        return
-                    self._check_read(events)
-            finally:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-
-    def _started(self, request: GenerationRequest, events: _Events) -> asyncio.Task[None]:
-        """Starts the generation, which counts against the limits until it ends. Raises LimitReached and QueueFull."""
+    def start(self, request: GenerationRequest, put: Put) -> asyncio.Task[None]:
+        """Starts a generation, which counts against the limits until it ends. Raises LimitReached and QueueFull."""
         with contextlib.ExitStack() as places:
             places.enter_context(self._running.one(caller()))
             places.enter_context(self._place(origin()))
-            task = asyncio.create_task(self._produce(request, events), name="generate")
+            task = asyncio.create_task(self._produce(request, put), name="generate")
             task.add_done_callback(partial(_leave, places.pop_all()))
         return task
 
-    @contextlib.contextmanager
-    def _place(self, who: str) -> Iterator[None]:
+    def _place(self, who: str) -> AbstractContextManager[None]:
+        """Returns a place that is taken while the result is entered. Raises QueueFull."""
         slots, under_way = self.generator.info.kv_slots, self.under_way
-        if self._queue is not None:
-            reserved = 0 if self._under_way[who] else reserved_places(self._queue)
-            if under_way >= slots + self._queue + reserved:
-                raise QueueFull(f"{under_way} requests are under way: {slots} slots and a queue of {self._queue}")
-        self._under_way[who] += 1
-        try:
-            yield
-        finally:
-            self._under_way[who] -= 1
-            if not self._under_way[who]:
-                del self._under_way[who]
+        if self.queue is not None:
+            reserved = 0 if self._under_way.of(who) else reserved_places(self.queue)
+            if under_way >= slots + self.queue + reserved:
+                raise QueueFull(f"{under_way} requests are under way: {slots} slots and a queue of {self.queue}")
+        return self._under_way.one(who)
 
-    def _check_read(self, events: _Events) -> None:
-        """Raises NotRead if the client reads too slowly after the generation has ended.
-
-        TransportInterceptor handles clients that stop reading completely.
-        """
-        seconds = self.limits.unread_seconds
-        if events.ended is not None and time.monotonic() - events.ended > seconds:
-            raise NotRead(f"the rest of the output was not read within {seconds:g} s")
-
-    async def _produce(self, request: GenerationRequest, events: _Events) -> None:
+    async def _produce(self, request: GenerationRequest, put: Put) -> None:
         started, produced, stats = time.perf_counter(), list[int](), SpeculationStats()
         watcher = self._watch(stats) if self._watch else None
         try:
             async with contextlib.aclosing(self.generator.generate(request, stats)) as generated:
                 async for event in generated:
-                    events.put_nowait(event)
+                    put(event)
                     if isinstance(event, Chunk):
                         produced += event.token_ids
                         self.produced.add(len(event.token_ids))
@@ -160,20 +110,76 @@ class GenerateMethod:
                     if watcher:
                         watcher.ended(event)
         except Exception as error:
-            events.put_nowait(Interrupted(error, tuple(produced)) if produced else error)
+            put(Interrupted(error, tuple(produced)) if produced else error)
             if watcher:
                 watcher.ended(error)
         except asyncio.CancelledError as left:
             if watcher:
                 watcher.ended(left)
             raise
-        finally:
-            events.ended = time.monotonic()
 
-    def _reply(self, event: Chunk | GenerationEnd) -> Any:
+    def _reply(self, event: Event) -> Any:
         if isinstance(event, GenerationEnd):
             return self._reply_type(completion=wire.completion_to_wire(event))
         return self._reply_type(chunk=wire.chunk_to_wire(event))
+
+
+class Generations:
+    """The generations of one call, side by side, as one stream of (index, event) through one queue.
+
+    `seconds`: time until the caller's deadline. After `abort`, the stream ends.
+    """
+
+    def __init__(self, method: GenerateMethod, requests: Sequence[GenerationRequest], seconds: float | None) -> None:
+        deadline = None if seconds is None else time.monotonic() + seconds
+        self._method = method
+        self._requests = requests if deadline is None else [replace(each, deadline=deadline) for each in requests]
+        self._events: asyncio.Queue[tuple[int, Event | Exception] | None] = asyncio.Queue()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._producing, self._ended = len(requests), 0.0
+
+    async def events(self) -> AsyncGenerator[tuple[int, Event], None]:
+        """Yields what the generations make, until all have ended. If one fails, ends the others and raises that."""
+        unread = len(self._requests)
+        with contextlib.ExitStack() as works:
+            try:
+                for index, request in enumerate(self._requests):
+                    works.enter_context(self._method.lifecycle.work())
+                    self._tasks.append(self._method.start(request, partial(self._put, index)))
+                while unread and (item := await self._events.get()) is not None:
+                    index, event = item
+                    if isinstance(event, Exception):
+                        raise event
+                    yield index, event
+                    unread -= isinstance(event, GenerationEnd)
+                    if unread:
+                        self._check_read()
+            finally:
+                self._cancel()
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def abort(self) -> None:
+        """Cancels the generations and frees their slots before the next step begins."""
+        self._cancel()
+        self._events.put_nowait(None)
+
+    def _cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    def _put(self, index: int, event: Event | Exception) -> None:
+        self._events.put_nowait((index, event))
+        if not isinstance(event, Chunk):
+            self._producing, self._ended = self._producing - 1, time.monotonic()
+
+    def _check_read(self) -> None:
+        """Raises NotRead if the client reads too slowly after all generations have ended.
+
+        The transport (call_limits.py) handles clients that stop reading completely.
+        """
+        seconds = self._method.limits.unread_seconds
+        if not self._producing and time.monotonic() - self._ended > seconds:
+            raise NotRead(f"the rest of the output was not read within {seconds:g} s")
 
 
 def _leave(places: contextlib.ExitStack, task: asyncio.Task[None]) -> None:

@@ -7,14 +7,14 @@ from functools import partial
 
 from tandem.engine.follower import run_follower
 from tandem.engine.rank_processes import RankProcesses, rank_processes
+from tandem.services.layers import Layer
 from tandem.services.lifecycle import Lifecycle
-from tandem.services.observability.calls import CallInterceptor
 from tandem.services.role_config import RoleConfig
 from tandem.services.roles import ROLES, ServerParts, ServerRole
 from tandem.services.server import HostedService, ServeConfig, serve
 
 Build = Callable[[], Awaitable[HostedService]]
-Host = Callable[[ServeConfig, Lifecycle, Build, Sequence[CallInterceptor]], Awaitable[int]]
+Host = Callable[[ServeConfig, Lifecycle, Build, Sequence[Layer]], Awaitable[int]]
 """Serves what `Build` returns, to an exit code: our own gRPC server, or Ray Serve (tandem/ray_serve/replica.py)."""
 
 
@@ -31,7 +31,7 @@ async def run_role(name: str, config: RoleConfig, host: Host = serve) -> int:
 
 async def _run(role: ServerRole, config: RoleConfig, host: Host, others: RankProcesses) -> int:
     parts = ServerParts(role, config, others)
-    serving = host(config.serve, parts.lifecycle, partial(role.build, parts), [parts.observability.interceptor])
+    serving = host(config.serve, parts.lifecycle, partial(role.build, parts), [parts.observability.layer])
     code = await parts.observability.during(serving)
     parts.profile.write()
     stuck = parts.batcher.stuck

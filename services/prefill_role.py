@@ -8,12 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tandem.clients.remote_prefill import PrefillClient
+from tandem.engine.engine import Engine
 from tandem.engine.generators import target_info
 from tandem.engine.loading import close, load, load_adapters
 from tandem.engine.page_copies import PageCopies
 from tandem.engine.prefill_elsewhere import PrefillElsewhere
 from tandem.engine.prefill_pages import PrefillPages
-from tandem.engine.sequences import Engine
+from tandem.services.observability.prefill_metrics import watch_prefill, watch_prefill_pages
 from tandem.services.prefill_worker import PrefillWorkerService
 from tandem.services.server import HostedService
 from tandem.v1.prefill_worker_pb2_grpc import add_PrefillWorkerServicer_to_server
@@ -34,7 +35,8 @@ async def prefill(parts: ServerParts) -> HostedService:
     parts.observability.loaded(info)
     await parts.share_prefixes(target=loaded.engine)
     parts.observability.watch_parts(parts.lifecycle, parts.batcher, {"target": loaded.engine.slots})
-    parts.observability.watch_prefill_pages(pages)
+    if metrics := parts.observability.metrics:
+        watch_prefill_pages(metrics.states, pages)
     queue = config.prefill_queue
     service = PrefillWorkerService(info, pages, loaded.engine.adapters, parts.lifecycle, parts.limits, queue)
     log.info(
@@ -62,7 +64,9 @@ async def prefill_elsewhere(parts: ServerParts, engine: Engine) -> list[Callable
     copies = await PageCopies.of(engine.runner, parts.batcher)
     client = PrefillClient(config, copies.layout, parts.config.credentials)
     engine.elsewhere = PrefillElsewhere(engine, client, copies, config.min_tokens)
+    await engine.elsewhere.measure()
     await client.check()
-    parts.observability.watch_prefill(engine.elsewhere)
+    if metrics := parts.observability.metrics:
+        watch_prefill(metrics.states, engine.elsewhere)
     log.info("prompts of %d tokens and more are computed at %s", config.min_tokens, config.addresses)
     return [engine.elsewhere.close]

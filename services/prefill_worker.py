@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import uuid
 from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
@@ -19,7 +21,7 @@ from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.identity import caller
 from tandem.services.security.limits import Running, ServerLimits
 from tandem.services.security.names import check_name
-from tandem.speculation.types import InvalidField, ModelInfo, TooLong
+from tandem.speculation.types import InvalidField, ModelInfo, Request, TooLong
 from tandem.v1 import prefill_worker_pb2 as pb
 from tandem.v1 import prefill_worker_pb2_grpc
 
@@ -40,6 +42,8 @@ class PrefillWorkerService(prefill_worker_pb2_grpc.PrefillWorkerServicer):
     ) -> None:
         self._info, self._pages, self._adapters, self._lifecycle = info, pages, adapters, lifecycle
         self._running, self._queue = Running(limits or ServerLimits()), queue
+        self._instance = uuid.uuid4().hex
+        self._thread = ThreadPoolExecutor(1, "pages")
 
     async def GetModelInfo(
         self, request: pb.PrefillWorkerGetModelInfoRequest, context: grpc.aio.ServicerContext
@@ -51,17 +55,19 @@ class PrefillWorkerService(prefill_worker_pb2_grpc.PrefillWorkerServicer):
         self, request: pb.PrefillRequest, context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[pb.PrefillResponse, None]:
         self._check(request)
+        loop = asyncio.get_running_loop()
         tokens, costs, sent = tuple(request.token_ids), PrefillCosts(), 0
         with self._lifecycle.work(), self._running.one(caller()):
             if self._lifecycle.running > self._info.kv_slots + self._queue:
                 raise QueueFull(f"{self._info.kv_slots} slots are taken and {self._queue} prompts wait")
             asked = len(tokens) // PAGE - request.first_page
-            header = pb.PrefillHeader(layout=layout_to_wire(self._pages.layout), pages=asked)
+            header = pb.PrefillHeader(layout=layout_to_wire(self._pages.layout), pages=asked, instance=self._instance)
             yield pb.PrefillResponse(header=header)
-            async with contextlib.aclosing(self._pages.of(tokens, request.first_page, request.adapter, costs)) as runs:
+            wanted = Request(adapter=request.adapter)
+            async with contextlib.aclosing(self._pages.of(tokens, request.first_page, wanted, costs)) as runs:
                 async for run in runs:
                     sent += len(run.pages)
-                    yield pb.PrefillResponse(pages=await asyncio.to_thread(run_to_wire, run))
+                    yield pb.PrefillResponse(pages=await loop.run_in_executor(self._thread, run_to_wire, run))
             end = pb.PrefillEnd(
                 pages=sent,
                 cached_tokens=costs.cached,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tandem.clients.remote_prefill import PrefillConfig
 from tandem.engine.generator import RequestDefaults
@@ -11,17 +11,15 @@ from tandem.engine.prefix_cache import PrefixSharing
 from tandem.engine.slots import MAX_WAITING
 from tandem.engine.step_watch import StepBound
 from tandem.rpc.credentials import Credentials
-from tandem.rpc.remote_drafter import PROPOSE_SECONDS
 from tandem.services.adapter_admin import AdapterAdminConfig
 from tandem.services.observability.setup import ObservabilityConfig
-from tandem.services.prefill_worker import QUEUE
 from tandem.services.server import ServeConfig
 from tandem.speculation.depth import Pipeline
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoleConfig:
-    """Configuration of a server role, validated once.
+    """Configuration of a server role, validated once. The defaults are those of the options (tandem/cli/flags.py).
 
     `draft_address`: the DraftWorker that drafts for a target, each draft within `draft_seconds`. `target_address` None:
     the DraftWorker has no target and only proposes. `credentials` are used to call either. `pipeline`: whether
@@ -36,24 +34,24 @@ class RoleConfig:
 
     serve: ServeConfig
     models: ModelConfig
-    target_address: str | None = "127.0.0.1:50051"
-    draft_address: str | None = None
-    draft_seconds: float = PROPOSE_SECONDS
-    connect_seconds: float = 120.0
-    lease_seconds: float = 60.0
-    profile: bool = False
-    pipeline: Pipeline = Pipeline.AUTO
-    observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
-    reconnect_seconds: float = 60.0
-    queue: int = MAX_WAITING
-    credentials: Credentials = field(default_factory=Credentials)
-    step_seconds: float | None = None
-    defaults: RequestDefaults = field(default_factory=RequestDefaults)
-    command: tuple[str, ...] = ()
-    prefixes: PrefixSharing = field(default_factory=PrefixSharing)
-    adapter_admin: AdapterAdminConfig | None = None
-    prefill: PrefillConfig | None = None
-    prefill_queue: int = QUEUE
+    target_address: str | None
+    draft_address: str | None
+    draft_seconds: float
+    connect_seconds: float
+    lease_seconds: float
+    profile: bool
+    pipeline: Pipeline
+    observability: ObservabilityConfig
+    reconnect_seconds: float
+    queue: int
+    credentials: Credentials
+    step_seconds: float | None
+    defaults: RequestDefaults
+    command: tuple[str, ...]
+    prefixes: PrefixSharing
+    adapter_admin: AdapterAdminConfig | None
+    prefill: PrefillConfig | None
+    prefill_queue: int
     kv_cache_mb: int | None = None
 
     def __post_init__(self) -> None:

@@ -15,6 +15,7 @@ from tandem.clients.remote_draft import open_remote_draft
 from tandem.engine.adapters import Adapters
 from tandem.engine.batcher import Batcher
 from tandem.engine.drafting import Drafting, check_has_target, drafting_info, load_drafting
+from tandem.engine.engine import Engine
 from tandem.engine.generator import Generator
 from tandem.engine.generators import drafter_health, fused_generator, plain_generator
 from tandem.engine.kv_memory import MIB, limit_kv_memory
@@ -30,11 +31,10 @@ from tandem.engine.loading import (
 )
 from tandem.engine.prefix_cache import share_prefixes
 from tandem.engine.rank_processes import RankProcesses, lose_engine_with_ranks
-from tandem.engine.sequences import Engine
 from tandem.engine.slots import SlotPool
 from tandem.engine.step_watch import StepBound, StepWatch
 from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, PREFILL, TARGET
-from tandem.rpc.endpoint_pool import Persistence
+from tandem.rpc.remote_drafter import DraftClient
 from tandem.rpc.request_context import prefix_scope
 from tandem.runners.backends import backend_named
 from tandem.services.adapter_admin import AdapterAdminService
@@ -47,11 +47,13 @@ from tandem.services.load import Load
 from tandem.services.observability.setup import Observability
 from tandem.services.prefill_role import prefill, prefill_elsewhere
 from tandem.services.role_config import RoleConfig
+from tandem.services.security.call_limits import whose
 from tandem.services.server import HostedService
 from tandem.services.sessions.costs import Note
 from tandem.services.sessions.proposals import Proposals
 from tandem.services.target_verifier import TargetVerifierService
-from tandem.speculation.types import GenerationEnd, GenerationRequest, ModelInfo
+from tandem.speculation.retry import Persistence
+from tandem.speculation.types import GenerationEnd, GenerationRequest, ModelInfo, Request
 from tandem.v1.adapter_admin_pb2_grpc import add_AdapterAdminServicer_to_server
 from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
 from tandem.v1.fused_speculative_server_pb2_grpc import add_FusedSpeculativeServerServicer_to_server
@@ -76,6 +78,7 @@ class ServerParts:
         """Adds start-up time and request defaults to a generator, and starts the metrics of its model."""
         generator = replace(generator, info=self.stamped(generator.info), defaults=self.config.defaults)
         self.observability.loaded(generator.info)
+        generator.encoding.turns.caller = whose
         return generator
 
     def stamped(self, info: ModelInfo) -> ModelInfo:
@@ -90,7 +93,16 @@ class ServerParts:
         """Lets the sequences of the engines reuse prefixes. The names are those that metrics have."""
         there = {of: engine for of, engine in engines.items() if engine}
         await share_prefixes(list(there.values()), self.config.prefixes, prefix_scope)
-        self.observability.watch_prefixes({of: engine.prefixes for of, engine in there.items() if engine.prefixes})
+        if metrics := self.observability.metrics:
+            metrics.watch_prefixes({of: engine.prefixes for of, engine in there.items() if engine.prefixes})
+
+    def share_structures(self, **engines: Engine) -> None:
+        """Makes callers take turns in compiling structures, and observes that. `engines`: by metric label."""
+        there = {of: engine.structures for of, engine in engines.items() if engine.structures}
+        for structures in there.values():
+            structures.turns.caller = whose
+        if metrics := self.observability.metrics:
+            metrics.watch_structures(there)
 
     def limit_kv_memory(self, owner: Engine, *others: Engine | None) -> None:
         """Bounds the memory of the KV slots of `owner`, which the `others` share. Raises ValueError."""
@@ -118,10 +130,14 @@ class ServerParts:
         return {"engine_port": each[""], "adapter_ports": {name: it for name, it in each.items() if name and it}}
 
     def beside(self, adapters: Adapters) -> dict[str, Register]:
-        """Returns what stands beside the role's service: the administration of its adapters, if it was asked for."""
+        """Returns what stands beside the role's service: the administration of its adapters, if it was asked for.
+
+        Raises ValueError if the model takes none.
+        """
         admin = self.config.adapter_admin
         if admin is None:
             return {}
+        adapters.taker("adapter_root")
         service = AdapterAdminService(adapters, backend_named(self.config.models.backend).adapter, admin)
         return {"tandem.v1.AdapterAdmin": partial(add_AdapterAdminServicer_to_server, service)}
 
@@ -143,26 +159,14 @@ async def _target(parts: ServerParts) -> HostedService:
     await hand_out_features(config.models, loaded)
     await load_adapters(config.models, loaded)
     lose_engine_with_ranks(parts.others, loaded.engine)
-    loaded.engine.admit(config.defaults.sampling)
-    closing: list[Close] = [partial(close, loaded, parts.batcher)]
-    health = None
-    if config.draft_address is None:
-        generator = plain_generator(loaded)
-    else:
-        generator, client = await open_remote_draft(
-            loaded,
-            config.models.default_k,
-            config.draft_address,
-            config.draft_seconds,
-            config.credentials,
-            config.pipeline,
-        )
-        closing.insert(0, client.close)
-        health = client.health
+    loaded.engine.admit(Request(config.defaults.sampling))
+    generator, client = await _target_generator(config, loaded)
+    closing: list[Close] = [*([client.close] if client else []), partial(close, loaded, parts.batcher)]
     generator = parts.finished(generator)
     _log_target(loaded, generator.info)
     parts.limit_kv_memory(loaded.engine)
     await parts.share_prefixes(target=loaded.engine)
+    parts.share_structures(target=loaded.engine)
     closing[:0] = await prefill_elsewhere(parts, loaded.engine)
     generate = parts.generate(parts.observability.traced(generator))
     service = TargetVerifierService(
@@ -176,8 +180,10 @@ async def _target(parts: ServerParts) -> HostedService:
     )
     closing.insert(0, service.stop)
     slots, sessions = {"target": loaded.engine.slots}, {"verify": service.sessions}
+    health = client.health if client else None
     parts.observability.watch_parts(parts.lifecycle, parts.batcher, slots, sessions, health)
-    parts.observability.watch_adapters(loaded.engine.adapters)
+    if metrics := parts.observability.metrics:
+        metrics.watch_adapters(loaded.engine.adapters)
     return parts.hosted(
         partial(add_TargetVerifierServicer_to_server, service),
         closing,
@@ -185,8 +191,22 @@ async def _target(parts: ServerParts) -> HostedService:
         **parts.engines(generate, loaded.engine),
         lost=loaded.engine.lost,
         beside=parts.beside(loaded.engine.adapters),
-        background=[service.expire_forever],
+        background={"the expiry of sessions": service.checkout.expire_forever},
         busy=lambda: len(service.sessions),
+    )
+
+
+async def _target_generator(config: RoleConfig, loaded: Loaded) -> tuple[Generator, DraftClient | None]:
+    """Returns the generator of a target, and the client of its DraftWorker, if it has one."""
+    if config.draft_address is None:
+        return plain_generator(loaded), None
+    return await open_remote_draft(
+        loaded,
+        config.models.default_k,
+        config.draft_address,
+        config.draft_seconds,
+        config.credentials,
+        config.pipeline,
     )
 
 
@@ -198,13 +218,14 @@ async def _fused(parts: ServerParts) -> HostedService:
     lose_engine_with_ranks(parts.others, target.engine)
     await load_adapters(config.models, target)
     await load_draft_adapters(config.models, draft, None if config.adapter_admin else target)
-    (unfused.target if unfused else target).engine.admit(config.defaults.sampling)
+    (unfused.target if unfused else target).engine.admit(Request(config.defaults.sampling))
     health = drafter_health(draft)
     generator = fused_generator(target, draft, config.models.default_k, config.models.draft, health, unfused)
     generator = parts.finished(generator)
     _log_target(target, generator.info)
     parts.limit_kv_memory(target.engine, draft.engine if draft else None)
     await parts.share_prefixes(target=target.engine, draft=draft.engine if draft else None)
+    parts.share_structures(target=target.engine, **({"target_apart": unfused.target.engine} if unfused else {}))
     closing: list[Close] = [*await prefill_elsewhere(parts, target.engine), partial(close, target, parts.batcher)]
     generate = parts.generate(parts.observability.traced(generator))
     slots = {"target": target.engine.slots}
@@ -212,7 +233,9 @@ async def _fused(parts: ServerParts) -> HostedService:
         slots["target_apart"] = unfused.target.engine.slots
         log.info("requests that need logits on the host are answered by the same models apart")
     parts.observability.watch_parts(parts.lifecycle, parts.batcher, slots, drafter=health if draft else None)
-    parts.observability.watch_adapters(target.engine.adapters)
+    if metrics := parts.observability.metrics:
+        metrics.watch_adapters(target.engine.adapters)
+        metrics.watch_fused(target.engine)
     service = FusedSpeculativeServerService(generator.info, generate, target.engine.adapters)
     return parts.hosted(
         partial(add_FusedSpeculativeServerServicer_to_server, service),
@@ -253,6 +276,7 @@ async def _draft_worker(parts: ServerParts) -> HostedService:
     engine = drafting.draft.engine if drafting.draft else None
     if engine:
         parts.limit_kv_memory(engine)
+        parts.share_structures(draft=engine)
     await parts.share_prefixes(draft=engine)
     slots = {"draft": engine.slots} if engine else {}
     health = drafting.health if engine else None
@@ -263,7 +287,7 @@ async def _draft_worker(parts: ServerParts) -> HostedService:
         engine,
         engine_port=parts.engine(generate) if generate else None,
         lost=_only_model(drafting),
-        background=[proposals.expire_forever],
+        background={"the expiry of sessions": proposals.checkout.expire_forever},
         busy=lambda: len(proposals.sessions),
     )
 

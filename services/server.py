@@ -23,10 +23,12 @@ from tandem.engine.step_watch import StepWatch
 from tandem.runners.startup import Startup
 from tandem.services.engine_port.port import EngineAddress, EnginePorts, Register
 from tandem.services.health import NOT_SERVING, SERVING, HealthService
-from tandem.services.health_port import AddressInUse, ProbePort
+from tandem.services.health_port import ProbePort, bind
+from tandem.services.layers import Layer
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.config import Security
 from tandem.services.shutdown import STOP_SECONDS, ShutdownDeadline, bounded
+from tandem.services.supervisor import Supervisor, Work
 
 log = logging.getLogger("tandem.server")
 
@@ -36,7 +38,7 @@ _OPTIONS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServeConfig:
     """Where and how a server listens. `port` 0 takes a free one; `ready_file` gets the address once ready.
 
@@ -45,15 +47,15 @@ class ServeConfig:
     itself in time.
     """
 
-    host: str = "127.0.0.1"
-    port: int = 50051
+    host: str
+    port: int
     ready_file: str | None = None
-    drain_seconds: float = 30.0
-    startup: Startup = field(default_factory=Startup)
-    security: Security = field(default_factory=Security)
+    drain_seconds: float
+    startup: Startup
+    security: Security
     health_port: int | None = None
-    engine: EngineAddress | None = None
-    ending: ShutdownDeadline = field(default_factory=partial(ShutdownDeadline, None))
+    engine: EngineAddress | None
+    ending: ShutdownDeadline
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -67,7 +69,7 @@ class ServeConfig:
 
 @dataclass(slots=True)
 class HostedService:
-    """A role's service: its name, how to register it, and its background tasks.
+    """A role's service: its name, how to register it, and its background tasks by name.
 
     `engine_port` registers VllmEngine on the port for gateways, `adapter_ports` on those of adapters. `beside`: further
     services on the same port, by their full names. `ready` is called once the server listens; its result is added to
@@ -79,7 +81,7 @@ class HostedService:
     engine_port: Register | None = None
     adapter_ports: Mapping[str, Register] = field(default_factory=dict)
     beside: Mapping[str, Register] = field(default_factory=dict)
-    background: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
+    background: Mapping[str, Work] = field(default_factory=dict)
     busy: Callable[[], int] = lambda: 0
     ready: Callable[[], Mapping[str, object]] = dict
     close: Callable[[], Awaitable[None]] | None = None
@@ -88,26 +90,38 @@ class HostedService:
     watch: StepWatch | None = None
     """Detects hung steps."""
 
-    def start(self) -> list[asyncio.Task[Any]]:
-        """Starts the background tasks and returns them."""
-        works = [*self.background, *([self.watch.forever] if self.watch else [])]
-        return [asyncio.create_task(_as_task(work())) for work in works]
+    def start(self, lifecycle: Lifecycle, health: HealthService, *names: str) -> Supervisor:
+        """Starts the background tasks. `names` are not serving while one is down or a step hangs."""
+        troubles: set[str] = set()
+
+        def changed(what: str, fine: bool) -> None:
+            (troubles.discard if fine else troubles.add)(what)
+            health.set(NOT_SERVING if troubles or not lifecycle.accepting else SERVING, *names)
+
+        works = dict(self.background)
+        if self.watch:
+            self.watch.changed = partial(changed, "step")
+            works["the watch over steps"] = self.watch.forever
+        supervisor = Supervisor(works, partial(changed, "task"))
+        supervisor.start()
+        return supervisor
 
 
 async def serve(
     config: ServeConfig,
     lifecycle: Lifecycle,
     build: Callable[[], Awaitable[HostedService]],
-    outermost: Sequence[grpc.aio.ServerInterceptor] = (),
+    outermost: Sequence[Layer] = (),
 ) -> int:
     """Binds, builds (loads and warms up), serves until SIGTERM or SIGINT, then drains. A second signal ends at once.
 
-    `outermost` interceptors see every call first and its status last. Returns the exit code: 1 if the model's device
-    was lost, else 0.
+    `outermost` layers see every call first and its status last. Returns the exit code: 1 if the model's device
+    was lost or a background task could not be kept running, else 0.
     """
     ending = config.ending
     server = config.security.server(outermost, options=_OPTIONS)
-    port, probes = _bind(server, config), ProbePort(config.host, config.health_port, config.security.limits)
+    port = bind("port", f"{config.host}:{config.port}", partial(config.security.add_port, server))
+    probes = ProbePort(config.host, config.health_port, config.security.limits)
     engine = EnginePorts(config.engine, config.security, outermost, _OPTIONS) if config.engine else None
     ending.begin()
     stopping = _stop_signals(ending, config.drain_seconds)
@@ -126,23 +140,21 @@ async def serve(
         await probes.start(health)
         if engine and hosted.engine_port:
             await engine.start(hosted.engine_port, hosted.adapter_ports, health)
-    if hosted.watch:
-        hosted.watch.changed = lambda fine: health.set(SERVING if fine and lifecycle.accepting else NOT_SERVING, *names)
-    tasks = hosted.start()
+    supervisor = hosted.start(lifecycle, health, *names)
     _announce(config, port, hosted, engine)
-    await _first(stopping, hosted.lost)
+    await first(stopping, hosted.lost, supervisor.gave_up)
     lifecycle.accepting = False
     health.set(NOT_SERVING, *names)
     ending.within(config.drain_seconds + STOP_SECONDS, f"it did not stop after {config.drain_seconds:g} s of draining")
     await _drain(lifecycle, hosted, config.drain_seconds)
-    await _end(server, probes, tasks, hosted, engine)
-    return int(hosted.lost.is_set())
+    await _end(server, probes, supervisor, hosted, engine)
+    return int(hosted.lost.is_set() or supervisor.gave_up.is_set())
 
 
 async def _end(
     server: grpc.aio.Server,
     probes: ProbePort,
-    tasks: Sequence[asyncio.Task[Any]],
+    supervisor: Supervisor,
     hosted: HostedService,
     engine: EnginePorts | None,
 ) -> None:
@@ -151,15 +163,13 @@ async def _end(
     if engine:
         await bounded(engine.stop(), "the engine port")
     await bounded(probes.stop(), "the health port")
-    for task in tasks:
-        task.cancel()
-    await bounded(asyncio.gather(*tasks, return_exceptions=True), "background tasks")
+    await bounded(supervisor.stop(), "background tasks")
     if hosted.close:
         await bounded(hosted.close(), "freeing the models", STOP_SECONDS)
     log.info("stopped")
 
 
-async def _first(*events: asyncio.Event) -> None:
+async def first(*events: asyncio.Event) -> None:
     """Waits for the first of several events."""
     waiting = [asyncio.create_task(event.wait()) for event in events]
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -175,17 +185,6 @@ def freeze_gc() -> None:
 
 async def _as_task(work: Awaitable[Any]) -> Any:
     return await work
-
-
-def _bind(server: grpc.aio.Server, config: ServeConfig) -> int:
-    address = f"{config.host}:{config.port}"
-    try:
-        port = config.security.add_port(server, address)
-    except RuntimeError:
-        port = 0
-    if port == 0:
-        raise AddressInUse(f"port: cannot listen on {address}; is another server there?")
-    return port
 
 
 async def _listen(

@@ -5,34 +5,34 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 
 import grpc
 
+from tandem.engine.engine import Engine
 from tandem.engine.generator import check_tokens
-from tandem.engine.sequences import Engine, TargetSequence
+from tandem.engine.sequences import TargetSequence
 from tandem.rpc import wire
+from tandem.rpc.wire_verdicts import session_from_wire
+from tandem.services.duplex import answered_in_order
 from tandem.services.errors import ModelMismatch, VocabularyMismatch
 from tandem.services.generation import GenerateMethod
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.identity import caller
 from tandem.services.security.limits import ServerLimits
 from tandem.services.security.names import check_name
-from tandem.services.sessions import checkout
+from tandem.services.sessions.checkout import Checkout
 from tandem.services.sessions.costs import Note, SessionCosts
 from tandem.services.sessions.features import features_granted, opening_features
 from tandem.services.sessions.table import Fence, SessionConflict, SessionKey, SessionTable, session_key
-from tandem.services.verify_runs import VerifyResources, VerifyRuns, VerifySession, max_unread
-from tandem.services.verify_stream import answered_in_order
+from tandem.services.verify_runs import VerifyResources, VerifyRuns, VerifySession, committed, max_unread, recorded
 from tandem.speculation.types import (
     InvalidField,
     ModelInfo,
+    Request,
     Rule,
-    SamplingParams,
     SparseDistribution,
     TooLong,
-    check_logprobs,
 )
 from tandem.v1 import target_verifier_pb2 as pb
 from tandem.v1 import target_verifier_pb2_grpc
@@ -61,7 +61,8 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         self.sessions: SessionTable[VerifyResources, pb.VerifyResponse] = SessionTable(time.monotonic, lease_seconds)
         self._note = note
         self.sessions.on_end.append(self._report_costs)
-        self._runs = VerifyRuns(self.sessions, engine, info, self._using)
+        self.checkout = Checkout(self.sessions, self._free)
+        self._runs = VerifyRuns(self.sessions, info, self.checkout.using)
 
     async def GetModelInfo(
         self, request: pb.TargetVerifierGetModelInfoRequest, context: grpc.aio.ServicerContext
@@ -78,64 +79,52 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         self, request: pb.OpenSessionRequest, context: grpc.aio.ServicerContext
     ) -> pb.OpenSessionResponse:
         key = session_key(caller(), request.session_id)
-        sampling, rule = self._check_open(request), wire.rule_from_wire(request.rule)
-        features = features_granted(self._engine, request)
-        processing = await self._engine.processing(sampling, request.prompt_length, request.prefix)
+        asked = self._check_open(request)
         session = self.sessions.find(key)
         if session is None:
-            session = await self._admitted(key, request, sampling, rule)
-        async with self._using(session):
+            session = await self._admitted(key, request, asked)
+        async with self.checkout.using(session):
+            processing = await self._engine.processing(asked, request.prompt_length, request.prefix)
             if processing and session.resources.prompt_length != request.prompt_length:
                 raise SessionConflict(
                     f"session {key} is open with a prompt of {session.resources.prompt_length} tokens"
                 )
-            if session.resources.adapter != request.adapter:
-                raise SessionConflict(f"session {key} is open with adapter {session.resources.adapter or 'none'}")
-            if session.resources.opened and session.resources.features != features:
-                raise SessionConflict(f"session {key} is open with other features")
             if len(request.prefix) >= session.max_total_tokens:
                 raise TooLong(
                     f"the prefix has {len(request.prefix)} tokens and the session was opened for "
                     f"max_total_tokens {session.max_total_tokens}"
                 )
             session.resources.end_run()
-            session.resume(list(request.prefix), sampling, rule)
+            session.resume(list(request.prefix), asked)
             session.resources.sequence.processing = processing
-            session.resources.features = features
             reply = await self._fill(session)
-            if features is not None:
-                reply.features.CopyFrom(await opening_features(session.resources.sequence, features, request))
+            if asked.features is not None:
+                reply.features.CopyFrom(await opening_features(session.resources.sequence, asked.features, request))
             return reply
 
-    async def _admitted(
-        self, key: SessionKey, request: pb.OpenSessionRequest, sampling: SamplingParams, rule: Rule
-    ) -> VerifySession:
+    async def _admitted(self, key: SessionKey, request: pb.OpenSessionRequest, asked: Request) -> VerifySession:
         """Returns a new session, after queueing for a slot; or the one that a duplicate call opened in the meantime."""
-        await checkout.expire(self.sessions, self._free)
-        adapters, slots = self._engine.adapters, self._engine.slots
-        with adapters.taken(request.adapter) as adapter:
-            total = self._max_total(request)
-            slot = await self._slot(key, total)
-            try:
-                session = self.sessions.find(key)
-                if session is not None:
-                    slots.release(slot)
-                    adapters.give_back(adapter)
-                    return session
-                self._check_new(key)
-                sequence = TargetSequence(self._engine, slot, adapter)
-                resources = VerifyResources(sequence, request.prompt_length, request.adapter)
-                resources.costs = SessionCosts(request.prompt_length) if self._note else None
-                return self.sessions.admit(key, resources, sampling, list(request.prefix), total, rule)
-            except Exception:
-                slots.release(slot)
-                raise
+        await self.checkout.expire()
+        sequence = await self._sequence(key, asked, request.prompt_length)
+        try:
+            session = self.sessions.find(key)
+            if session is not None:
+                sequence.close()
+                return session
+            self._check_new(key)
+            resources = VerifyResources(sequence, request.prompt_length)
+            resources.costs = SessionCosts(request.prompt_length) if self._note else None
+            return self.sessions.admit(key, resources, asked, list(request.prefix), self._max_total(request))
+        except Exception:
+            sequence.close()
+            raise
 
-    async def _slot(self, key: SessionKey, total: int) -> int:
+    async def _sequence(self, key: SessionKey, asked: Request, prompt_length: int) -> TargetSequence:
+        """Waits for a slot for a new session, among those that its caller may open."""
         self._check_new(key)
         self._waiting[key.owner] += 1
         try:
-            return await self._engine.slots.acquire(self._opening_seconds, key, total)
+            return await TargetSequence.admitted(self._engine, asked, prompt_length, self._opening_seconds, key)
         finally:
             self._waiting -= Counter([key.owner])
 
@@ -163,10 +152,8 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         """Runs one round, from Verify or VerifyStream."""
         session = self.sessions.touch(session_key(caller(), request.session_id))
         self._check_draft(session, request)
-        check_logprobs(wire.logprobs_asked(request))
-        self._engine.admit(session.sampling, wire.logprobs_asked(request))
         distributions = self._distributions(session, request)
-        async with self._using(session):
+        async with self.checkout.using(session):
             reply = await self._round(session, request, distributions)
         reply.server_seconds = time.perf_counter() - arrived
         return reply
@@ -176,15 +163,11 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
     ) -> pb.CloseSessionResponse:
         key = session_key(caller(), request.session_id)
         session = self.sessions.find(key)
-        closed = await checkout.drop(self.sessions, key, self._free)
+        closed = await self.checkout.drop(key)
         if session is None:
             return pb.CloseSessionResponse(closed=closed)
         steps, length = session.resources.steps, len(session.tokens)
         return pb.CloseSessionResponse(closed=closed, steps=steps, committed_length=length)
-
-    async def expire_forever(self) -> None:
-        """Frees sessions when their lease expires. Runs until cancelled."""
-        await checkout.expire_forever(self.sessions, self._free)
 
     async def stop(self) -> None:
         """Reports the costs of the sessions that are still open."""
@@ -192,15 +175,11 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             self._report_costs(session, "stopped")
 
     def _report_costs(self, session: VerifySession, how: str) -> None:
-        if self._note and session.resources.costs and session.resources.opened:
+        if self._note and session.resources.costs and session.opened:
             session.resources.costs.report(how, self._note)
 
-    def _using(self, session: VerifySession) -> AbstractAsyncContextManager[None]:
-        return checkout.using(self.sessions, session, self._free)
-
     async def _free(self, session: VerifySession) -> None:
-        session.resources.sequence.release()
-        self._engine.slots.release(session.resources.sequence.slot)
+        session.resources.sequence.close()
 
     async def _fill(self, session: VerifySession) -> pb.OpenSessionResponse:
         prefix, sequence = session.tokens, session.resources.sequence
@@ -217,10 +196,10 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             queue_seconds=sequence.queue_seconds - waited,
             prefill_seconds=sequence.compute_seconds - worked,
             max_speculation_length=self._info.max_speculation_length,
-            rule=wire.rule_to_wire(session.rule),
-            processed_fields=session.sampling.processed,
-            max_unread_tokens=max_unread(session.rule),
-            adapter_revision=self._engine.adapters.revision(session.resources.adapter),
+            rule=wire.rule_to_wire(session.request.rule),
+            processed_fields=session.request.sampling.processed,
+            max_unread_tokens=max_unread(session.request.rule),
+            adapter_revision=self._engine.adapters.revision(session.request.adapter),
         )
 
     async def _round(
@@ -233,29 +212,12 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         if fence is Fence.STALE:
             return pb.VerifyResponse(stale=True, committed_length=len(session.tokens))
         if fence is Fence.REPLAY:
-            replay = pb.VerifyResponse()
-            replay.CopyFrom(session.recorded)
-            replay.replayed = True
-            return replay
+            return recorded(session)
         session.resources.end_run()
-        session.resources.steps += 1
-        verdict = await session.resources.sequence.verify(
-            session.tokens,
-            request.draft_tokens,
-            session.sampling,
-            request.report_margins,
-            session.rule,
-            distributions,
-            wire.logprobs_asked(request),
-            session.resources.features,
-        )
-        reply = wire.verdict_to_wire(verdict, len(session.tokens) + len(verdict.token_ids))
-        session.commit(verdict.token_ids, reply)
-        if session.resources.costs:
-            session.resources.costs.stats.observe(request.draft_tokens, verdict)
-        return reply
+        return await committed(session, request.draft_tokens, distributions)
 
-    def _check_open(self, request: pb.OpenSessionRequest) -> SamplingParams:
+    def _check_open(self, request: pb.OpenSessionRequest) -> Request:
+        """Returns what the session asks for. Raises InvalidField, TooLong, ModelMismatch, VocabularyMismatch."""
         for name in ("tokenizer_sha256", "weights_revision", "dtype", "adapter", "adapter_revision"):
             check_name(name, getattr(request, name))
         if not request.prefix:
@@ -280,9 +242,9 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         if len(request.prefix) >= total:
             raise TooLong(f"the prefix has {len(request.prefix)} tokens and the sequence length is {total}")
         check_tokens("prefix", list(request.prefix), self._info.vocab_size)
-        sampling = wire.sampling_from_wire(request.sampling)
-        self._engine.admit(sampling)
-        return sampling
+        asked = session_from_wire(request, features_granted(self._engine, request), total)
+        self._engine.admit(asked)
+        return asked
 
     def _max_total(self, request: pb.OpenSessionRequest) -> int:
         limit = self._info.max_sequence_length
@@ -305,8 +267,9 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
 
     def _distributions(self, session: VerifySession, request: pb.VerifyRequest) -> tuple[SparseDistribution, ...]:
         """Returns the draft tokens' distributions, checked: a wrong one would silently bias the output."""
-        if request.distributions and session.rule is not Rule.REJECTION:
-            raise InvalidField("distributions", f"{len(request.distributions)}, but {session.rule.value} takes none")
+        rule = session.request.rule
+        if request.distributions and rule is not Rule.REJECTION:
+            raise InvalidField("distributions", f"{len(request.distributions)}, but {rule.value} takes none")
         distributions = wire.distributions_from_wire(request.distributions, request.draft_tokens)
         for i, each in enumerate(distributions):
             check_tokens(f"distributions[{i}].token_ids", each.token_ids, self._info.vocab_size)

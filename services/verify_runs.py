@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tandem.engine.generator import check_tokens
-from tandem.engine.sequences import Engine, TargetSequence
-from tandem.rpc import wire
+from tandem.engine.sequences import TargetSequence
 from tandem.rpc.wire_runs import run_message_from_wire
+from tandem.rpc.wire_verdicts import verdict_to_wire
+from tandem.services.duplex import Duplex, Incoming
 from tandem.services.security.identity import caller
 from tandem.services.sessions.costs import SessionCosts
-from tandem.services.sessions.runs import SessionRun, Superseded
 from tandem.services.sessions.table import (
     Fence,
     Session,
@@ -23,35 +25,76 @@ from tandem.services.sessions.table import (
     SessionTable,
     session_key,
 )
-from tandem.services.verify_stream import Incoming
-from tandem.speculation.features import FeatureSpec
 from tandem.speculation.run_on import MAX_UNREAD, RunMessage, RunOn
-from tandem.speculation.types import InvalidField, ModelInfo, Rule, TooLong, check_logprobs
+from tandem.speculation.types import InvalidField, ModelInfo, Rule, SparseDistribution, TooLong
 from tandem.v1 import target_verifier_pb2 as pb
 
 MAX_STOP_TOKENS = 256
 """The most stop tokens that a run's first message may name."""
 
-Run = SessionRun[pb.VerifyRequest, pb.VerifyResponse]
+
+class Superseded(Exception):
+    """Other calls have committed or reset the session's tokens, so its run is over."""
+
+
+class Run(Duplex[pb.VerifyRequest, pb.VerifyResponse]):
+    """The run of one session, for one stream: one task hears the client's messages, another steps on.
+
+    `run` holds its drafts and limits, which bound how many replies can wait. `check` turns a request into the run's
+    message, or raises. `step` verifies a draft and commits what the target says, or raises Superseded.
+    """
+
+    def __init__(
+        self,
+        run: RunOn,
+        check: Callable[[pb.VerifyRequest], RunMessage],
+        step: Callable[[tuple[int, ...]], Awaitable[pb.VerifyResponse]],
+    ) -> None:
+        super().__init__()
+        self.run, self._check, self._step = run, check, step
+        self.heard = 0.0
+        self._waiting: deque[pb.VerifyResponse] = deque()
+        self._heard = asyncio.Event()
+
+    def hear(self, message: RunMessage, arrived: float) -> None:
+        """Takes a checked message that was read at `arrived`."""
+        self.run.hear(message)
+        self.heard = arrived
+        self._heard.set()
+
+    def _hear(self, request: pb.VerifyRequest, arrived: float) -> None:
+        self.hear(self._check(request), arrived)
+
+    async def _work(self, incoming: Incoming[pb.VerifyRequest]) -> None:
+        with contextlib.suppress(Superseded):
+            while not self.ended:
+                draft = self.run.next_draft()
+                if draft is None:
+                    incoming.busy(False)
+                    self._heard.clear()
+                    await self._heard.wait()
+                    incoming.busy(True)
+                    continue
+                self._waiting.append(await self._step(draft))
+                self.ready()
+
+    def _next_reply(self) -> pb.VerifyResponse | None:
+        return self._waiting.popleft() if self._waiting else None
 
 
 @dataclass(slots=True)
 class VerifyResources:
-    """A session's KV slot and the lock that serializes its rounds. `opened`: its prefix was processed completely.
+    """A session's KV slot.
 
     `costs`: totals of its rounds, for --profile. `run`: the run that steps on by itself, if there is one. `steps`:
-    those that the session began. `adapter`: the name of its sequence's. `features`: those that its verdicts have.
+    those that the session began.
     """
 
     sequence: TargetSequence
     prompt_length: int
-    adapter: str = ""
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    opened: bool = False
     costs: SessionCosts | None = None
     run: Run | None = None
     steps: int = 0
-    features: FeatureSpec | None = None
 
     def end_run(self, error: Exception | None = None) -> None:
         """Ends the session's run, because something else happens to its tokens."""
@@ -63,17 +106,38 @@ class VerifyResources:
 VerifySession = Session[VerifyResources, pb.VerifyResponse]
 
 
+async def committed(
+    session: VerifySession, draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()
+) -> pb.VerifyResponse:
+    """Verifies a draft and commits what the target says. Returns the reply, which is recorded."""
+    resources = session.resources
+    resources.steps += 1
+    verdict = await resources.sequence.verify(session.tokens, draft, distributions)
+    reply = verdict_to_wire(verdict, len(session.tokens) + len(verdict.token_ids))
+    session.commit(verdict.token_ids, reply)
+    if resources.costs:
+        resources.costs.stats.observe(draft, verdict)
+    return reply
+
+
+def recorded(session: VerifySession) -> pb.VerifyResponse:
+    """Returns the reply to the last round, to be sent again."""
+    reply = pb.VerifyResponse()
+    reply.CopyFrom(session.recorded)
+    reply.replayed = True
+    return reply
+
+
 class VerifyRuns:
     """Starts the runs of sessions. `using` locks a session for one step."""
 
     def __init__(
         self,
         sessions: SessionTable[VerifyResources, pb.VerifyResponse],
-        engine: Engine,
         info: ModelInfo,
         using: Callable[[VerifySession], AbstractAsyncContextManager[None]],
     ) -> None:
-        self._sessions, self._engine, self._info, self._using = sessions, engine, info, using
+        self._sessions, self._info, self._using = sessions, info, using
         sessions.on_end.append(_session_ended)
 
     async def replies(
@@ -107,15 +171,12 @@ class VerifyRuns:
                 return None, pb.VerifyResponse(stale=True, committed_length=len(session.tokens), messages_read=1)
             replay = None
             if fence is Fence.REPLAY:
-                replay = pb.VerifyResponse()
-                replay.CopyFrom(session.recorded)
-                replay.replayed, replay.messages_read = True, 1
-                replay.server_seconds = time.perf_counter() - arrived
+                replay = recorded(session)
+                replay.messages_read, replay.server_seconds = 1, time.perf_counter() - arrived
             session.resources.end_run()
-            settings = _Settings(session, request.report_margins, wire.logprobs_asked(request))
 
             async def step(draft: tuple[int, ...]) -> pb.VerifyResponse:
-                return await self._step(settings, run, draft)
+                return await self._step(session, run, draft)
 
             run = Run(RunOn(session.tokens, request.stop_token_ids), lambda one: self._message(session, one), step)
             run.hear(message, arrived)
@@ -123,41 +184,24 @@ class VerifyRuns:
             session.resources.run = run
             return run, replay
 
-    async def _step(self, settings: _Settings, run: Run, draft: tuple[int, ...]) -> pb.VerifyResponse:
-        session = settings.session
+    async def _step(self, session: VerifySession, run: Run, draft: tuple[int, ...]) -> pb.VerifyResponse:
         async with self._using(session):
             if session.resources.run is not run:
                 raise Superseded
-            session.resources.steps += 1
-            verdict = await session.resources.sequence.verify(
-                session.tokens,
-                draft,
-                session.sampling,
-                settings.margins,
-                session.rule,
-                (),
-                settings.logprobs,
-                session.resources.features,
-            )
-            reply = wire.verdict_to_wire(verdict, len(session.tokens) + len(verdict.token_ids))
+            reply = await committed(session, draft)
             reply.drafted, reply.messages_read = len(draft), run.run.messages
             reply.server_seconds = time.perf_counter() - run.heard
-            session.commit(verdict.token_ids, reply)
-            run.run.commit(verdict.token_ids)
-            if session.resources.costs:
-                session.resources.costs.stats.observe(draft, verdict)
+            run.run.commit(tuple(reply.token_ids))
             return reply
 
     def _check_first(self, session: VerifySession, request: pb.VerifyRequest) -> RunMessage:
         """Returns a run's first message, checked before an earlier run of the session is ended for it."""
-        if session.rule is not Rule.AGREEMENT:
-            raise InvalidField("run_until", f"a session that verifies by {session.rule.value} does not run")
+        rule = session.request.rule
+        if rule is not Rule.AGREEMENT:
+            raise InvalidField("run_until", f"a session that verifies by {rule.value} does not run")
         if len(request.stop_token_ids) > MAX_STOP_TOKENS:
             raise InvalidField("stop_token_ids", f"{len(request.stop_token_ids)} are above {MAX_STOP_TOKENS}")
         check_tokens("stop_token_ids", list(request.stop_token_ids), self._info.vocab_size)
-        logprobs = wire.logprobs_asked(request)
-        check_logprobs(logprobs)
-        self._engine.admit(session.sampling, logprobs)
         return self._message(session, request)
 
     def _message(self, session: VerifySession, request: pb.VerifyRequest) -> RunMessage:
@@ -172,21 +216,10 @@ class VerifyRuns:
         message = run_message_from_wire(request)
         check_tokens("last_token", [request.last_token], self._info.vocab_size)
         check_tokens("draft_tokens", message.draft.token_ids, self._info.vocab_size)
-        for i, branch in enumerate(message.draft.branches):
-            check_tokens(f"branches[{i}].token_ids", branch.token_ids, self._info.vocab_size)
         if request.run_until > session.max_total_tokens:
             raise TooLong(f"run_until {request.run_until} is above the sequence length {session.max_total_tokens}")
         most = min(message.most_drafts, self._info.max_speculation_length)
         return RunMessage(message.draft, message.run_until, most)
-
-
-@dataclass(frozen=True, slots=True)
-class _Settings:
-    """What the steps of a run report, as its first message asks."""
-
-    session: VerifySession
-    margins: bool
-    logprobs: int | None
 
 
 def max_unread(rule: Rule) -> int:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tandem.runners.torch.platforms import CPU
 
+# Containers set it: then every server that a test starts would compile 450 files first, half of its work.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Of two threads of a small step, one waits for the other, which waits for a core: spinning took most of the CPU time.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 for name, value in CPU.environment.items():  # as in a server's process: some tests run steps in their own
     os.environ.setdefault(name, value)
 
-LONG = ("campaign", "images", "marathon", "thorough")
+LONG = ("alone", "campaign", "images", "marathon", "thorough")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -32,8 +39,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         left = {id(item) for item in left_out}
         items[:] = [item for item in items if id(item) not in left]
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)  # long files first: begun last, one keeps every worker waiting
+    files = {path: number for number, path in enumerate(dict.fromkeys(item.path for item in items))}
+    items.sort(key=lambda item: (files[item.path], _form(item)))
     for item in items:
         if item.get_closest_marker("gpu") and not _has_cuda():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
@@ -41,7 +48,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="needs a Neuron device (/dev/neuron*)"))
 
 
+def _form(item: pytest.Item) -> str:
+    """The format of the real model that a test loads: those of one run one after the other (tests/runners/real.py)."""
+    parameters = (
+        item.callspec.params if hasattr(item, "callspec") and hasattr(getattr(item, "module", 0), "real") else {}
+    )
+    return f"{parameters.get('dtype', parameters.get('form', ''))}, {parameters.get('compile', '')}"
+
+
 def _has_cuda() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """PyTorch uses one thread: a second one would spin after each of thousands of tiny operations."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

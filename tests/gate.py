@@ -24,13 +24,13 @@ class Gate:
 
     def guards(self, runner: Any) -> Any:
         """Every step of a ToyRunner passes here once its rows are at the device, before they are computed."""
-        work = runner._work
+        work = runner.work
 
         def gated() -> None:
             work()
             self._pass()
 
-        runner._work = gated
+        runner.work = gated
         return runner
 
     def _pass(self) -> None:

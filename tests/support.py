@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,15 +24,14 @@ from tandem.clients.distributed import connect_distributed
 from tandem.clients.remote_draft import open_remote_draft
 from tandem.engine.batcher import Batcher
 from tandem.engine.drafting import Drafting, drafting_info, load_drafting
+from tandem.engine.engine import Engine
 from tandem.engine.generator import Generator
 from tandem.engine.generators import fused_generator, plain_generator
 from tandem.engine.loading import Loaded
 from tandem.engine.model_config import DraftChoice, ModelConfig
-from tandem.engine.sequences import Engine
 from tandem.engine.structures import Structures
 from tandem.rpc.channel import DRAFT, FUSED, TARGET, open_channel, stub
 from tandem.rpc.credentials import Credentials
-from tandem.rpc.endpoint_pool import Persistence
 from tandem.rpc.generation_client import GenerationClient
 from tandem.rpc.remote_drafter import DraftClient
 from tandem.rpc.verifier_client import Deadlines, VerifierClient
@@ -43,11 +43,12 @@ from tandem.services.fused_server import FusedSpeculativeServerService
 from tandem.services.generation import GenerateMethod
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.config import Security
-from tandem.services.sessions import checkout
 from tandem.services.sessions.proposals import Proposals
-from tandem.services.target_verifier import TargetVerifierService
+from tandem.services.sessions.table import SessionKey
+from tandem.services.target_verifier import OPENING_SECONDS, TargetVerifierService
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.draws import draw
+from tandem.speculation.retry import Persistence
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, SamplingParams, TokenLogprobs
 from tandem.v1 import draft_worker_pb2, fused_speculative_server_pb2, target_verifier_pb2
 from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
@@ -97,7 +98,7 @@ def oracle(
 class ForgetfulRunner(ToyRunner):
     """Sees only the last token, so that greedy output runs into a cycle and n-gram lookup has something to find."""
 
-    def _logits(self, slot: int, position: int) -> Any:
+    def logits(self, slot: int, position: int) -> Any:
         return toy_logits(self._cache[slot, position : position + 1].tolist(), self.config)
 
 
@@ -136,6 +137,7 @@ class Site:
     proposals: Proposals | None = None
     worker: DraftWorkerService | None = None
     fused: FusedSpeculativeServerService | None = None
+    method: GenerateMethod | None = None
 
     def client(self, credentials: Credentials | None = None) -> GenerationClient:
         return GenerationClient.connect(self.address, self.service, credentials)
@@ -173,6 +175,8 @@ async def target_site(
     tokenizer: Tokenizer | None = None,
     security: Security | None = None,
     features: Sequence[int] | None = None,
+    opening_seconds: float = OPENING_SECONDS,
+    queue: int | None = None,
 ) -> AsyncIterator[Site]:
     """A TargetVerifier. `features`: after which layers it hands out hidden states; empty: the usual ones."""
     batcher, lifecycle, limits = Batcher("test-target"), Lifecycle(), security.limits if security else None
@@ -181,14 +185,14 @@ async def target_site(
         await engine.hand_out_features(features)
     generator = plain_generator(Loaded(engine, tokenizer or ToyTokenizer()))
     generate = GenerateMethod(
-        generator, target_verifier_pb2.TargetVerifierGenerateResponse, lifecycle, None, limits=limits
+        generator, target_verifier_pb2.TargetVerifierGenerateResponse, lifecycle, None, queue, limits=limits
     )
-    service = TargetVerifierService(engine, generator.info, generate, lifecycle, lease_seconds, limits)
-    expiring = asyncio.create_task(service.expire_forever())
+    service = TargetVerifierService(engine, generator.info, generate, lifecycle, lease_seconds, limits, opening_seconds)
+    expiring = asyncio.create_task(service.checkout.expire_forever())
     try:
         register = partial(add_TargetVerifierServicer_to_server, service)
         async with listening(register, interceptors=interceptors, security=security) as address:
-            yield Site(TARGET, address, generator, engine, lifecycle, service)
+            yield Site(TARGET, address, generator, engine, lifecycle, service, method=generate)
     finally:
         expiring.cancel()
         await batcher.close()
@@ -211,13 +215,12 @@ async def fused_site(
     choice = DraftChoice(kind if draft else "ngram")
     generator = fused_generator(Loaded(engine, tokenizer), drafting, k, choice)
     reply = fused_speculative_server_pb2.FusedSpeculativeServerGenerateResponse
-    service = FusedSpeculativeServerService(
-        generator.info, GenerateMethod(generator, reply, lifecycle, None), engine.adapters
-    )
+    generate = GenerateMethod(generator, reply, lifecycle, None)
+    service = FusedSpeculativeServerService(generator.info, generate, engine.adapters)
     try:
         register = partial(add_FusedSpeculativeServerServicer_to_server, service)
         async with listening(register, interceptors=interceptors) as address:
-            yield Site(FUSED, address, generator, engine, lifecycle, fused=service)
+            yield Site(FUSED, address, generator, engine, lifecycle, fused=service, method=generate)
     finally:
         await batcher.close()
 
@@ -296,13 +299,13 @@ async def worker_site(
             generate = GenerateMethod(generator, draft_worker_pb2.DraftWorkerGenerateResponse, lifecycle, None)
             info = generator.info
         proposals = Proposals(drafts, info, lifecycle, lease_seconds, security.limits if security else None)
-        expiring = asyncio.create_task(proposals.expire_forever())
+        expiring = asyncio.create_task(proposals.checkout.expire_forever())
         stack.callback(expiring.cancel)
         service = DraftWorkerService(info, generate, proposals)
         register = partial(add_DraftWorkerServicer_to_server, service)
         address = await stack.enter_async_context(listening(register, port, interceptors, security))
         engine = drafts.draft.engine if drafts.draft else None
-        yield Site(DRAFT, address, generator, engine, lifecycle, proposals=proposals, worker=service)
+        yield Site(DRAFT, address, generator, engine, lifecycle, None, proposals, service, method=generate)
 
 
 @contextlib.asynccontextmanager
@@ -335,16 +338,21 @@ async def raw_stub(address: str, service: str = TARGET, credentials: Credentials
         yield stub(channel, service)
 
 
+async def forget(service: Any, key: SessionKey) -> None:
+    """A target or a worker knows nothing of a session any more, and has freed what it held."""
+    await service._free(service.sessions.forget(key))
+
+
+async def let_expire(service: Any, *sessions: Any) -> None:
+    """The leases of these sessions run out now, and what they held is freed as the server would."""
+    for session in sessions:
+        session.expires = float("-inf")
+    await service.checkout.expire()
+
+
 async def let_all_expire(site: Site) -> None:
-    """The leases of a site's sessions run out now, and what they held is freed as the server would."""
-    for table, free in (
-        (site.verifier.sessions, site.verifier._free) if site.verifier else (None, None),
-        (site.proposals.sessions, site.proposals._free) if site.proposals else (None, None),
-    ):
-        if table is not None:
-            for session in table:
-                session.expires = float("-inf")
-            await checkout.expire(table, free)
+    for service in filter(None, (site.verifier, site.proposals)):
+        await let_expire(service, *service.sessions)
 
 
 # --- asking ---
@@ -419,6 +427,20 @@ def launch(folder: Path, *arguments: str, timeout: float = 1.5 * HANG) -> subpro
     return subprocess.run(command(*arguments), cwd=folder, capture_output=True, text=True, timeout=timeout, check=False)
 
 
+def run_client(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`main.py --role client` in `folder`, but in this process: starting another costs half a second of a core."""
+    from tandem.cli.main import main
+
+    before, output, errors = Path.cwd(), io.StringIO(), io.StringIO()
+    os.chdir(folder)
+    try:
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+            code = main(("--role", "client", *arguments))
+    finally:
+        os.chdir(before)
+    return subprocess.CompletedProcess(arguments, code, output.getvalue(), errors.getvalue())
+
+
 class ServerProcess:
     """A `main.py` server role on a free port; `program`: what runs instead of main.py, after the interpreter."""
 
@@ -472,3 +494,14 @@ def server_process(
         if server.process.poll() is None:
             os.kill(server.process.pid, signal.SIGKILL)
             server.process.wait()
+
+
+def role_configured(role: str, **flags: str) -> Any:
+    """The configuration of a toy server, as its command line gives it, but that its end does not end this process."""
+    from tandem.cli.configuration import role_config
+    from tandem.cli.main import parser
+    from tandem.services.shutdown import ShutdownDeadline
+
+    given = [part for name, value in flags.items() for part in (f"--{name}", value)]
+    config = role_config(parser().parse_args(["--role", role, "--backend", "toy", "--port", "0", *given]), None)
+    return replace(config, serve=replace(config.serve, ending=ShutdownDeadline(None)))

@@ -10,9 +10,17 @@ from typing import Any
 
 import pytest
 
-from tandem.cli import configuration, main
-from tandem.cli.flag_row import BACKENDS, LOADING, SERVERS
-from tandem.cli.flags import FLAGS
+from tandem.cli import asking, configuration, main, models, tools
+from tandem.cli.command_line import RoleParser
+from tandem.cli.flags import FLAGS, Options
+from tandem.cli.role_names import BACKENDS, LOADING, SERVERS
+from tandem.clients.remote_prefill import PrefillConfig
+from tandem.clients.terminal import ClientConfig
+from tandem.engine.model_config import ModelConfig
+from tandem.engine.prefix_cache import PrefixSharing
+from tandem.planning.plan import PlanConfig
+from tandem.runners.nxdi.settings import NxdiSettings
+from tandem.speculation.types import SAMPLING_FIELDS, GenerationRequest
 from tests.services.certificates import Authority, token_file
 
 VALUES = {
@@ -39,7 +47,6 @@ VALUES = {
     "draft_host": "127.0.0.1:9",
     "prefill": "127.0.0.1:9",
     "pipeline": "on",
-    "branches": "on",
     "tls_cert": "server.pem",
     "tls_key": "server.key",
     "tls_client_ca": "ca.pem",
@@ -53,6 +60,7 @@ VALUES = {
     "top_p": "0.5",
     "min_p": "0.5",
     "rule": "rejection",
+    "drafts": "none",
     "report": "other.json",
     "logit_bias": "5:-1,3:2.5",
     "json_schema": "schema.json",
@@ -165,10 +173,21 @@ def plainly(value: object) -> str:
     return type(value).__name__ if " at 0x" in text else text
 
 
+@pytest.fixture(scope="module")
+def made() -> RoleParser:
+    return main.parser()
+
+
 @pytest.mark.parametrize(("role", "backend"), CASES)
 def test_a_flag_that_is_listed_is_read_and_any_other_is_refused_in_one_line(
-    role: str, backend: str, here: Path, capsys: pytest.CaptureFixture[str]
+    role: str,
+    backend: str,
+    here: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    made: RoleParser,
 ) -> None:
+    monkeypatch.setattr(main, "parser", lambda program="": made)  # to build one for each line took most of the time
     for name in FLAGS:
         if name in SAID_ALOUD:
             continue
@@ -255,5 +274,21 @@ def test_request_flags_of_a_server_are_its_defaults(role: str) -> None:
 def test_a_client_leaves_to_the_server_what_its_user_does_not_say() -> None:
     line = "--role client --prompt x --temperature 0 --top_p 1"
     args = main.parser().parse_args(line.split())
-    request = configuration.client_config(args).request
+    request = asking.client_config(args).request
     assert request.unset_sampling == {"top_k", "min_p", "seed"} and request.sampling.greedy
+
+
+def test_an_option_that_is_not_given_has_the_default_of_the_configuration(here: Path) -> None:
+    def options(line: str) -> Options:
+        return main.parser().parse_args(line.split())
+
+    target = options("--role target --prefill h:1")
+    assert models.model_config(target, None) == ModelConfig(default_k=None)
+    assert configuration.role_config(target, None).prefill == PrefillConfig("h:1")
+    assert configuration.role_config(target, None).prefixes == PrefixSharing()
+    nxdi = models.nxdi_settings(options("--role fused_target --backend nxdi"))
+    assert nxdi == NxdiSettings()
+    assert tools.plan_config(options("--role plan --instance i --model m")) == PlanConfig("i", "m")
+    asked = asking.client_config(options("--role client --prompt x"))
+    unset = frozenset(SAMPLING_FIELDS)
+    assert asked == ClientConfig("127.0.0.1:50051", ("x",), GenerationRequest(text="", unset_sampling=unset))

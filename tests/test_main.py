@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tandem.cli import configuration, main
+from tandem.cli import asking, main
+from tandem.speculation.request import Drafts
 from tandem.speculation.types import Rule
-from tests.support import GREEDY, REPOSITORY, launch, oracle, server_process
+from tests.support import GREEDY, REPOSITORY, launch, oracle, run_client, server_process
 
 PROMPTS = ("the first prompt", "the second")
 
@@ -63,7 +64,14 @@ def test_the_rule_of_a_request_is_agreement_unless_another_is_asked_for() -> Non
         (["--rule", "rejection"], Rule.REJECTION),
     ):
         args = main.parser().parse_args(["--role", "client", "--prompt", "x", *flags])
-        assert configuration.client_config(args).request.rule is rule
+        assert asking.client_config(args).request.rule is rule
+
+
+@pytest.mark.parametrize("drafts", Drafts)
+def test_what_drafts_is_a_flag_of_those_who_ask(drafts: Drafts) -> None:
+    for role in ("client", "fused_client", "draft"):
+        args = main.parser().parse_args(["--role", role, "--prompt", "x", "--drafts", drafts.value])
+        assert asking.client_config(args).request.drafts is drafts
 
 
 def test_gamma_and_prompt_file_are_other_names() -> None:
@@ -162,15 +170,15 @@ def test_a_single_model_prints_each_token_and_then_the_text(folder: Path, role: 
 
 
 def test_a_client_finds_out_which_service_answers_and_all_say_the_same(folder: Path) -> None:
-    ask = ("--role", "client", "--prompt_text", "prompt.txt", "--max_new_tokens", "12")
+    ask = ("--prompt_text", "prompt.txt", "--max_new_tokens", "12")
     with server_process(folder, "--role", "target", "--model", "step=0.002", ready_file="target.json") as target:
         address = target.wait_ready()
         with (
             server_process(folder, "--role", "fused_target", "--draft_model", "miss=0.4", ready_file="f.json") as fused,
             server_process(folder, "--role", "draft_worker", "--target_host", address, ready_file="d.json") as draft,
         ):
-            outputs = [launch(folder, *ask, "--port", str(s.port)) for s in (target, fused, draft)]
-            wrong = launch(folder, *ask, "--port", str(target.port), "--service", "DraftWorker")
+            outputs = [run_client(folder, *ask, "--port", str(s.port)) for s in (target, fused, draft)]
+            wrong = run_client(folder, *ask, "--port", str(target.port), "--service", "DraftWorker")
     for done in outputs:
         assert done.returncode == 0, done.stderr
         final = done.stdout.split("=== Final outputs ===")[1]
@@ -183,9 +191,9 @@ def test_a_client_finds_out_which_service_answers_and_all_say_the_same(folder: P
 
 def test_one_prompt_streams_as_it_comes_and_a_refused_one_is_exit_code_1(folder: Path) -> None:
     with server_process(folder, "--role", "target", "--sequence_length", "32") as server:
-        ask = ("--role", "client", "--port", str(server.port), "--prompt", "hi", "--max_new_tokens")
-        done = launch(folder, *ask, "8")
-        refused = launch(folder, *ask, "50")
+        ask = ("--port", str(server.port), "--prompt", "hi", "--max_new_tokens")
+        done = launch(folder, "--role", "client", *ask, "8")
+        refused = run_client(folder, *ask, "50")
     assert (done.returncode, done.stdout) == (0, latin("hi", 8) + "\n")
     assert "8 tokens in" in done.stderr
     assert refused.returncode == 1
@@ -197,8 +205,8 @@ def test_prompts_of_a_file_run_side_by_side(folder: Path) -> None:
     """Four prompts of 20 steps of 20 ms each would take 1.6 s in turn."""
     (folder / "four.txt").write_text("one\ntwo\nthree\nfour\n")
     with server_process(folder, "--role", "target", "--model", "step=0.02") as server:
-        ask = ("--role", "client", "--port", str(server.port), "--prompt_text", "four.txt")
-        done = launch(folder, *ask, "--max_new_tokens", "20", "--ignore_eos", "--profile")
+        ask = ("--port", str(server.port), "--prompt_text", "four.txt")
+        done = run_client(folder, *ask, "--max_new_tokens", "20", "--ignore_eos", "--profile")
     assert done.returncode == 0, done.stderr
     latencies = [float(row["end_to_end_latency_s"]) for row in profile_rows(folder)]
     assert max(latencies) < 1.2
@@ -329,6 +337,8 @@ def test_a_truncated_gguf_is_exit_code_2_and_one_line(
         ("--role client --prompt x --top_k -1", "top_k: -1"),
         ("--role client --prompt x --seed -1", "seed: -1"),
         ("--role client --prompt x --rule majority", "rule: 'majority'"),
+        ("--role client --prompt x --drafts hybrid", "drafts: 'hybrid' is not one of auto, none, lookup"),
+        ("--role client --prompt x --drafts none --speculation_length 3", "drafts: none, but speculation_length is 3"),
         ("--role client --prompt x --max_new_tokens 0", "max_new_tokens: 0"),
         ("--role client --prompt x --speculation_length -1", "speculation_length: -1"),
         ("--role client --prompt x --service Nobody", "Nobody"),

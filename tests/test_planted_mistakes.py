@@ -6,6 +6,7 @@ Mistakes in the algorithm are in tests/speculation, mistakes against the guarant
 from __future__ import annotations
 
 import importlib
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -42,6 +43,35 @@ MISTAKES = (
         "bisect.insort(self._free, slot)",
         "self._free.append(slot)",
         "engine/test_slots.py::test_the_lowest_free_slot_is_handed_out",
+    ),
+    *(
+        Mistake(name, f"tandem.engine.{where}", old, new, f"engine/test_holds.py::{by}", arguments)
+        for name, where, old, new, by, arguments in (
+            (
+                "others are held back although it is of no use",
+                "slots:SlotPool._holder",
+                "self.memory.cost(place.tokens) <= self.memory.limit",
+                "0 <= self.memory.limit",
+                "test_who_cannot_fit_holds_nobody_back_and_has_its_turn_once_it_can",
+                (itertools.repeat("mallory"),),
+            ),
+            (
+                "a hold follows the last one at once",
+                "holds:Holds.begins",
+                "max(self.until, self._rests_until)",
+                "self.until",
+                "test_who_asks_for_all_memory_for_ever_costs_the_others_a_quarter_at_most",
+                (itertools.repeat("mallory"),),
+            ),
+            (
+                "holds never grow, so that who waits starves",
+                "holds:Holds.begins",
+                "min(2 * self._length, LONGEST)",
+                "FIRST",
+                "test_nobody_starves_and_nobody_is_locked_out",
+                (2,),
+            ),
+        )
     ),
     *(
         Mistake(name, f"tandem.engine.{where}", old, new, f"engine/test_kv_memory.py::{by}", arguments)
@@ -89,8 +119,8 @@ MISTAKES = (
             (
                 "pages go back while the last step of their sequence runs",
                 "kv_memory:limit_kv_memory",
-                "batcher.between_steps(functools.partial(runner.give_back, slot, tokens))",
-                "runner.give_back(slot, tokens)",
+                "batcher.between_steps(functools.partial(memory.give_back, slot, tokens))",
+                "memory.give_back(slot, tokens)",
                 "test_pages_go_back_only_after_the_step_that_may_still_write_them",
                 (),
             ),
@@ -99,14 +129,14 @@ MISTAKES = (
                 "slots:SlotPool.acquire",
                 "and not self._held_back(place)",
                 "",
-                "test_a_long_sequence_is_not_passed_by_short_ones_that_came_later",
+                "test_a_long_sequence_has_its_turn_before_short_ones_that_came_later",
                 (),
             ),
             (
                 "who left for a moment loses the memory",
-                "slots:SlotPool._next",
-                "if self.memory and",
-                "if False and",
+                "slots:SlotPool._too_late",
+                "loop.time() + KEPT_SECONDS",
+                "loop.time()",
                 "test_a_long_opening_that_comes_back_finds_its_place_before_short_ones",
                 (),
             ),
@@ -120,9 +150,9 @@ MISTAKES = (
             ),
             (
                 "a sequence reserves its prompt alone",
-                "sequences:LocalVerifier.open",
-                "self._extent.tokens(len(prompt))",
-                "len(prompt)",
+                "sequences:KVSequence.admitted",
+                "request.most_tokens(prompt_length)",
+                "prompt_length",
                 "test_many_short_sequences_and_a_long_one_say_the_same_within_the_memory_of_two",
                 (False,),
             ),
@@ -180,17 +210,104 @@ MISTAKES = (
     ),
     Mistake(
         "the server's own time counts as the network's",
-        "tandem.rpc.wire:answer_from_wire",
-        "seconds - reply.server_seconds",
+        "tandem.rpc.wire_verdicts:answer_from_wire",
+        'seconds - check.seconds("server_seconds", reply.server_seconds, seconds)',
         "seconds",
         "rpc/test_wire.py::test_of_a_round_what_the_server_did_not_take_is_the_networks",
     ),
     Mistake(
         "a server that says more than the round took makes time",
-        "tandem.rpc.wire:answer_from_wire",
-        "max(0.0, seconds - reply.server_seconds)",
-        "seconds - reply.server_seconds",
+        "tandem.rpc.wire_verdicts:answer_from_wire",
+        "reply.server_seconds, seconds)",
+        "reply.server_seconds)",
         "rpc/test_wire.py::test_of_a_round_what_the_server_did_not_take_is_the_networks",
+    ),
+    Mistake(
+        "features behind a gap are used",
+        "tandem.speculation.features:FeatureInbox.came",
+        "not self.first <= start <= self.end",
+        "not self.first <= start",
+        "services/test_features.py::test_features_behind_a_gap_are_left_out_until_an_opening_begins_anew",
+    ),
+    Mistake(
+        "an opening has all features of a long prompt",
+        "tandem.services.sessions.features:opening_features",
+        "max(request.features.start, end - OPENING_BYTES // spec.position_bytes)",
+        "request.features.start",
+        "services/test_features.py::test_an_opening_brings_the_last_features_that_fit_into_two_mebibytes",
+        (0,),
+    ),
+    *(
+        Mistake(name, f"tandem.rpc.{where}", old, new, f"rpc/test_contract.py::{by}", arguments)
+        for name, where, old, new, by, arguments in (
+            (
+                "an id outside the vocabulary is a token",
+                "wire_checks:token_ids",
+                "max(values) >= vocab_size",
+                "max(values) > vocab_size",
+                "test_a_round_beyond_the_contract_is_refused_by_its_field",
+                ({"token_ids": [7, 8, 258]}, "token_ids: the id at 2"),
+            ),
+            (
+                "a time that is no number is a time",
+                "wire_checks:seconds",
+                "if not 0 <= value < math.inf:",
+                "if value < 0 or value == math.inf:",
+                "test_a_round_beyond_the_contract_is_refused_by_its_field",
+                ({"compute_seconds": float("nan")}, "compute_seconds: "),
+            ),
+            (
+                "a server may take longer than the wait for it",
+                "wire_checks:seconds",
+                "min(value, most)",
+                "value",
+                "test_no_time_of_a_server_is_longer_than_the_wait_for_it",
+                (),
+            ),
+            (
+                "more drafts are accepted than were sent",
+                "wire_verdicts:answer_from_wire",
+                "if reply.accepted > len(draft):",
+                "if False:",
+                "test_a_round_beyond_the_contract_is_refused_by_its_field",
+                ({"accepted": 4}, "accepted: 4 of 3 drafts"),
+            ),
+            (
+                "other tokens are accepted than were sent",
+                "wire_verdicts:answer_from_wire",
+                "if reply.accepted > same:",
+                "if False:",
+                "test_a_round_beyond_the_contract_is_refused_by_its_field",
+                (
+                    {"accepted": 3, "token_ids": [7, 8, 1, 2], "committed_length": 14},
+                    "token_ids: the id at 2 is not the draft's",
+                ),
+            ),
+            (
+                "a run verifies any number of drafts",
+                "wire_verdicts:run_step_from_wire",
+                'check.count("drafted", reply.drafted, bounds.most_drafts)',
+                "reply.drafted",
+                "test_a_step_of_a_run_beyond_the_contract_is_refused_by_its_field",
+                ({"drafted": 6}, "drafted: 6 is outside 0 to 5"),
+            ),
+            (
+                "a round commits more than one token beside the accepted ones",
+                "wire_verdicts:_verdict",
+                "if count != reply.accepted + 1:",
+                "if count < reply.accepted + 1:",
+                "test_a_round_beyond_the_contract_is_refused_by_its_field",
+                ({"token_ids": [7, 8, 9, 1], "committed_length": 14}, "token_ids: 4 with 2 accepted drafts"),
+            ),
+            (
+                "a round ends wherever the server says",
+                "wire_verdicts:_verdict",
+                "if reply.committed_length != base_length + count:",
+                "if reply.committed_length < base_length + count:",
+                "test_a_round_beyond_the_contract_is_refused_by_its_field",
+                ({"committed_length": 2**32 - 1}, "committed_length: "),
+            ),
+        )
     ),
     Mistake(
         "a secret that a group can read is none of our business",
@@ -230,6 +347,7 @@ MISTAKES = (
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
 def test_a_planted_mistake_is_found_and_nothing_is_without_it(mistake: Mistake) -> None:

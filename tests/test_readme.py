@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tandem.cli import compare, configuration, main
+from tandem.cli import asking, compare, configuration, main
+from tests import flag_tables
 
 ROOT = Path(__file__).resolve().parents[1]
 # Pages with commands of roles, comparisons and training; other tests parse those of the other pages.
@@ -17,15 +18,11 @@ PAGES = [
     *(ROOT / "docs" / f"{name}.md" for name in ("running", "openai", "comparison", "how-it-works", "drafts")),
     ROOT / "docs" / "prefill.md",
 ]
-every_page = pytest.mark.parametrize(
-    "page",
-    [
-        ROOT / "README.md",
-        *sorted((ROOT / "docs").rglob("*.md")),
-        ROOT / "benchmarks" / "README.md",
-        ROOT / "deploy" / "README.md",
-    ],
-    ids=lambda page: str(page.relative_to(ROOT)),
+EVERY_PAGE = (
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    ROOT / "benchmarks" / "README.md",
+    ROOT / "deploy" / "README.md",
 )
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#([^)\s]+))?\)|\]\(#([^)\s]+)\)")
 
@@ -55,13 +52,19 @@ def test_a_command_of_a_page_is_understood(command: str) -> None:
         args = main.parser().parse_args(arguments)
         assert args.role in main.ROLES
         if args.prompt or args.prompt_text:
-            configuration.client_config(args)
+            asking.client_config(args)
         elif args.role in ("target", "draft_worker"):
             configuration.role_config(args, args.model)
     elif program == "compare_architectures.py":
         compare.build_parser().parse_args(arguments)
     else:
         assert program == "-m" and Path(ROOT, *arguments[0].split(".")).with_suffix(".py").is_file()
+
+
+@pytest.mark.parametrize("page", flag_tables.PAGES, ids=lambda page: page.stem)
+def test_the_tables_of_flags_are_those_of_the_declarations(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert text == flag_tables.with_tables(text), "python -m tests.flag_tables writes them anew"
 
 
 EXAMPLE = ROOT / "examples" / "generate.py"
@@ -80,13 +83,13 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@every_page
-def test_links_between_pages_lead_somewhere(page: Path) -> None:
+def test_links_between_pages_lead_somewhere() -> None:
     broken = []
-    for file, anchor, own in LINK.findall(page.read_text(encoding="utf-8")):
-        target = (page.parent / file).resolve() if file else page
-        if not target.exists() or ((anchor or own) and (anchor or own) not in anchors(target)):
-            broken.append(file + "#" + (anchor or own))
+    for page in EVERY_PAGE:
+        for file, anchor, own in LINK.findall(page.read_text(encoding="utf-8")):
+            target = (page.parent / file).resolve() if file else page
+            if not target.exists() or ((anchor or own) and (anchor or own) not in anchors(target)):
+                broken.append(f"{page.relative_to(ROOT)}: {file}#{anchor or own}")
     assert broken == []
 
 
@@ -95,11 +98,12 @@ def test_the_index_names_every_page() -> None:
     assert [path.name for path in (ROOT / "docs").glob("*.md") if f"({path.name})" not in index + "(README.md)"] == []
 
 
-@every_page
-def test_a_file_that_a_page_names_is_there(page: Path) -> None:
-    named = re.findall(
-        r"`((?:tandem|services|clients|tests|benchmarks|docs|deploy|proto|examples)/[\w./-]*)`",
-        page.read_text("utf-8"),
-    )
-    there = {path for path in named if (ROOT / path).exists()}
-    assert sorted(set(named) - there) == []
+def test_a_file_that_a_page_names_is_there() -> None:
+    named = re.compile(r"`((?:tandem|services|clients|tests|benchmarks|docs|deploy|proto|examples)/[\w./-]*)`")
+    missing = [
+        f"{page.relative_to(ROOT)}: {path}"
+        for page in EVERY_PAGE
+        for path in sorted(set(named.findall(page.read_text("utf-8"))))
+        if not (ROOT / path).exists()
+    ]
+    assert missing == []

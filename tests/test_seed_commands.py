@@ -123,6 +123,7 @@ def final_outputs(stdout: str) -> str:
     return stdout.partition("=== Final outputs ===")[2]
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_target_and_draft(place: Place) -> None:
     """Sampled, they say what the target says alone; and both sides write what the rounds cost."""
@@ -154,7 +155,7 @@ def test_target_and_draft(place: Place) -> None:
     assert all(int(row["output_tokens"]) == int(row["accepted"]) + int(row["rounds"]) for row in sessions)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_fused_target_and_client_and_a_rank_that_dies_ends_the_server(place: Place) -> None:
     with place.server(FUSED_TARGET) as (process, folder):
@@ -171,6 +172,7 @@ def test_fused_target_and_client_and_a_rank_that_dies_ends_the_server(place: Pla
     assert "Traceback" not in log
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("line", [VERIFY_TARGET, VERIFY_DRAFT], ids=["verify_target", "verify_draft"])
 def test_one_model_alone(place: Place, line: str) -> None:
     done = place.run(line, "alone")

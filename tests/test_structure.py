@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -89,10 +90,11 @@ def imports_of(module: Path, *, deferred: bool = True) -> list[tuple[str, int]]:
     return list(imports_in(tree_of(module), module, deferred=deferred))
 
 
-def offences(module: Path, forbidden: set[str]) -> list[str]:
+def offences(modules: Iterable[Path], forbidden: set[str]) -> list[str]:
     return sorted(
         {
             f"{module}:{line} imports {name}"
+            for module in modules
             for name, line in imports_of(module)
             if any(name == one or name.startswith(f"{one}.") for one in forbidden)
         }
@@ -106,15 +108,15 @@ def file_of(name: str) -> Path | None:
     return next((candidate for candidate in candidates if (ROOT / candidate).is_file()), None)
 
 
-@pytest.mark.parametrize("module", PACKAGE_MODULES, ids=str)
-def test_a_module_imports_only_the_rooms_that_its_own_may_import(module):
-    room = module.parts[1]
-    assert offences(module, {f"tandem.{other}" for other in set(MAY_IMPORT) - MAY_IMPORT[room] - {room}}) == []
+def test_a_module_imports_only_the_rooms_that_its_own_may_import():
+    found = []
+    for room, may in MAY_IMPORT.items():
+        found += offences(modules_of(room), {f"tandem.{other}" for other in set(MAY_IMPORT) - may - {room}})
+    assert found == []
 
 
-@pytest.mark.parametrize("module", PACKAGE_MODULES, ids=str)
-def test_nothing_of_ours_is_imported_under_a_second_name(module):
-    assert offences(module, {*TOPS, "main", "compare_architectures", "tests", "benchmarks", "proto"}) == []
+def test_nothing_of_ours_is_imported_under_a_second_name():
+    assert offences(PACKAGE_MODULES, {*TOPS, "main", "compare_architectures", "tests", "benchmarks", "proto"}) == []
 
 
 @pytest.mark.parametrize("top", TOPS)
@@ -124,22 +126,13 @@ def test_a_folder_at_the_top_cannot_be_imported_under_its_own_name(top):
     assert run.stdout == f"this package is imported as tandem.{top}\n", run.stderr
 
 
-@pytest.mark.parametrize("module", modules_of("speculation"), ids=str)
-def test_the_algorithm_knows_neither_the_wire_nor_a_model_library(module):
-    assert offences(module, WIRE | MODEL_LIBRARIES) == []
+def test_the_algorithm_knows_neither_the_wire_nor_a_model_library():
+    assert offences(modules_of("speculation"), WIRE | MODEL_LIBRARIES) == []
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        module
-        for room in ("engine", "runners", "checkpoints", "comparison", "planning", "training", "cli")
-        for module in modules_of(room)
-    ],
-    ids=str,
-)
-def test_only_services_clients_and_rpc_import_grpc(module):
-    assert offences(module, WIRE) == []
+def test_only_services_clients_and_rpc_import_grpc():
+    rooms = ("engine", "runners", "checkpoints", "comparison", "planning", "training", "cli")
+    assert offences((module for room in rooms for module in modules_of(room)), WIRE) == []
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS, ids=str)
@@ -158,6 +151,22 @@ def test_a_launcher_answers_help_without_loading_a_model_library(launcher):
     assert sorted(set(heavy)) == []
 
 
+def test_asyncio_s_own_threads_are_used_by_nothing_that_callers_can_make_long():
+    """What they can has threads of its own: asyncio's are few, and name look-ups of all channels need them."""
+    at_start_or_by_users = {
+        "tandem/engine/loading.py",
+        "tandem/services/gateway/run.py",
+        "tandem/services/engine_port/service.py",  # files of the tokenizer, zipped once
+        "tandem/clients/draft_session.py",  # a caller's own drafter, in its own process
+    }
+    using = set()
+    for module in PACKAGE_MODULES:
+        calls = [ast.unparse(node) for node in ast.walk(tree_of(module)) if isinstance(node, ast.Call | ast.Attribute)]
+        if any(call == "asyncio.to_thread" or "run_in_executor(None" in call for call in calls):
+            using.add(str(module))
+    assert {each for each in using if not each.startswith("tandem/comparison/")} == at_start_or_by_users
+
+
 def test_one_file_imports_nxd_inference():
     importers = {
         str(module)
@@ -167,11 +176,48 @@ def test_one_file_imports_nxd_inference():
     assert importers == {"tandem/runners/nxdi/sdk.py"}
 
 
-@pytest.mark.parametrize("module", PACKAGE_MODULES, ids=str)
-def test_the_core_does_not_name_the_nxdi_backend(module):
+def test_the_core_does_not_name_the_nxdi_backend():
     may = ("tandem/runners/nxdi/", "tandem/runners/backends.py", "tandem/cli/", "tandem/planning/")
-    if not str(module).startswith(may):
-        assert "nxdi" not in (ROOT / module).read_text(encoding="utf-8").lower()
+    core = [module for module in PACKAGE_MODULES if not str(module).startswith(may)]
+    assert [str(module) for module in core if "nxdi" in (ROOT / module).read_text(encoding="utf-8").lower()] == []
+
+
+WORKSHOPS = ("tandem.training", "tandem.planning", "tandem.ray_serve", "tandem.runners.nxdi", "tandem.services.gateway")
+COMPOSES = "tandem/runners/backends.py"
+CORE_LINES = 20_000
+
+
+@cache
+def core_files() -> frozenset[Path]:
+    """The files that docs/structure.md names as the core: those of its folders without those that it leaves out."""
+    section = (ROOT / "docs/structure.md").read_text(encoding="utf-8").split("## The core\n")[1].split("\n## ")[0]
+    found: set[Path] = set()
+    for folder, without in re.findall(r"^\| `([\w/]+/)` \|([^|]*)\|$", section, re.MULTILINE):
+        left_out = set(re.findall(r"`([\w.]+)`", without))
+        files = {file.name: file for file in (ROOT / folder).iterdir() if file.suffix in (".py", ".h", ".cpp")}
+        assert left_out <= set(files), f"{folder} has no {left_out - set(files)}"
+        found |= {file for name, file in files.items() if name not in left_out}
+    return frozenset(found)
+
+
+def test_the_core_can_be_read_in_a_day():
+    lines = [len(file.read_text(encoding="utf-8").splitlines()) for file in core_files()]
+    assert len(lines) > 100, "the table of docs/structure.md was not read"
+    assert sum(lines) <= CORE_LINES
+
+
+def test_nothing_in_the_core_imports_a_workshop():
+    """One place names them, and imports what a configuration asks for."""
+    modules = [module for module in PACKAGE_MODULES if (ROOT / module).resolve() in core_files()]
+    assert len(modules) > 100
+    assert offences(modules, set(WORKSHOPS)) == []
+    naming = {
+        str(module)
+        for module in modules
+        for node in ast.walk(tree_of(module))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith(WORKSHOPS)
+    }
+    assert naming == {COMPOSES}
 
 
 def test_the_rules_see_every_room_on_disk():
@@ -219,3 +265,42 @@ def test_the_contract_is_not_importable():
     assert [str(path.relative_to(ROOT)) for path in (ROOT / "proto").rglob("*.py*")] == []
     spec = importlib.util.find_spec("proto")  # google's proto-plus is imported by this name, and must stay so
     assert spec is None or spec.origin is None or not Path(spec.origin).is_relative_to(ROOT / "proto")
+
+
+def private_names() -> set[str]:
+    """Every name with one leading underscore that a product module defines or assigns."""
+    found = set()
+    for module in PACKAGE_MODULES:
+        for node in ast.walk(tree_of(module)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                found.add(node.name)
+            elif isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self", "cls"):
+                found.add(node.attr)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                found.add(node.id)
+    return {name for name in found if name.startswith("_") and not name.startswith("__")}
+
+
+def private_accesses(source: str, private: set[str]) -> list[int]:
+    """The lines that read or set such a name of another object than `self`."""
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Attribute) and node.attr in private and ast.unparse(node.value) not in ("self", "cls")
+    ]
+
+
+def test_tests_look_at_behaviour_and_hardly_at_private_names():
+    """What a test says of the inside, a change of the inside must change too. There were 168; the limit only falls."""
+    private = private_names()
+    accesses = {
+        str(path.relative_to(ROOT)): private_accesses(path.read_text(encoding="utf-8"), private)
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+    }
+    worst = sorted(((len(lines), path, lines) for path, lines in accesses.items()), reverse=True)[:10]
+    assert sum(map(len, accesses.values())) < 80, f"the most private names: {worst}"
+
+
+def test_a_private_name_is_seen_wherever_it_hides():
+    source = "site.verifier._free(x)\nself._free = 1\nengine._tree._free\nother._unknown\n"
+    assert sorted(private_accesses(source, {"_free", "_tree"})) == [1, 3, 3]

@@ -11,6 +11,7 @@ from typing import Any
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from tandem.services.security.limits import ServerLimits, check_stops
+from tandem.speculation.request import members
 from tandem.speculation.types import (
     Chunk,
     FinishReason,
@@ -25,6 +26,8 @@ from tandem.speculation.types import (
 
 MAX_CHOICES = 128
 _SEEDS = 2**64
+EXTENSIONS = {"x-tandem-drafts": "drafts"}
+"""Options of a request that this protocol has no field for, by the key of the call's metadata that they come in."""
 ANY_OBJECT = '{"type": "object"}'
 _ALL_TOKENS = 2**32 - 1
 """What the gateway sends as `top_k` for a request without one."""
@@ -55,11 +58,15 @@ class Output:
 
 
 def requests_of(
-    message: pb.GenerateRequest, limits: ServerLimits, longest: int, adapter: str = ""
+    message: pb.GenerateRequest,
+    limits: ServerLimits,
+    longest: int,
+    adapter: str = "",
+    metadata: Sequence[tuple[str, str | bytes]] = (),
 ) -> list[GenerationRequest]:
     """Returns a request for each of the `n` choices: choice i draws with the seed + i. Raises InvalidField, TooLong.
 
-    `longest`: the sequence length. `adapter`: the name of the one that they have.
+    `longest`: the sequence length. `adapter`: the name of the one that they have. `metadata`: of the call.
     """
     given = message.sampling_params
     _check_served(message)
@@ -78,6 +85,7 @@ def requests_of(
         ignore_end_of_sequence=given.ignore_eos,
         logprobs=given.logprobs if given.HasField("logprobs") else None,
         adapter=adapter,
+        **members({EXTENSIONS[key]: value for key, value in metadata if key in EXTENSIONS}),
     )
     return [replace(first, sampling=_moved(first.sampling, i)) for i in range(count)]
 

@@ -10,7 +10,8 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc
 
 from tandem.services.health import HealthService
-from tandem.services.health_port import AddressInUse
+from tandem.services.health_port import bind
+from tandem.services.layers import Layer
 from tandem.services.security.config import Security
 
 Register = Callable[[grpc.aio.Server], None]
@@ -21,7 +22,7 @@ class EngineAddress:
     """Where a server listens for gateways; `port` 0 takes a free one."""
 
     port: int
-    host: str = "127.0.0.1"
+    host: str
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -39,15 +40,11 @@ class EnginePort:
         self,
         address: EngineAddress,
         security: Security,
-        outermost: Sequence[grpc.aio.ServerInterceptor] = (),
+        outermost: Sequence[Layer] = (),
         options: Sequence[tuple[str, int]] = (),
     ) -> None:
         self._server = replace(security, tls=None, tokens=None).server(outermost, options=options)
-        where = f"{address.host}:{address.port}"
-        try:
-            self.port = self._server.add_insecure_port(where)
-        except RuntimeError:
-            raise AddressInUse(f"engine_port: cannot listen on {where}; is another server there?") from None
+        self.port = bind("engine_port", f"{address.host}:{address.port}", self._server.add_insecure_port)
 
     async def start(self, register: Register, health: HealthService) -> None:
         register(self._server)
@@ -69,7 +66,7 @@ class EnginePorts:
         self,
         address: EngineAddress,
         security: Security,
-        outermost: Sequence[grpc.aio.ServerInterceptor] = (),
+        outermost: Sequence[Layer] = (),
         options: Sequence[tuple[str, int]] = (),
     ) -> None:
         self._address, self._more = address, (security, outermost, options)

@@ -10,7 +10,6 @@ import time
 import zipfile
 from collections.abc import AsyncGenerator, AsyncIterator
 from datetime import datetime, timezone
-from functools import partial
 from typing import Any
 
 import grpc
@@ -19,10 +18,10 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from tandem.checkpoints.tokenizers import HasFiles, Tokenizer
 from tandem.rpc.request_context import Request, begin, current_span, valid_id
-from tandem.services.engine_port.choices import Choices, Requests
+from tandem.services.engine_port.aborting import Requests
 from tandem.services.engine_port.conversion import Output, aborted_reply, chunk_reply, end_reply, requests_of
 from tandem.services.errors import NotOffered
-from tandem.services.generation import GenerateMethod
+from tandem.services.generation import GenerateMethod, Generations
 from tandem.services.load import Load
 from tandem.speculation.types import GenerationEnd, GenerationRequest
 
@@ -46,14 +45,15 @@ class EngineService(vllm_engine_pb2_grpc.VllmEngineServicer):
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
         self._received = time.time()
         info = self._generate.generator.info
-        requests = requests_of(request, self._generate.limits, info.max_sequence_length, self._adapter)
+        metadata = context.invocation_metadata() or ()
+        requests = requests_of(request, self._generate.limits, info.max_sequence_length, self._adapter, metadata)
         if valid_id(request.request_id):
             begin(Request(request.request_id, current_span(), self._adapter))  # the id that the client was told
-        seconds = context.time_remaining()
-        choices = Choices([partial(self._generate.events, each, seconds) for each in requests])
+        choices = Generations(self._generate, requests, context.time_remaining())
         with self._requests.one(request.request_id, choices):
-            async for reply in _replies(choices, requests, request.stream):
-                yield reply
+            async with contextlib.aclosing(_replies(choices, requests, request.stream)) as replies:
+                async for reply in replies:
+                    yield reply
 
     async def Abort(self, request: pb.AbortRequest, context: grpc.aio.ServicerContext) -> pb.AbortResponse:
         self._requests.abort(request.request_ids)
@@ -144,7 +144,7 @@ class EngineService(vllm_engine_pb2_grpc.VllmEngineServicer):
 
 
 async def _replies(
-    choices: Choices, requests: list[GenerationRequest], stream: bool
+    choices: Generations, requests: list[GenerationRequest], stream: bool
 ) -> AsyncGenerator[pb.GenerateResponse, None]:
     """Yields the replies to a request. Each choice ends with a reply of its own, also if the request is aborted."""
     outputs = [Output() for _ in requests]

@@ -15,7 +15,7 @@ from tandem.services.security.tokens import read_tokens
 OWN_SERVER = "--role fused_target"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
     """Where the gateway listens for HTTP, and the HOST:PORT of the engine ports of its `workers`.
 
@@ -24,19 +24,19 @@ class GatewayConfig:
     `accept_tokens`: a file of lines `identity token`, the API keys of clients.
     """
 
-    workers: tuple[str, ...] = ()
-    host: str = "127.0.0.1"
-    port: int = 8080
-    worker_flags: str = OWN_SERVER
-    flags: str = ""
-    queue: int = 256
+    workers: tuple[str, ...]
+    host: str
+    port: int
+    worker_flags: str
+    flags: str
+    queue: int
     metrics_port: int | None = None
-    metrics_host: str = "127.0.0.1"
+    metrics_host: str
     tls_cert: str | None = None
     tls_key: str | None = None
     accept_tokens: str | None = None
-    insecure: bool = False
-    drain_seconds: float = 30.0
+    insecure: bool
+    drain_seconds: float
     ready_file: str | None = None
 
     def __post_init__(self) -> None:

@@ -1,6 +1,6 @@
 """Gives each call a request id, and notifies observers from its first message to its status.
 
-An observer's exceptions are logged and do not affect the call. This interceptor comes first, so that it sees calls that
+An observer's exceptions are logged and do not affect the call. This layer comes first, so that it sees calls that
 others refuse, and their log lines carry the request id.
 """
 
@@ -10,16 +10,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
-from tandem.rpc.request_context import REQUEST_ID, Request, Span, begin, new_id, valid_id
-from tandem.services.wrapping import OURS, Stream, Unary, wrapped
+from tandem.rpc.request_context import REQUEST_ID, Request, begin, new_id, valid_id
+from tandem.services.layers import Call, Layer
 from tandem.speculation.types import FinishReason
 
 log = logging.getLogger("tandem.rpc")
@@ -29,30 +27,6 @@ DEADLINE_SLACK = 0.25
 """A call that is cancelled this many seconds before its deadline, or later, has exceeded it."""
 _QUOTES = "INVALID_FIELD"  # messages with this reason quote the request
 _CODES = {code.value[0]: code.name for code in grpc.StatusCode}
-
-
-@dataclass(slots=True)
-class Call:
-    """One call to `service`, its full name. `method` is Service/Method. `in_run`: it is a stream that became a run.
-
-    `code`, `reason` (of ErrorInfo) and `message` are set at its end. `message` never quotes the request, so it may
-    be logged.
-    """
-
-    method: str
-    metadata: dict[str, str]
-    request_id: str
-    service: str
-    started: float = field(default_factory=time.perf_counter)
-    code: str = ""
-    reason: str = ""
-    message: str = ""
-    span: Span | None = None
-    in_run: bool = False
-
-    @property
-    def seconds(self) -> float:
-        return time.perf_counter() - self.started
 
 
 class CallObserver:
@@ -74,111 +48,53 @@ class CallObserver:
         """The call ended, with the status in `call`."""
 
 
-class CallInterceptor(grpc.aio.ServerInterceptor):
+class CallLayer(Layer):
     """Notifies `observers`, which may be added until the server listens."""
+
+    told = True
 
     def __init__(self, observers: Sequence[CallObserver]) -> None:
         self._observers = observers
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler:
-        method = handler_call_details.method
-        if not method.startswith(OURS):
-            return await continuation(handler_call_details)
-        metadata = {key: value for key, value in handler_call_details.invocation_metadata or () if type(value) is str}
-        given = metadata.get(REQUEST_ID)
-        request_id = given if given and valid_id(given) else new_id()
-        service = method[1:].partition("/")[0]
-        call = Call(method.rpartition(".")[2], metadata, request_id, service)
+    @contextlib.asynccontextmanager
+    async def around(self, call: Call) -> AsyncIterator[None]:
+        given = call.given(REQUEST_ID)[-1:]
+        call.request_id = given[0] if given and valid_id(given[0]) else new_id()
         self._notify("began", call)
         begin(Request(call.request_id, call.span))  # gRPC gives every call a task of its own
-        handler = await continuation(handler_call_details)
-        return handler and self._observed(handler, call)
-
-    def _observed(self, handler: grpc.RpcMethodHandler, call: Call) -> grpc.RpcMethodHandler:
-        stream = self._stream_stream if handler.stream_stream else self._unary_stream
-        return wrapped(
-            handler,
-            lambda method: self._unary(method, call),
-            lambda method: stream(method, call),
-            request_deserializer=handler.request_deserializer and self._sized(handler.request_deserializer, call),
-            response_serializer=self._sizing(handler.response_serializer, call),
-        )
-
-    def _unary(self, method: Unary, call: Call) -> Unary:
-        async def observed(request: Any, context: grpc.aio.ServicerContext) -> Any:
-            with self._until_end(call, context):
-                reply = await method(request, context)
-                self._notify("replied", call, request, reply, call.seconds)
-                return reply
-
-        return observed
-
-    def _unary_stream(self, method: Stream, call: Call) -> Stream:
-        async def observed(request: Any, context: grpc.aio.ServicerContext) -> AsyncGenerator[Any, None]:
-            with self._until_end(call, context):
-                async with contextlib.aclosing(method(request, context)) as replies:
-                    async for reply in replies:
-                        self._notify("replied", call, request, reply, call.seconds)
-                        yield reply
-
-        return observed
-
-    def _stream_stream(self, method: Stream, call: Call) -> Stream:
-        """Pairs each reply with the oldest unanswered request, and each step of a run with the newest message."""
-
-        async def observed(
-            requests: AsyncIterator[Any], context: grpc.aio.ServicerContext
-        ) -> AsyncGenerator[Any, None]:
-            unanswered: deque[tuple[Any, float]] = deque()
-            with self._until_end(call, context):
-                async with contextlib.aclosing(method(_timed(requests, unanswered), context)) as replies:
-                    async for reply in replies:
-                        request, read = unanswered[-1] if _in_run(reply) else unanswered.popleft()
-                        self._notify("replied", call, request, reply, time.perf_counter() - read)
-                        yield reply
-
-        return observed
-
-    @contextlib.contextmanager
-    def _until_end(self, call: Call, context: grpc.aio.ServicerContext) -> Any:
-        if call.metadata.get(REQUEST_ID) != call.request_id:  # a caller that sent the id need not be told
-            context.set_trailing_metadata(((REQUEST_ID, call.request_id),))
+        if given != [call.request_id]:  # a caller that sent the id need not be told
+            call.context.set_trailing_metadata(((REQUEST_ID, call.request_id),))
         try:
             yield
             call.code = "OK"
         except (asyncio.CancelledError, GeneratorExit):
-            call.code = _why_cancelled(call.seconds, context.time_remaining())
+            call.code = _why_cancelled(call.seconds, call.context.time_remaining())
             raise
         except BaseException:
-            call.code = _code(context)
-            call.reason = _reason(context)
-            call.message = "" if call.reason == _QUOTES else _text(context.details())
+            call.code = _code(call.context)
+            call.reason = _reason(call.context)
+            call.message = "" if call.reason == _QUOTES else _text(call.context.details())
             raise
         finally:
             self._notify("ended", call)
 
-    def _sized(self, deserializer: Callable[[bytes], Any], call: Call) -> Callable[[bytes], Any]:
-        def deserialize(data: bytes) -> Any:
-            try:
-                message = deserializer(data)
-                call.in_run = call.in_run or begins_run(message)
-                return message
-            finally:
-                self._notify("received", call, len(data))
+    def received(self, call: Call, message: Any, size: int | None) -> None:
+        if message is not None:
+            if begins_run(message):
+                call.in_run = True
+                call.unanswered.clear()
+            call.unanswered.append((message, time.perf_counter()))
+        if size is not None:
+            self._notify("received", call, size)
 
-        return deserialize
+    def replied(self, call: Call, reply: Any) -> None:
+        """Pairs a stream's reply with its oldest unanswered request, and a step of a run with the newest message."""
+        answered = call.dialogue and not getattr(reply, "messages_read", 0)
+        request, read = call.unanswered.popleft() if answered else call.unanswered[-1]
+        self._notify("replied", call, request, reply, time.perf_counter() - read)
 
-    def _sizing(self, serializer: Callable[[Any], bytes], call: Call) -> Callable[[Any], bytes]:
-        def serialize(message: Any) -> bytes:
-            data = serializer(message)
-            self._notify("sent", call, len(data))
-            return data
-
-        return serialize
+    def sent(self, call: Call, size: int) -> None:
+        self._notify("sent", call, size)
 
     def _notify(self, event: str, *arguments: Any) -> None:
         for observer in self._observers:
@@ -216,18 +132,6 @@ def _why_cancelled(seconds: float, left: float | None) -> str:
     which began when the request was read.
     """
     return "CANCELLED" if left is None or left > min(DEADLINE_SLACK, seconds / 3) else "DEADLINE_EXCEEDED"
-
-
-def _in_run(reply: Any) -> bool:
-    return bool(getattr(reply, "messages_read", 0))
-
-
-async def _timed(requests: AsyncIterator[Any], unanswered: deque[tuple[Any, float]]) -> AsyncGenerator[Any, None]:
-    async for request in requests:
-        if begins_run(request):
-            unanswered.clear()
-        unanswered.append((request, time.perf_counter()))
-        yield request
 
 
 def _code(context: grpc.aio.ServicerContext) -> str:

@@ -80,7 +80,7 @@ class GenerationMetrics:
         )
 
     def request(self, stats: SpeculationStats) -> WatchedRequest:
-        """Returns a Watcher (services/generation.py) of one request."""
+        """Watches a request; its statistics are updated as rounds end."""
         return WatchedRequest(self, stats)
 
     def round(self, drafted: int, accepted: int) -> None:
@@ -152,6 +152,7 @@ class WatchedRequest:
         self._seen: tuple[int, int, int, list[int], list[int]] = (0, 0, 0, [], [])
 
     def chunk(self, chunk: Chunk) -> None:
+        """Counts a round that committed tokens; the statistics already include it."""
         now = time.perf_counter()
         if self._first:
             self._metrics.between.observe(now - self._last)
@@ -164,6 +165,7 @@ class WatchedRequest:
         self._count()
 
     def ended(self, end: GenerationEnd | BaseException) -> None:
+        """Called last, however the request ended."""
         now, metrics = time.perf_counter(), self._metrics
         self._count()
         metrics.spent(self._stats)

@@ -16,15 +16,18 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from tandem.engine.adapters import Adapters
 from tandem.engine.batcher import Batcher
+from tandem.engine.engine import Engine
 from tandem.engine.features import FeatureRow
 from tandem.engine.page_copies import PageRow
 from tandem.engine.prefix_cache import PrefixCache
 from tandem.engine.slots import SlotPool
+from tandem.engine.structures import OUTCOMES, Structures
 from tandem.rpc.wire_runs import drafted_in
 from tandem.runners.protocol import FusedRow, PrefillRow, ProposeRow, VerifyRow
+from tandem.services.layers import Call
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.observability.adapter_metrics import watch_adapters
-from tandem.services.observability.calls import Call, CallObserver
+from tandem.services.observability.calls import CallObserver
 from tandem.services.observability.generation_metrics import MODEL_LABELS, GenerationMetrics
 from tandem.services.observability.scraped_metrics import ScrapedMetrics
 from tandem.services.sessions.table import SessionTable
@@ -103,6 +106,13 @@ class Metrics(CallObserver):
                 "vllm:kv_cache_usage_perc", "KV cache reserved; 1 is all.", self._names, partial(getattr, pool, "usage")
             )
 
+    def watch_structures(self, structures: Mapping[str, Structures]) -> None:
+        """Adds a counter of compiled structures. `structures`: those of the target or draft."""
+        for (of, each), outcome in itertools.product(structures.items(), OUTCOMES):
+            read = partial(each.outcomes.__getitem__, outcome)
+            label = {"of": of, "outcome": outcome}
+            self.states.counter("tandem:structures", "Structures that were to be compiled, by outcome.", label, read)
+
     def watch_slots(self, of: str, slots: SlotPool) -> None:
         """Adds gauges of KV slots. `of`: target or draft."""
         add, label = self.states.gauge, {"of": of}
@@ -134,6 +144,15 @@ class Metrics(CallObserver):
         self.states.gauge("tandem:step_queue_depth", "Rows waiting for a step.", {}, lambda: batcher.waiting)
         self.states.counter(
             "tandem:hung_steps", "Steps that exceeded their time limit.", {}, lambda: batcher.hung_steps
+        )
+
+    def watch_fused(self, target: Engine) -> None:
+        """Adds the metric of a target that drafts beside itself."""
+        self.states.counters(
+            "tandem:fused_fallbacks",
+            "Fused calls that failed and were repeated as two steps.",
+            ("error",),
+            lambda: [({"error": kind}, count) for kind, count in list(target.fused_fallbacks.items())],
         )
 
     def watch_sessions(self, kind: str, table: SessionTable[Any, Any]) -> None:

@@ -9,13 +9,16 @@ from typing import Any
 
 from tandem.rpc.request_context import current
 from tandem.rpc.wire_runs import drafted_in
-from tandem.services.observability.calls import Call, CallObserver, end_of
+from tandem.services.layers import Call
+from tandem.services.observability.calls import CallObserver, end_of
 from tandem.services.security.identity import caller
 from tandem.services.sessions.table import Session, SessionKey
 
 log = logging.getLogger("tandem.request")
 
 _MAX_SESSIONS = 4096  # a session that is closed while it opens would otherwise stay in the table for ever
+
+_COUNTS = ("prompt_tokens", "output_tokens", "rounds", "drafted", "accepted")
 
 
 @dataclass(slots=True)
@@ -79,9 +82,8 @@ class RequestLog(CallObserver):
         tally = self._sessions.pop(session.session_id, None)
         if tally is None:  # its opening failed
             return
-        counts = _counts(tally.prompt_tokens, tally.output_tokens, tally.rounds, tally.drafted, tally.accepted)
-        fields: dict[str, Any] = {"role": self._role, "method": "session", "status": how, **counts}
-        fields |= _adapted(tally.adapter)
+        fields: dict[str, Any] = {"role": self._role, "method": "session", "status": how}
+        fields |= {name: getattr(tally, name) for name in _COUNTS} | _adapted(tally.adapter)
         fields["seconds"] = round(time.perf_counter() - tally.started, 4)
         log.info("%s", _line(fields), extra={"fields": fields, "request_id": tally.request_id})
 
@@ -109,16 +111,6 @@ def _with(choices: dict[str, Any] | None, choice: dict[str, Any]) -> dict[str, A
     if choices is None:
         return choice
     return choice | {name: choices[name] + choice[name] for name in ("output_tokens", "drafted", "accepted")}
-
-
-def _counts(prompt_tokens: int, output_tokens: int, rounds: int, drafted: int, accepted: int) -> dict[str, int]:
-    return {
-        "prompt_tokens": prompt_tokens,
-        "output_tokens": output_tokens,
-        "rounds": rounds,
-        "drafted": drafted,
-        "accepted": accepted,
-    }
 
 
 def _line(fields: dict[str, Any]) -> str:

@@ -8,19 +8,14 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tandem.engine.adapters import Adapters
 from tandem.engine.batcher import Batcher
 from tandem.engine.generator import Generator
-from tandem.engine.prefill_elsewhere import PrefillElsewhere
-from tandem.engine.prefill_pages import PrefillPages
-from tandem.engine.prefix_cache import PrefixCache
 from tandem.engine.slots import SlotPool
 from tandem.rpc.tracing import Tracing, open_tracing
 from tandem.runners.startup import Startup
 from tandem.services.generation import Watch
 from tandem.services.lifecycle import Lifecycle
-from tandem.services.observability.calls import CallInterceptor, CallObserver
-from tandem.services.observability.prefill_metrics import watch_prefill, watch_prefill_pages
+from tandem.services.observability.calls import CallLayer, CallObserver
 from tandem.services.observability.request_log import RequestLog
 from tandem.services.observability.spans import CallSpans
 from tandem.services.sessions.table import SessionTable
@@ -44,8 +39,8 @@ class ObservabilityConfig:
     `metrics_port` None: no metrics; 0: a free port. `otlp_endpoint` None: traces follow the OTEL_* variables, if set.
     """
 
+    metrics_host: str
     metrics_port: int | None = None
-    metrics_host: str = "127.0.0.1"
     otlp_endpoint: str | None = None
 
     def __post_init__(self) -> None:
@@ -58,13 +53,14 @@ class Observability:
 
     def __init__(self, config: ObservabilityConfig, role: str) -> None:
         self._role = role
-        self._metrics: Metrics | None = None
+        self.metrics: Metrics | None = None
+        """None until `loaded`, and if metrics are off."""
         self._server = _metrics_server(config)
         self._tracing: Tracing | None = open_tracing(config.otlp_endpoint, f"tandem-{role}")
         self._log = RequestLog(role)
         self._observers: list[CallObserver] = [CallSpans(self._tracing)] if self._tracing else []
         self._observers.append(self._log)
-        self.interceptor = CallInterceptor(self._observers)
+        self.layer = CallLayer(self._observers)
 
     def loaded(self, info: ModelInfo) -> None:
         """Creates the metrics, once the model is loaded."""
@@ -72,23 +68,23 @@ class Observability:
             from tandem.services.observability.metrics import Metrics
 
             name = info.model_name or info.draft_name
-            self._metrics = Metrics(self._role, name, info.max_speculation_length, _build(info))
-            self._observers.append(self._metrics)
-            self._server.registry = self._metrics.registry
+            self.metrics = Metrics(self._role, name, info.max_speculation_length, _build(info))
+            self._observers.append(self.metrics)
+            self._server.registry = self.metrics.registry
 
     @property
     def watch(self) -> Watch | None:
         """Returns the watcher of Generate requests; None without metrics."""
-        return self._metrics.generation.request if self._metrics else None
+        return self.metrics.generation.request if self.metrics else None
 
     def traced(self, generator: Generator) -> Generator:
         """Adds a span for every round to a generator whose rounds run in this process."""
         if self._tracing is None:
             return generator
-        from tandem.rpc.traced_rounds import traced_rounds
+        from tandem.rpc.traced import traced
 
         make = generator.make_rounds
-        return replace(generator, make_rounds=lambda *asked: traced_rounds(make(*asked)))
+        return replace(generator, make_rounds=lambda *asked: traced(make(*asked)))
 
     def watch_parts(
         self,
@@ -102,42 +98,22 @@ class Observability:
         sessions = sessions or {}
         if "verify" in sessions:
             sessions["verify"].on_end.append(self._log.session_ended)
-        if not self._metrics:
+        if not self.metrics:
             return
-        self._metrics.watch_steps(batcher)
-        self._metrics.watch_requests(lifecycle, list(sessions.values()), list(slots.values()))
+        self.metrics.watch_steps(batcher)
+        self.metrics.watch_requests(lifecycle, list(sessions.values()), list(slots.values()))
         for of, pool in slots.items():
-            self._metrics.watch_slots(of, pool)
+            self.metrics.watch_slots(of, pool)
         for kind, table in sessions.items():
-            self._metrics.watch_sessions(kind, table)
+            self.metrics.watch_sessions(kind, table)
         if drafter:
-            self._metrics.watch_drafter(drafter)
-
-    def watch_prefixes(self, caches: Mapping[str, PrefixCache]) -> None:
-        """Observes the prefixes that the "target" and the "draft" keep."""
-        if self._metrics:
-            self._metrics.watch_prefixes(caches)
-
-    def watch_adapters(self, adapters: Adapters) -> None:
-        """Observes the adapters of the target."""
-        if self._metrics:
-            self._metrics.watch_adapters(adapters)
-
-    def watch_prefill(self, elsewhere: PrefillElsewhere) -> None:
-        """Observes what a target has computed elsewhere."""
-        if self._metrics:
-            watch_prefill(self._metrics.states, elsewhere)
-
-    def watch_prefill_pages(self, pages: PrefillPages) -> None:
-        """Observes what a PrefillWorker hands out."""
-        if self._metrics:
-            watch_prefill_pages(self._metrics.states, pages)
+            self.metrics.watch_drafter(drafter)
 
     def ready(self, startup: Startup) -> dict[str, object]:
         """Records the start-up times once the server listens; returns entries for the ready file."""
-        if not (self._server and self._metrics):
+        if not (self._server and self.metrics):
             return {}
-        self._metrics.started({**startup.seconds, "total": startup.total()})
+        self.metrics.started({**startup.seconds, "total": startup.total()})
         log.info("metrics at http://%s:%d/metrics", self._server.host, self._server.port)
         return {"metrics_host": self._server.host, "metrics_port": self._server.port}
 

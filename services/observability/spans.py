@@ -7,10 +7,11 @@ from typing import Any
 
 import grpc
 
-from tandem.rpc.request_context import Attributes, Span
-from tandem.rpc.tracing import Tracing
+from tandem.rpc.request_context import Attributes
+from tandem.rpc.tracing import Span, Tracing
 from tandem.rpc.wire_runs import drafted_in
-from tandem.services.observability.calls import Call, CallObserver, end_of
+from tandem.services.layers import Call
+from tandem.services.observability.calls import CallObserver, end_of
 
 _NUMBERS = {code.name: code.value[0] for code in grpc.StatusCode}
 
@@ -22,10 +23,10 @@ class CallSpans(CallObserver):
         self._tracing = tracing
 
     def began(self, call: Call) -> None:
-        method = call.method.rpartition("/")[2]
+        service, _, method = call.path[1:].partition("/")
         about = {
             "rpc.system": "grpc",
-            "rpc.service": call.service,
+            "rpc.service": service,
             "rpc.method": method,
             "tandem.request_id": call.request_id,
         }

@@ -1,7 +1,7 @@
 """Limits the number of calls, the size of requests and the time to receive requests and to read replies.
 
 gRPC has no such limits: it keeps a call whose request never comes, or whose client never reads, until the connection
-ends. TransportInterceptor comes before all others.
+ends.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ import asyncio
 import contextlib
 import inspect
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from tandem.services.errors import NotRead, abort
+from tandem.rpc.request_context import prefix_scope
+from tandem.services.errors import NotRead
+from tandem.services.layers import Call, Layer
 from tandem.services.security.identity import caller
-from tandem.services.security.limits import Calls, LimitReached, ServerLimits
-from tandem.services.wrapping import OURS, Refused
+from tandem.services.security.limits import Calls, ServerLimits
 from tandem.speculation.types import InvalidField
 
 log = logging.getLogger("tandem.rpc")
@@ -42,7 +43,6 @@ METHOD_BYTES = {
 }
 """Largest request in bytes, by method; for other methods, only the server's own limit applies."""
 
-_WRONG = (LimitReached, InvalidField, DecodeError)
 _ORIGIN: ContextVar[str] = ContextVar("origin", default="")
 Result = TypeVar("Result")
 
@@ -56,21 +56,25 @@ def origin() -> str:
     return caller() or _ORIGIN.get()
 
 
+def whose() -> tuple[str, str]:
+    """Returns whose turn it is where requests take turns: the caller, and for whom it says that it calls."""
+    return origin(), prefix_scope()
+
+
 def host_of(peer: str) -> str:
     """Returns the host of ipv4:HOST:PORT or ipv6:[HOST]:PORT; all callers over a Unix socket count as one."""
     return peer.rpartition(":")[0]
 
 
 class TransportInterceptor(grpc.aio.ServerInterceptor):
-    """Applies `limits` to every call; all other interceptors come after it.
+    """A server's only interceptor: answers every call inside its `layers`, within `limits`.
 
-    It reads unary requests itself, after the other interceptors have seen the call, so that a call without a token is
-    not parsed, and one without a message is observed. Errors of the request are raised inside the other interceptors,
-    so they get their status, log line and metrics like all others.
+    It reads unary requests and writes replies itself, inside the layers: a call without a token is not parsed, and what
+    is wrong with a request gets its status, log line and metrics as all errors do.
     """
 
-    def __init__(self, limits: ServerLimits) -> None:
-        self._limits = limits
+    def __init__(self, limits: ServerLimits, layers: Sequence[Layer]) -> None:
+        self.limits, self.layers = limits, layers
         self.calls = Calls(limits.max_calls_per_caller, limits.max_calls)
         self.probes = {method: Calls(limits.max_probes_per_caller, limits.max_probes) for method in ("Check", "Watch")}
 
@@ -80,96 +84,93 @@ class TransportInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler:
         handler = await continuation(handler_call_details)
-        return handler and _Call(self, handler, handler_call_details.method, self._limits).handler()
+        return handler and Answer(self, handler, handler_call_details).handler()
 
-    def count(self, method: str, context: grpc.aio.ServicerContext) -> None:
+    def count(self, call: Call) -> None:
         """Counts a call until its task ends. Raises LimitReached."""
-        host = host_of(context.peer())
+        host = host_of(call.context.peer())
         _ORIGIN.set(host)
-        health = method.startswith(_HEALTH)
-        calls, who = (self.probes.get(method[len(_HEALTH) :], self.calls), host) if health else (self.calls, origin())
+        calls = self.probes.get(call.path.removeprefix(_HEALTH), self.calls)
+        who = host if call.path.startswith(_HEALTH) else origin()
         calls.begin(who)
         task = asyncio.current_task()
         assert task is not None, "a call is answered in a task"
         task.add_done_callback(lambda _: calls.end(who))
 
 
-class _Call:
-    """One call, with the handler that gRPC gets."""
+class Answer:
+    """The answer to one call, with the handler that gRPC gets."""
 
-    def __init__(self, server: TransportInterceptor, handler: Any, method: str, limits: ServerLimits) -> None:
-        self._server, self._handler, self._method, self._limits = server, handler, method, limits
-        self._most = METHOD_BYTES.get(method.rpartition("/")[2])
+    def __init__(self, server: TransportInterceptor, handler: Any, details: grpc.HandlerCallDetails) -> None:
+        self._server, self._handler = server, handler
+        self._call = Call(details.method, details.invocation_metadata or (), server.layers, bool(handler.stream_stream))
 
     def handler(self) -> grpc.RpcMethodHandler:
         inner = self._handler
         if inner.unary_unary:
-            return grpc.stream_unary_rpc_method_handler(self._unary, None, inner.response_serializer)
+            return grpc.stream_unary_rpc_method_handler(self._unary, None, self._encode)
         if inner.unary_stream:
-            return grpc.stream_stream_rpc_method_handler(self._replies, None, inner.response_serializer)
-        reads = inner.request_deserializer and self._decode
-        return grpc.stream_stream_rpc_method_handler(self._dialogue, reads, inner.response_serializer)
+            return grpc.stream_stream_rpc_method_handler(self._replies, None, self._encode)
+        return grpc.stream_stream_rpc_method_handler(self._dialogue, self._decode, self._encode)
 
     async def _unary(self, requests: Any, context: grpc.aio.ServicerContext) -> Any:
-        return await self._handler.unary_unary(await self._request(context), context)
+        async with self._call.answered(context):
+            self._server.count(self._call)
+            return self._call.replied(await self._handler.unary_unary(await self._request(), context))
 
     async def _replies(self, requests: Any, context: grpc.aio.ServicerContext) -> None:
-        await self._write(self._handler.unary_stream(await self._request(context), context), context)
+        async with self._call.answered(context):
+            self._server.count(self._call)
+            await self._write(self._handler.unary_stream(await self._request(), context))
 
     async def _dialogue(self, requests: Any, context: grpc.aio.ServicerContext) -> None:
-        try:
-            self._server.count(self._method, context)
-        except LimitReached as error:
-            requests = _raising(await self._refused(error, context))
-        await self._write(self._handler.stream_stream(requests, context), context)
+        async with self._call.answered(context):
+            self._server.count(self._call)
+            await self._write(self._handler.stream_stream(requests, context))
 
-    async def _request(self, context: grpc.aio.ServicerContext) -> Any:
-        """Returns the call's only request, or Refused."""
+    async def _request(self) -> Any:
+        """Returns the call's only request. Raises InvalidField if it does not come."""
+        seconds = self._server.limits.message_seconds
         try:
-            self._server.count(self._method, context)
-            if self._handler.request_deserializer is None:
-                return None  # already refused, so the request is not read
-            with WaitLimit(self._limits.message_seconds) as waiting:
-                data = await waiting.until(context.read())
-            if data is grpc.aio.EOF:
-                raise InvalidField("request", "missing: the call ended without a message")
-            return self._decode(data)
+            with WaitLimit(seconds) as waiting:
+                data = await waiting.until(self._call.context.read())
         except MessageTimeout:
-            seconds = self._limits.message_seconds
-            return await self._refused(
-                InvalidField("request", f"missing: it was not received within {seconds:g} s"), context
-            )
-        except _WRONG as error:
-            return await self._refused(error, context)
+            raise InvalidField("request", f"missing: it was not received within {seconds:g} s") from None
+        if data is grpc.aio.EOF:
+            raise InvalidField("request", "missing: the call ended without a message")
+        return self._decode(data)
 
     def _decode(self, data: bytes) -> Any:
-        if self._most is not None and len(data) > self._most:
-            raise InvalidField("request", f"{len(data)} bytes exceed this method's limit of {self._most}")
-        return self._handler.request_deserializer(data)
+        most = METHOD_BYTES.get(self._call.path.rpartition("/")[2])
+        if most is not None and len(data) > most:
+            raise InvalidField("request", f"{len(data)} bytes exceed this method's limit of {most}")
+        try:
+            message = (self._handler.request_deserializer or bytes)(data)
+        except DecodeError:
+            self._call.received(None, len(data))
+            raise
+        return self._call.received(message, len(data))
 
-    async def _refused(self, error: Exception, context: grpc.aio.ServicerContext) -> Refused:
-        """Passes the error to the other interceptors. For other services, ends the call: nothing else would."""
-        if not self._method.startswith(OURS):
-            await abort(context, error)
-        return Refused(error)
+    def _encode(self, reply: Any) -> bytes:
+        data: bytes = (self._handler.response_serializer or bytes)(reply)
+        self._call.sent(len(data))
+        return data
 
-    async def _write(self, answered: Any, context: grpc.aio.ServicerContext) -> None:
-        """Writes replies as they are read. Aborts the call if the client reads none for too long."""
+    async def _write(self, answered: Any) -> None:
+        """Writes replies as they are made. Raises NotRead if the client reads none for too long."""
         if inspect.isawaitable(answered):  # a service that writes its replies itself
             return await answered
-        late: MessageTimeout | None = None
-        async with contextlib.aclosing(answered) as replies:
-            with WaitLimit(self._limits.unread_seconds) as waiting:
-                try:
+        seconds, call = self._server.limits.unread_seconds, self._call
+        try:
+            async with contextlib.aclosing(answered) as replies:
+                with WaitLimit(seconds) as waiting:
                     async for reply in replies:
-                        await waiting.until(context.write(reply))
-                except MessageTimeout as error:
-                    late = error
-                except grpc.aio.InternalError as gone:  # the client has disconnected, which cancels the call
-                    raise asyncio.CancelledError from gone
-        if late:
-            log.info("%s: its replies were not read within %g s", self._method, self._limits.unread_seconds)
-            await abort(context, NotRead(f"replies were not read within {self._limits.unread_seconds:g} s"))
+                        await waiting.until(call.context.write(call.replied(reply)))
+        except MessageTimeout:
+            log.info("%s: its replies were not read within %g s", call.path, seconds)
+            raise NotRead(f"replies were not read within {seconds:g} s") from None
+        except grpc.aio.InternalError as gone:  # the client has disconnected, which cancels the call
+            raise asyncio.CancelledError from gone
 
 
 class WaitLimit:
@@ -215,8 +216,3 @@ class WaitLimit:
         else:
             self._late = True
             self._task.cancel()
-
-
-async def _raising(refused: Refused) -> AsyncGenerator[Any, None]:
-    raise refused.error
-    yield

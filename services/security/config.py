@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 import grpc
 
 from tandem.rpc.credentials import on_this_machine
-from tandem.services.errors import ErrorInterceptor
-from tandem.services.observability.prompt_log import PromptLogInterceptor
+from tandem.services.errors import ErrorLayer
+from tandem.services.layers import Layer
+from tandem.services.observability.prompt_log import PromptLayer
 from tandem.services.security.call_limits import TransportInterceptor
-from tandem.services.security.identity import IdentityInterceptor
+from tandem.services.security.identity import IdentityLayer
 from tandem.services.security.limits import MESSAGE_BYTES, ServerLimits
 from tandem.services.security.tls import TlsConfig, server_credentials
 from tandem.services.security.tokens import AcceptedTokens
@@ -59,20 +60,20 @@ class Security:
                 f"pass --insecure where a network policy or a firewall guards it"
             )
 
-    def interceptors(self) -> list[grpc.aio.ServerInterceptor]:
-        """Returns the interceptors in order: errors become statuses, and the caller is identified before all else."""
-        first = [ErrorInterceptor(self.log_prompts), IdentityInterceptor(self.tokens)]
-        return [*first, PromptLogInterceptor()] if self.log_prompts else first
+    def layers(self, outermost: Sequence[Layer] = ()) -> list[Layer]:
+        """Returns what is done around every call, in order: errors become statuses, then the caller is identified."""
+        prompts = [PromptLayer()] if self.log_prompts else []
+        return [*outermost, ErrorLayer(self.log_prompts), IdentityLayer(self.tokens), *prompts]
 
     def server(
         self,
-        outermost: Sequence[grpc.aio.ServerInterceptor] = (),
+        outermost: Sequence[Layer] = (),
         behind: Sequence[grpc.aio.ServerInterceptor] = (),
         options: Sequence[tuple[str, int]] = (),
     ) -> grpc.aio.Server:
-        """Creates a gRPC server with these interceptors, the host's `outermost` before and `behind` after them."""
-        interceptors = [TransportInterceptor(self.limits), *outermost, *self.interceptors(), *behind]
-        return grpc.aio.server(interceptors=interceptors, options=(*self.options(), *options))
+        """Creates a gRPC server with these layers, the host's `outermost` first; `behind`: further interceptors."""
+        interceptor = TransportInterceptor(self.limits, self.layers(outermost))
+        return grpc.aio.server(interceptors=[interceptor, *behind], options=(*self.options(), *options))
 
     def options(self) -> Sequence[tuple[str, int]]:
         """Returns the gRPC server's options. Keepalive detects dead connections, and ends their calls."""

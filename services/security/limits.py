@@ -104,23 +104,21 @@ def check_count(field: str, values: Sized, most: int, what: str = "") -> None:
         raise InvalidField(field, f"{len(values)} {what}are above the limit of {most}")
 
 
-class Calls:
-    """Counts running calls, limited to `most_each` per caller and `most` in total."""
+class UnderWay:
+    """Counts what each caller has under way. A subclass may refuse to `begin` more."""
 
-    def __init__(self, most_each: int, most: int) -> None:
-        self._most_each, self._most = most_each, most
+    def __init__(self) -> None:
         self._of: Counter[str] = Counter()
         self._all = 0
 
     def __len__(self) -> int:
         return self._all
 
+    def of(self, who: str) -> int:
+        return self._of[who]
+
     def begin(self, who: str) -> None:
-        """Counts a call until `end`. Raises LimitReached."""
-        if self._of[who] >= self._most_each:
-            raise LimitReached(f"calls: {self._of[who]} of yours are running, the limit is {self._most_each}")
-        if self._all >= self._most:
-            raise LimitReached(f"calls: {self._all} are running, the limit is {self._most}")
+        """Counts one more until `end`."""
         self._of[who] += 1
         self._all += 1
 
@@ -130,26 +128,43 @@ class Calls:
         if not self._of[who]:
             del self._of[who]
 
-
-class Running:
-    """Counts each caller's running requests."""
-
-    def __init__(self, limits: ServerLimits) -> None:
-        self._most = limits.max_requests_per_identity
-        self._running: Counter[str] = Counter()
-
     @contextlib.contextmanager
-    def one(self, identity: str) -> Iterator[None]:
-        """Counts a request while the block runs. Raises LimitReached."""
-        under_way = self._running[identity]
-        if self._most is not None and under_way >= self._most:
-            raise LimitReached(
-                f"max_requests_per_identity: {under_way} of your requests are running, the limit is {self._most}"
-            )
-        self._running[identity] += 1
+    def one(self, who: str) -> Iterator[None]:
+        """Counts one more while the block runs. Raises what `begin` raises."""
+        self.begin(who)
         try:
             yield
         finally:
-            self._running[identity] -= 1
-            if not self._running[identity]:
-                del self._running[identity]
+            self.end(who)
+
+
+class Calls(UnderWay):
+    """Counts running calls, limited to `most_each` per caller and `most` in total."""
+
+    def __init__(self, most_each: int, most: int) -> None:
+        super().__init__()
+        self._most_each, self._most = most_each, most
+
+    def begin(self, who: str) -> None:
+        """Counts a call until `end`. Raises LimitReached."""
+        if self.of(who) >= self._most_each:
+            raise LimitReached(f"calls: {self.of(who)} of yours are running, the limit is {self._most_each}")
+        if len(self) >= self._most:
+            raise LimitReached(f"calls: {len(self)} are running, the limit is {self._most}")
+        super().begin(who)
+
+
+class Running(UnderWay):
+    """Counts each caller's running requests."""
+
+    def __init__(self, limits: ServerLimits) -> None:
+        super().__init__()
+        self._most = limits.max_requests_per_identity
+
+    def begin(self, who: str) -> None:
+        """Counts a request until `end`. Raises LimitReached."""
+        if self._most is not None and self.of(who) >= self._most:
+            raise LimitReached(
+                f"max_requests_per_identity: {self.of(who)} of your requests are running, the limit is {self._most}"
+            )
+        super().begin(who)

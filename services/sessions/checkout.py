@@ -4,67 +4,70 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from tandem.services.sessions.table import Session, SessionKey, SessionTable
 
+log = logging.getLogger("tandem.server")
 
-class SessionResources(Protocol):
-    """Resources of a session. `lock` serializes its calls; `opened`: at least one call succeeded."""
-
-    lock: asyncio.Lock
-    opened: bool
-
-
-Resources = TypeVar("Resources", bound=SessionResources)
+Resources = TypeVar("Resources")
 Reply = TypeVar("Reply")
 _AFTER_SECONDS = 0.002  # a lease that ends exactly now has not expired yet
 
-Free = Callable[[Session[Resources, Reply]], Awaitable[None]]
 
+class Checkout(Generic[Resources, Reply]):
+    """Hands out the sessions of a `table`, one call at a time, and frees their resources with `free`."""
 
-@contextlib.asynccontextmanager
-async def using(
-    table: SessionTable[Resources, Reply], session: Session[Resources, Reply], free: Free[Resources, Reply]
-) -> AsyncGenerator[None, None]:
-    """Locks the session for one call and renews its lease at the end. Raises SessionNotFound if it has been closed.
+    def __init__(
+        self, table: SessionTable[Resources, Reply], free: Callable[[Session[Resources, Reply]], Awaitable[None]]
+    ) -> None:
+        self._table, self._free = table, free
 
-    The last user frees a session that was closed in the meantime or whose first call failed.
-    """
-    session.in_use += 1
-    try:
-        async with session.resources.lock:
-            table.touch(session.session_id, session)
-            yield
-            session.resources.opened = True
-    finally:
-        listed = table.find(session.session_id) is session
-        if listed and session.resources.opened:
-            table.touch(session.session_id)  # a session in use does not expire, however long the call took
-        session.in_use -= 1
-        if not session.in_use and not (listed and session.resources.opened):
-            if listed:
-                table.forget(session.session_id)
-            await free(session)
+    @contextlib.asynccontextmanager
+    async def using(self, session: Session[Resources, Reply]) -> AsyncGenerator[None, None]:
+        """Locks the session for one call and renews its lease at the end. Raises SessionNotFound if it was closed.
 
+        The last user frees a session that was closed in the meantime or whose first call failed.
+        """
+        table = self._table
+        session.in_use += 1
+        try:
+            async with session.lock:
+                table.touch(session.session_id, session)
+                yield
+                session.opened = True
+        finally:
+            listed = table.find(session.session_id) is session
+            if listed and session.opened:
+                table.touch(session.session_id)  # a session in use does not expire, however long the call took
+            session.in_use -= 1
+            if not session.in_use and not (listed and session.opened):
+                if listed:
+                    table.forget(session.session_id)
+                await self._free(session)
 
-async def drop(table: SessionTable[Resources, Reply], session_id: SessionKey, free: Free[Resources, Reply]) -> bool:
-    """Closes a session and returns whether it existed. If it is in use, its last user frees it. The id stays used."""
-    session = table.drop(session_id)
-    if session is not None and not session.in_use:
-        await free(session)
-    return session is not None
+    async def drop(self, session_id: SessionKey) -> bool:
+        """Closes a session; returns whether it existed. If it is in use, its last user frees it. The id stays used."""
+        session = self._table.drop(session_id)
+        if session is not None and not session.in_use:
+            await self._free(session)
+        return session is not None
 
+    async def expire(self) -> None:
+        """Frees the sessions whose lease has expired. Called before a server reports that it is full.
 
-async def expire(table: SessionTable[Resources, Reply], free: Free[Resources, Reply]) -> None:
-    """Frees the sessions whose lease has expired. Called before a server reports that it is full."""
-    for session in table.expire():
-        await free(session)
+        An error of one is logged, and keeps no other from being freed.
+        """
+        for session in self._table.expire():
+            try:
+                await self._free(session)
+            except Exception:
+                log.exception("session %s expired, and freeing it failed", session.session_id)
 
-
-async def expire_forever(table: SessionTable[Resources, Reply], free: Free[Resources, Reply]) -> None:
-    """Frees every session when its lease expires. Runs until cancelled."""
-    while True:
-        await asyncio.sleep(table.seconds_to_expiry() + _AFTER_SECONDS)
-        await expire(table, free)
+    async def expire_forever(self) -> None:
+        """Frees every session when its lease expires. Runs until cancelled."""
+        while True:
+            await asyncio.sleep(self._table.seconds_to_expiry() + _AFTER_SECONDS)
+            await self.expire()

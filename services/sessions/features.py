@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from tandem.engine.engine import Engine
 from tandem.engine.features import OPENING_BYTES
-from tandem.engine.sequences import Engine, TargetSequence
+from tandem.engine.sequences import TargetSequence
 from tandem.rpc.wire_features import feature_format_from_wire
 from tandem.speculation.features import FeatureSpec
 from tandem.speculation.types import InvalidField

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tandem.engine.drafting import Drafting
 from tandem.engine.generator import check_tokens
 from tandem.rpc import wire
+from tandem.services.duplex import Incoming
 from tandem.services.errors import VocabularyMismatch
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.identity import caller
 from tandem.services.security.limits import ServerLimits
 from tandem.services.security.names import check_name
-from tandem.services.sessions import checkout
+from tandem.services.sessions.checkout import Checkout
 from tandem.services.sessions.proposal_limits import ProposalCounts
 from tandem.services.sessions.proposal_stream import ProposalStream
 from tandem.services.sessions.table import Session, SessionConflict, SessionKey, SessionTable, session_key
-from tandem.services.verify_stream import Incoming
 from tandem.speculation.draft_store import MAX_NODES
 from tandem.speculation.drafters import Drafter, teach
-from tandem.speculation.types import InvalidField, ModelInfo, Rule, SamplingParams, TooLong
+from tandem.speculation.types import InvalidField, ModelInfo, Request, TooLong
 from tandem.v1 import draft_worker_pb2 as pb
 
 SLOT_SECONDS = 0.2
@@ -32,15 +31,10 @@ SLOT_SECONDS = 0.2
 
 @dataclass(slots=True)
 class ProposalResources:
-    """A session's drafter (`ready` once opened), and the lock that serializes its rounds.
-
-    `counted`: the tokens counted against the limits.
-    """
+    """A session's drafter (`ready` once opened). `counted`: the tokens counted against the limits."""
 
     drafter: Drafter
     counted: int = 0
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    opened: bool = False
     ready: bool = False
 
 
@@ -60,6 +54,7 @@ class Proposals:
         self._proposed = ProposalCounts(self._limits)
         self._vocab_size = min(info.vocab_size, drafting.vocab_size)
         self.sessions: SessionTable[ProposalResources, None] = SessionTable(time.monotonic, lease_seconds)
+        self.checkout = Checkout(self.sessions, self._free)
 
     async def propose(self, request: pb.ProposeRequest) -> pb.ProposeResponse:
         """Drafts tokens. A failed first call leaves no session. Raises errors that services/errors.py maps."""
@@ -70,33 +65,26 @@ class Proposals:
         if session is None:
             if request.known_length:
                 return pb.ProposeResponse(unknown=True)
-            await checkout.expire(self.sessions, self._free)
-            session = self.sessions.find(key) or self._admit(key, _sampling(request), wire.rule_from_wire(request.rule))
-        async with checkout.using(self.sessions, session, self._free):
+            await self.checkout.expire()
+            session = self.sessions.find(key) or self._admit(key, wire.proposing_from_wire(request))
+        async with self.checkout.using(session):
             reply = await self._round(session, request)
         reply.server_seconds = time.perf_counter() - arrived
         return reply
 
     async def end(self, request: pb.EndProposalsRequest) -> pb.EndProposalsResponse:
         key = session_key(caller(), request.session_id)
-        return pb.EndProposalsResponse(ended=await checkout.drop(self.sessions, key, self._free))
-
-    async def expire_forever(self) -> None:
-        """Frees sessions when their lease expires. Runs until cancelled."""
-        await checkout.expire_forever(self.sessions, self._free)
+        return pb.EndProposalsResponse(ended=await self.checkout.drop(key))
 
     async def stream(
         self, requests: AsyncIterator[pb.ProposeStreamRequest]
     ) -> AsyncGenerator[pb.ProposeStreamResponse, None]:
         """Drafts for a caller that never waits. The session ends with the stream."""
-        incoming = Incoming(requests, self.sessions.lease_seconds)
-        try:
+        with contextlib.closing(Incoming(requests, self.sessions.lease_seconds)) as incoming:
             if (first := await incoming.next()) is not None:
                 async with contextlib.aclosing(self._followed(*first, incoming)) as replies:
                     async for reply in replies:
                         yield reply
-        finally:
-            incoming.leave()
 
     async def _followed(
         self, request: pb.ProposeStreamRequest, arrived: float, incoming: Incoming[pb.ProposeStreamRequest]
@@ -106,43 +94,41 @@ class Proposals:
         self._check_message(request, 0)
         if not request.tokens:
             raise InvalidField("tokens", "empty: at least one token is needed")
-        await checkout.expire(self.sessions, self._free)
-        session = self._admit(key, _sampling(request))
+        await self.checkout.expire()
+        session = self._admit(key, wire.proposing_from_wire(request))
 
-        def hear(message: pb.ProposeStreamRequest) -> None:
+        def check(message: pb.ProposeStreamRequest) -> None:
             if message.session_id not in ("", request.session_id):
                 raise InvalidField("session_id", "a stream has one session")
             self.sessions.touch(key, session)
             self._check_message(message, len(session.tokens))
             self._keep(session, [*session.tokens, *message.tokens])
 
-        async with checkout.using(self.sessions, session, self._free):
+        async with self.checkout.using(session):
             try:
                 self._keep(session, list(request.tokens))
                 await self._ready(session, request.prompt_length)
                 end = min(request.max_total_tokens or session.max_total_tokens, session.max_total_tokens)
                 chunk = max(1, self._info.max_speculation_length)
-                stream = ProposalStream(session.resources.drafter, request, arrived, end, chunk, hear)
+                stream = ProposalStream(session.resources.drafter, request, arrived, end, chunk, check)
                 async with contextlib.aclosing(stream.replies(incoming)) as replies:
                     async for reply in replies:
                         yield reply
             finally:
                 self.sessions.drop(key)
 
-    def _admit(
-        self, key: SessionKey, sampling: SamplingParams, rule: Rule = Rule.AGREEMENT
-    ) -> Session[ProposalResources, None]:
+    def _admit(self, key: SessionKey, asked: Request) -> Session[ProposalResources, None]:
         self._lifecycle.check()
         self.sessions.check_new(key)
         self._limits.check_sessions(self.sessions.owned_by(key.owner))
-        resources = ProposalResources(self._drafting.drafter(self._info.vocab_size, rule, SLOT_SECONDS))
+        resources = ProposalResources(self._drafting.drafter(asked, self._info.vocab_size, SLOT_SECONDS))
         self._proposed.open(key.owner)
-        return self.sessions.admit(key, resources, sampling, [], self._info.max_sequence_length)
+        return self.sessions.admit(key, resources, asked, [], self._info.max_sequence_length)
 
     async def _round(self, session: Session[ProposalResources, None], request: pb.ProposeRequest) -> pb.ProposeResponse:
         if request.known_length > len(session.tokens):
             return pb.ProposeResponse(unknown=True)
-        if request.HasField("sampling") and wire.sampling_from_wire(request.sampling) != session.sampling:
+        if request.HasField("sampling") and wire.sampling_from_wire(request.sampling) != session.request.sampling:
             raise SessionConflict(f"session {session.session_id} proposes with other sampling parameters")
         tokens = [*session.tokens[: request.known_length], *request.tokens]
         if not tokens:
@@ -162,7 +148,7 @@ class Proposals:
         resources, tokens = session.resources, session.tokens
         if not resources.ready:
             await resources.drafter.close()  # frees what a cancelled opening may have left
-            await resources.drafter.open(tokens[: prompt_length or len(tokens)], session.sampling)
+            await resources.drafter.open(tokens[: prompt_length or len(tokens)])
             resources.ready = True
         teach(resources.drafter, tokens)
         return resources.drafter
@@ -200,10 +186,3 @@ class Proposals:
         self._proposed.close(session.session_id.owner, session.resources.counted)
         session.resources.counted = 0
         await session.resources.drafter.close()
-
-
-def _sampling(request: pb.ProposeRequest | pb.ProposeStreamRequest) -> SamplingParams:
-    """Returns the sampling parameters of a session that begins. Raises InvalidField."""
-    if not request.HasField("sampling"):
-        raise InvalidField("sampling", "missing: a session's first call must have it")
-    return wire.sampling_from_wire(request.sampling)

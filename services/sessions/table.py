@@ -6,19 +6,32 @@ fences stale ones (guarantees G2 to G5, docs/sessions.md).
 
 from __future__ import annotations
 
+import asyncio
 import enum
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 from tandem.services.security.names import check_name
-from tandem.speculation.types import Rule, SamplingParams
+from tandem.speculation.types import Request
+
+log = logging.getLogger("tandem.server")
 
 MAX_SESSION_ID = 128
 REMEMBERED = 4096
 """Number of ended sessions whose ids are kept, to report expired ones and to refuse an opening after its close."""
 
 _CLOSED, _EXPIRED = "closed", "expired"
+_FIXED: dict[str, Callable[[Request], str]] = {
+    "sampling": lambda open: "other sampling parameters",
+    "rule": lambda open: f"the rule {open.rule.value}",
+    "adapter": lambda open: f"adapter {open.adapter or 'none'}",
+    "features": lambda open: "other features",
+    "margins": lambda open: f"report_margins {open.margins}",
+    "logprobs": lambda open: f"logprobs {'absent' if open.logprobs is None else open.logprobs}",
+}
+"""The fields of a request that a session fixes at its opening, with the words for a conflict."""
 
 Resources = TypeVar("Resources")
 Reply = TypeVar("Reply")
@@ -61,18 +74,23 @@ class Fence(enum.Enum):
 
 @dataclass(slots=True)
 class Session(Generic[Resources, Reply]):
-    """One session. `resources`: what the server holds for it (the KV slot); `recorded` is the last round's reply."""
+    """One session of a request. `resources`: what the server holds for it (the KV slot).
+
+    `max_total_tokens`: the most tokens that it may have. `lock` serializes its calls. `opened`: at least one of them
+    succeeded. `recorded`: the last round's reply.
+    """
 
     session_id: SessionKey
     resources: Resources
-    sampling: SamplingParams
+    request: Request
     tokens: list[int]
     max_total_tokens: int
     expires: float
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    opened: bool = False
     in_use: int = 0
     recorded_base: int = -1
     recorded: Reply | None = field(default=None)
-    rule: Rule = Rule.AGREEMENT
 
     def fence(self, base_length: int, last_token: int) -> Fence:
         """Decides whether a round on `base_length` tokens, ending in `last_token`, is next, already done, or stale."""
@@ -87,7 +105,7 @@ class Session(Generic[Resources, Reply]):
         self.recorded_base, self.recorded = len(self.tokens), reply
         self.tokens += tokens
 
-    def resume(self, prefix: list[int], sampling: SamplingParams, rule: Rule = Rule.AGREEMENT) -> None:
+    def resume(self, prefix: list[int], request: Request) -> None:
         """Continues from `prefix`, which must match the tokens up to the shorter length. Raises SessionConflict.
 
         If only the last round is missing, the client lost its reply: the round stays committed and can be replayed.
@@ -96,10 +114,9 @@ class Session(Generic[Resources, Reply]):
         common = min(len(prefix), len(self.tokens))
         if prefix[:common] != self.tokens[:common]:
             raise SessionConflict(f"session {self.session_id} is open with another prefix")
-        if sampling != self.sampling:
-            raise SessionConflict(f"session {self.session_id} is open with other sampling parameters")
-        if rule is not self.rule:
-            raise SessionConflict(f"session {self.session_id} is open with the rule {self.rule.value}")
+        for name, words in _FIXED.items():
+            if getattr(request, name) != getattr(self.request, name):
+                raise SessionConflict(f"session {self.session_id} is open with {words(self.request)}")
         if len(prefix) == self.recorded_base and len(prefix) < len(self.tokens):
             return
         if prefix != self.tokens:
@@ -136,10 +153,9 @@ class SessionTable(Generic[Resources, Reply]):
         self,
         session_id: SessionKey,
         resources: Resources,
-        sampling: SamplingParams,
+        request: Request,
         tokens: list[int],
         max_total_tokens: int,
-        rule: Rule = Rule.AGREEMENT,
     ) -> Session[Resources, Reply]:
         """Adds a session. Raises SessionConflict if its id is in use or was closed."""
         if session_id in self._sessions:
@@ -147,7 +163,7 @@ class SessionTable(Generic[Resources, Reply]):
         self.check_new(session_id)
         expires = self._clock() + self.lease_seconds
         session: Session[Resources, Reply] = Session(
-            session_id, resources, sampling, list(tokens), max_total_tokens, expires, rule=rule
+            session_id, resources, request, list(tokens), max_total_tokens, expires
         )
         self._sessions[session_id] = session
         self.opened += 1
@@ -210,7 +226,10 @@ class SessionTable(Generic[Resources, Reply]):
 
     def _tell_end(self, session: Session[Resources, Reply], how: str) -> None:
         for told in self.on_end:
-            told(session, how)
+            try:
+                told(session, how)
+            except Exception:  # who only reports must not keep a session from being freed
+                log.exception("the end of session %s was not reported", session.session_id)
 
     def seconds_to_expiry(self) -> float:
         """Returns the seconds until the earliest possible lease expiry, sessions opened in the meantime included."""

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tandem.checkpoints.json_files import read_object
 from tandem.checkpoints.locate import CheckpointError
+from tandem.checkpoints.module_patterns import ModulePatterns
 
 CONFIG = "adapter_config.json"
 MOST_RANK = 512
+_MOST_BYTES = 1 << 20  # a pattern for each layer of the largest models takes a tenth
 
 # Fields that say where an adapter comes from or which layers it was made for. What it changes is in its tensors.
 _HARMLESS = {
@@ -62,42 +63,38 @@ class AdapterConfig:
     by_root: bool = False
     ranks: Mapping[str, int] = field(default_factory=dict)
     alphas: Mapping[str, float] = field(default_factory=dict)
+    _ranks: ModulePatterns[int] = field(init=False, repr=False, compare=False)
+    _alphas: ModulePatterns[float] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name, rank in (("r", self.rank), *((f"rank_pattern {key}", rank) for key, rank in self.ranks.items())):
+        for name, rank in (("r", self.rank), *((f"rank_pattern {key!r:.80}", r) for key, r in self.ranks.items())):
             if type(rank) is not int or not 1 <= rank <= MOST_RANK:
-                raise ValueError(f"{name}: {rank!r} is not a number from 1 to {MOST_RANK}")
-        patterned = ((f"alpha_pattern {key}", alpha) for key, alpha in self.alphas.items())
+                raise ValueError(f"{name}: {rank!r:.60} is not a number from 1 to {MOST_RANK}")
+        patterned = ((f"alpha_pattern {key!r:.80}", alpha) for key, alpha in self.alphas.items())
         for name, alpha in (("lora_alpha", self.alpha), *patterned):
             if type(alpha) not in (int, float) or not math.isfinite(alpha):
-                raise ValueError(f"{name}: {alpha!r} is not a number")
-        for pattern in (*self.ranks, *self.alphas):
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ValueError(f"pattern {pattern!r}: {error}") from None
+                raise ValueError(f"{name}: {alpha!r:.60} is not a number")
+        object.__setattr__(self, "_ranks", ModulePatterns("rank_pattern", self.ranks))
+        object.__setattr__(self, "_alphas", ModulePatterns("alpha_pattern", self.alphas))
 
-    def rank_of(self, module: str) -> int:
-        """The rank for the linear layer at a path such as model.layers.0.self_attn.q_proj."""
-        return self.ranks.get(_pattern(self.ranks, module), self.rank)
+    def rank_and_scale(self, module: str) -> tuple[int, float]:
+        """The rank for the linear layer at a path such as model.layers.0.self_attn.q_proj, and its products' factor.
 
-    def scale_of(self, module: str) -> float:
-        """What the products of that layer are multiplied with."""
-        alpha, rank = self.alphas.get(_pattern(self.alphas, module), self.alpha), self.rank_of(module)
-        return alpha / (math.sqrt(rank) if self.by_root else rank)
+        Raises ValueError if the patterns cannot be matched in a bounded number of steps.
+        """
+        rank, alpha = self._ranks.of(module, self.rank), self._alphas.of(module, self.alpha)
+        return rank, alpha / (math.sqrt(rank) if self.by_root else rank)
 
 
 def read_config(folder: Path) -> AdapterConfig:
     """Reads a folder's configuration. Raises CheckpointError, one line, naming the field that is not served."""
     file = folder / CONFIG
     try:
-        fields: Any = json.loads(file.read_text(encoding="utf-8"))
+        fields = read_object(file, _MOST_BYTES)
     except FileNotFoundError:
         raise CheckpointError(f"{folder}: no adapter: it has no {CONFIG}") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{file}: cannot be read: {error}") from None
-    if not isinstance(fields, dict):
-        raise CheckpointError(f"{file}: not an object")
     try:
         _check_served(fields)
         return AdapterConfig(
@@ -113,24 +110,26 @@ def read_config(folder: Path) -> AdapterConfig:
 
 def _check_served(fields: Mapping[str, Any]) -> None:
     if fields.get("peft_type") != "LORA":
-        raise ValueError(f"peft_type: {fields.get('peft_type')!r} is not served, only LORA")
+        raise ValueError(f"peft_type: {fields.get('peft_type')!r:.60} is not served, only LORA")
     for name, what in _REFUSED.items():
         if fields.get(name):
             raise ValueError(f"{name}: not served: {what}")
     if fields.get("bias", "none") != "none":
-        raise ValueError(f"bias: {fields['bias']!r} is not served: biases")
+        raise ValueError(f"bias: {fields['bias']!r:.60} is not served: biases")
     start = fields.get("init_lora_weights", True)
     if start not in _STARTS:
-        raise ValueError(f"init_lora_weights: {start!r} is not served: it changes the model's own weights")
+        raise ValueError(f"init_lora_weights: {start!r:.60} is not served: it changes the model's own weights")
     for name, value in fields.items():
         if value and name not in _HARMLESS | _READ:
-            raise ValueError(f"{name}: {str(value)[:60]!r} is not known here, so it may change what the adapter adds")
+            raise ValueError(
+                f"{name[:60]!r}: {str(value)[:60]!r} is not known here, so it may change what the adapter adds"
+            )
 
 
 def _flag(fields: Mapping[str, Any], name: str) -> bool:
     value = fields.get(name) or False
     if type(value) is not bool:
-        raise ValueError(f"{name}: {value!r} is neither true nor false")
+        raise ValueError(f"{name}: {value!r:.60} is neither true nor false")
     return value
 
 
@@ -139,8 +138,3 @@ def _patterns(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{name}: {str(value)[:60]!r} is not an object")
     return value
-
-
-def _pattern(patterns: Mapping[str, Any], module: str) -> str:
-    """The first pattern that matches the end of a path, as PEFT matches them; the path itself if none does."""
-    return next((each for each in patterns if re.match(rf"(.*\.)?({each})$", module)), module)

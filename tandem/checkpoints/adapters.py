@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WEIGHTS = "adapter_model.safetensors"
-_KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+MOST_CHANGE = 2.0**16
+"""The most that an adapter may change a layer: its factor times the (Frobenius) norms of its matrices. In the widest
+layer of Llama 405B, rank 512, weights of 0.02 throughout and a factor of 2 make a fifth of it."""
+_MOST_NORM = 2.0**50  # of what is summed before it is scaled: at most 2**96, of an input of norm 2**46
+_KEY = re.compile(r"base_model\.model\.(?P<module>[\w.-]+)\.lora_(?P<side>[AB])\.weight")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
 
 
@@ -99,7 +103,9 @@ def _modules(file: Path, names: Iterable[str]) -> list[str]:
     for name in names:
         match = _KEY.fullmatch(name)
         if match is None:
-            raise CheckpointError(f"{file}: tensor {name[:120]} is not served: only lora_A and lora_B of linear layers")
+            raise CheckpointError(
+                f"{file}: tensor {name[:99]!r} is not served: only lora_A and lora_B of linear layers"
+            )
         found.setdefault(match["module"], set()).add(match["side"])
     if not found:
         raise CheckpointError(f"{file}: has no tensors")
@@ -126,9 +132,32 @@ def _part(file: Path, config: AdapterConfig, module: str, tensors: Mapping[str, 
             f"{file}: {module} has matrices {tuple(made['A'].shape)} and {tuple(made['B'].shape)}, which share no rank "
             f"from 1 to {MOST_RANK}"
         )
-    if rank != config.rank_of(module):
-        raise CheckpointError(f"{file}: {module} has rank {rank}, and {CONFIG} says {config.rank_of(module)}")
-    return LowRank(made["A"], made["B"], config.scale_of(module))
+    try:
+        said, scale = config.rank_and_scale(module)
+    except ValueError as error:
+        raise CheckpointError(f"{file.with_name(CONFIG)}: {error}") from None
+    if rank != said:
+        raise CheckpointError(f"{file}: {module} has rank {rank}, and {CONFIG} says {said}")
+    part = LowRank(made["A"], made["B"], scale)
+    _check_range(file, module, part)
+    return part
+
+
+def _check_range(file: Path, module: str, part: LowRank) -> None:
+    """Raises CheckpointError if sums in float32, whose range ends at 2**128, could overflow.
+
+    A layer at MOST_CHANGE makes an output of norm 2**23 of an input of norm 2**7, which norm layers return at a hidden
+    size of 2**14. An MLP of three such layers then returns 2**(23 + 23 + 16), whose square the next norm layer takes.
+    """
+    import torch
+
+    down, up = (float(torch.linalg.vector_norm(each, dtype=torch.float64)) for each in (part.down, part.up))
+    factor = abs(part.scale)
+    if max(factor, down, down * up) > _MOST_NORM or factor * down * up > MOST_CHANGE:
+        raise CheckpointError(
+            f"{file}: {module} would overflow: its factor (lora_alpha or alpha_pattern by rank) is {factor:.3g}, the"
+            f" norms of lora_A and lora_B are {down:.3g} and {up:.3g}; served are products up to {MOST_CHANGE:g}"
+        )
 
 
 def _revision(config: AdapterConfig, data: bytes) -> str:

@@ -2,8 +2,8 @@
 
 fp8: OCP's E4M3 reaches 448, Neuron's 240, and what is above becomes NaN there. So FP8 weights are divided by 448/240
 and their scales multiplied by it, as in AWS's guide (neuronx-distributed, README_rescaling_fp8_for_neuron.md), but with
-one rounding instead of two. eagle: a published EAGLE-1 head lacks the target's output matrix. safetensors: weights in
-PyTorch's files, or in files of another size.
+one rounding instead of two. eagle: a published EAGLE head lacks tables of the target, or has them in part.
+safetensors: weights in PyTorch's files, or in files of another size.
 """
 
 from __future__ import annotations
@@ -12,12 +12,25 @@ import json
 import math
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tandem.checkpoints.eagle1 import FC, INPUT_NORM, check_eagle1, plain
+from tandem.checkpoints.eagle_heads import (
+    EMBEDDING,
+    FC,
+    INPUT_NORM,
+    MAP,
+    MAPS,
+    OUTPUT,
+    check_head,
+    check_taken,
+    plain,
+    widened,
+)
+from tandem.checkpoints.head_config import HeadConfig, head_fields, is_head
+from tandem.checkpoints.json_files import read_object
 from tandem.checkpoints.locate import CheckpointError
 from tandem.checkpoints.tensors import WEIGHT_FILES, Tensors, shards_of, write_tensors
 
@@ -31,7 +44,7 @@ MOST_ERROR = 2.0**-4
 SMALLEST_NORMAL = 2.0**-6
 SCALE = "_scale"
 _SIDES = {"vocab_size": "rows", "hidden_size": "columns"}
-HEAD, EMBEDDINGS = "lm_head.weight", ("model.embed_tokens.weight", "embed_tokens.weight")
+EMBEDDINGS = (f"model.{EMBEDDING}", EMBEDDING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +98,7 @@ class Conversion:
     sizes: dict[str, int]
     load: Callable[[str], Tensor]
     said: Callable[[], str]
-    config: dict[str, object] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
 
 
 def run_convert(config: ConvertConfig) -> int:
@@ -156,45 +169,52 @@ def _largest(tensor: Tensor) -> float:
 def _eagle(config: ConvertConfig, tensors: Tensors) -> Conversion:
     if config.target is None:
         raise ValueError("target_model: name the target whose output matrix the head gets")
-    head = check_eagle1(config.source, tensors)
-    if HEAD in tensors.files:
-        raise CheckpointError(f"{config.source}: has {HEAD} already")
-    target, grafted = Tensors(config.target), _grafts(config.target, tensors)
+    head, eagle3 = check_head(config.source, tensors), is_head(config.source)
+    names = {plain(name): name for name in tensors.files if plain(name) not in MAPS}
+    if eagle3:
+        check_taken(config.source, head, _text_config(config.target))
+    elif OUTPUT in names:
+        raise CheckpointError(f"{config.source}: has {OUTPUT} already")
+    target = Tensors(config.target)
+    grafted = {} if OUTPUT in names else {OUTPUT: _first(target, (OUTPUT, *EMBEDDINGS))}  # tied: the embeddings alone
+    grafted |= {} if EMBEDDING in names else {EMBEDDING: _first(target, EMBEDDINGS)}
     for name, source in grafted.items():
-        rows, width = target.shape(source)
-        for field_name, ours, theirs in (
-            ("vocab_size", head.vocab_size, rows),
-            ("hidden_size", head.hidden_size, width),
-        ):
-            if ours != theirs:
-                raise CheckpointError(
-                    f"{config.source}: {field_name}: {ours}, and the target's {name} has {theirs} {_SIDES[field_name]}"
-                )
-    fc = tensors[FC]
+        _check_sides(config.source, head, name, target.shape(source))
+    fc, widens = tensors[names[FC]], head.draft_vocab_size != head.vocab_size
 
     def load(name: str) -> Tensor:
-        return target[grafted[name]].to(fc.dtype) if name in grafted else tensors[name]
+        if name in grafted:
+            return target[grafted[name]].to(fc.dtype)
+        tensor = tensors[names[name]]
+        return widened(config.source, tensor, tensors[MAP], head.vocab_size) if widens and name == OUTPUT else tensor
 
-    sizes = tensors.sizes()
+    sizes = {name: tensors.bytes(own) for name, own in names.items()}
     sizes |= {name: math.prod(target.shape(source)) * fc.element_size() for name, source in grafted.items()}
-    said = f"from {config.target}: {', '.join(f'{name} ({source})' for name, source in grafted.items())}"
-    if any(plain(name) == INPUT_NORM for name in tensors.files):
-        said += "\nit norms its inputs: serve it with enable_eagle_draft_input_norm true in --neuron_config"
-    own: dict[str, object] = {
-        "num_hidden_layers": 1,
-        "tie_word_embeddings": False,
-        "fc_bias": "fc.bias" in tensors.files,
-    }
-    return Conversion(sizes, load, lambda: said, own)
+    said = [f"from {config.target}: {', '.join(f'{n} ({source})' for n, source in grafted.items())}"] if grafted else []
+    if widens:
+        sizes[OUTPUT] = sizes[OUTPUT] // head.draft_vocab_size * head.vocab_size
+        said.append(f"{OUTPUT}: {head.draft_vocab_size} tokens as they were, {head.vocab_size} in all")
+    if eagle3:
+        dtype = str(fc.dtype).removeprefix("torch.")
+        own = head_fields(replace(head, draft_vocab_size=head.vocab_size), dtype)
+    else:
+        own = {"num_hidden_layers": 1, "tie_word_embeddings": False, "fc_bias": "fc.bias" in names}
+        if INPUT_NORM in names:
+            said.append("it norms its inputs: serve it with enable_eagle_draft_input_norm true in --neuron_config")
+    return Conversion(sizes, load, lambda: "\n".join(said), own)
 
 
-def _grafts(folder: Path, tensors: Tensors) -> dict[str, str]:
-    """The target's tensors that the head lacks: its name of each, and the target's."""
-    target = Tensors(folder)
-    grafted = {HEAD: _first(target, (HEAD, *EMBEDDINGS))}  # tied models have the embeddings alone
-    if not any(name in tensors.files for name in EMBEDDINGS):
-        grafted["embed_tokens.weight"] = _first(target, EMBEDDINGS)
-    return grafted
+def _text_config(folder: Path) -> dict[str, Any]:
+    config = read_object(folder / "config.json")
+    return config.get("text_config") or config
+
+
+def _check_sides(folder: Path, head: HeadConfig, name: str, shape: tuple[int, ...]) -> None:
+    for field_name, own, theirs in zip(_SIDES, (head.vocab_size, head.hidden_size), shape, strict=True):
+        if own != theirs:
+            raise CheckpointError(
+                f"{folder}: {field_name}: {own}, and the target's {name} has {theirs} {_SIDES[field_name]}"
+            )
 
 
 def _first(tensors: Tensors, names: tuple[str, ...]) -> str:

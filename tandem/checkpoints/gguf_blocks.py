@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import mmap
-import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,14 +60,12 @@ class StoredWeights:
         try:
             with file.open("rb") as stream:
                 self._content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-            header = Header(self._content)
-            header.begin()
-            self._values: dict[str, Any] = dict(header.each_value())
-            self._tensors = {tensor.name: tensor for tensor in header.each_tensor()}
-        except (OSError, ValueError, struct.error, MalformedHeader) as error:
+            self._header = Header(self._content)
+            self._tensors = self._header.tensors
+            alignment = self._header.whole("general.alignment", _ALIGNMENT)
+        except (OSError, ValueError) as error:
             raise CheckpointError(f"{file}: its header cannot be read: {error}") from None
-        alignment = int(self._values.get("general.alignment", _ALIGNMENT))
-        self._begin = -(-header.at // alignment) * alignment
+        self._begin = -(-self._header.end // alignment) * alignment
 
     def formats(self) -> tuple[str, ...]:
         """Names of the formats of its matrices, sorted."""
@@ -116,12 +112,17 @@ class StoredWeights:
 
     def _in_our_order(self, tensor: TensorEntry, rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Rows of a head in the order of transformers: all first members of rotary pairs, then all second ones."""
-        architecture = str(self._values.get("general.architecture"))
+        architecture = self._header.values.get("general.architecture")
         kind = tensor.name.split(".")[-2]
         if architecture not in _TURNED or kind not in ("attn_q", "attn_k"):
             return rows
-        heads = self._values[f"{architecture}.attention.head_count"]
-        if kind == "attn_k":
-            heads = self._values.get(f"{architecture}.attention.head_count_kv", heads)
+        try:
+            heads = self._header.whole(f"{architecture}.attention.head_count")
+            if kind == "attn_k":
+                heads = self._header.whole(f"{architecture}.attention.head_count_kv", heads)
+        except MalformedHeader as error:
+            raise CheckpointError(f"{self._file}: {error}") from None
+        if len(rows) % (2 * heads):
+            raise CheckpointError(f"{self._file}: {tensor.name} has {len(rows)} rows, not pairs of {heads} heads")
         pairs = rows.reshape(heads, len(rows) // heads // 2, 2, rows.shape[1])
         return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)

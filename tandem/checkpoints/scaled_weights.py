@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from tandem.checkpoints.gguf_blocks import FORMATS, Blocks
 from tandem.checkpoints.locate import CheckpointError
-from tandem.checkpoints.quantisation import FP8, INT8, Quantisation, Tile, quantisation_of
+from tandem.checkpoints.quantisation import FP8, INT8, Scheme, Tile, quantisation_of
 from tandem.checkpoints.tensors import Tensors, dtypes
 
 if TYPE_CHECKING:
@@ -100,9 +101,9 @@ def check_dense(folder: Path) -> None:
                 raise CheckpointError(f"{file}: {name} is {dtype}, and config.json has no quantization_config")
 
 
-def _tile_of(quantisation: Quantisation, dtype: str, stored: Tensor, scale: Tensor) -> Tile | None:
+def _tile_of(schemes: Sequence[Scheme], dtype: str, stored: Tensor, scale: Tensor) -> Tile | None:
     """The tile of the scheme that these scales fit; one of a matrix with a single output needs no second dimension."""
-    for scheme in quantisation.schemes:
+    for scheme in schemes:
         rows, columns = _tiles(scheme.tile, stored)
         shapes = [(rows, columns), *([(rows,)] if columns == 1 else []), *([()] if rows == columns == 1 else [])]
         if scheme.numbers == dtype and tuple(scale.shape) in shapes:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import json
+import math
+import os
+import re
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tandem.checkpoints.locate import CheckpointError
+from tandem.checkpoints.locate import CheckpointError, first_line, read_index
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,95 +20,141 @@ if TYPE_CHECKING:
 SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
 INDEX = ".index.json"
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", f"*{INDEX}")
+_MOST_OPEN = 2
 
 
 class Tensors:
-    """The tensors of a folder: safetensors or PyTorch's files, in one or several. `files`: the file of each name."""
+    """The tensors of a folder: safetensors or PyTorch's files, in one or several. `files`: the file of each name.
+
+    What is read is that of one version of each file. Methods raise CheckpointError, also if a file is replaced or
+    written to between two reads.
+    """
 
     def __init__(self, folder: Path) -> None:
-        """Raises CheckpointError."""
-        self.folder, self.files = folder, _files(folder)
+        self.folder = folder
+        self._facts: dict[Path, tuple[int, ...]] = {}
+        self._open: dict[Path, _Safetensors | _Pickle] = {}  # the last few: a large model has a hundred files
+        self.files = self._files()
+        for name in self.files:
+            if not name.isprintable():  # errors quote names, and are one line
+                raise CheckpointError(f"{folder}: a tensor is called {name[:60]!r}")
 
     def __getitem__(self, name: str) -> Tensor:
-        file = self.files[name]
-        if file.suffix == ".safetensors":
-            return _opened(file).get_tensor(name)
-        return _unpickled(file)[name]
+        return self._opened(name).tensor(name)
 
     def bytes(self, name: str) -> int:
         """Bytes of one tensor."""
-        file = self.files[name]
-        if file.suffix == ".safetensors":
-            begin, end = _header(file)[name]["data_offsets"]
-            return int(end) - int(begin)
-        tensor = _unpickled(file)[name]
-        return tensor.numel() * tensor.element_size()
+        return self._opened(name).bytes(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of one tensor."""
-        file = self.files[name]
-        if file.suffix == ".safetensors":
-            return tuple(int(size) for size in _header(file)[name]["shape"])
-        return tuple(_unpickled(file)[name].shape)
+        return self._opened(name).shape(name)
 
     def sizes(self) -> dict[str, int]:
         """Bytes of each tensor, by name."""
         return {name: self.bytes(name) for name in self.files}
 
+    def _files(self) -> dict[str, Path]:
+        for whole in (SAFETENSORS, PICKLE):
+            index = self.folder / (whole + INDEX)
+            if index.is_file():
+                return read_index(index)
+            if (file := self.folder / whole).is_file():
+                return dict.fromkeys(self._file(file).names, file)
+        raise CheckpointError(f"{self.folder}: has neither {SAFETENSORS} nor {PICKLE}, nor an index of them")
 
-def _files(folder: Path) -> dict[str, Path]:
-    for whole in (SAFETENSORS, PICKLE):
-        index = folder / (whole + INDEX)
-        if index.is_file():
-            try:
-                named = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            except (ValueError, KeyError, TypeError) as error:
-                raise CheckpointError(f"{index}: not an index of weights: {error}") from None
-            found = {str(name): folder / Path(str(file)).name for name, file in named.items()}
-            missing = sorted({str(path) for path in found.values() if not path.is_file()})
-            if missing:
-                raise CheckpointError(f"{missing[0]}: not there, and {index.name} names it")
-            return found
-        if (folder / whole).is_file():
-            names = _header(folder / whole) if whole == SAFETENSORS else _unpickled(folder / whole)
-            return {name: folder / whole for name in names if name != "__metadata__"}
-    raise CheckpointError(f"{folder}: has neither {SAFETENSORS} nor {PICKLE}, nor an index of them")
+    def _opened(self, name: str) -> _Safetensors | _Pickle:
+        file = self.files.get(name)
+        opened = file and self._file(file)
+        if not opened or name not in opened.names:
+            raise CheckpointError(f"{file or self.folder}: has no tensor {name}")
+        return opened
+
+    def _file(self, file: Path) -> _Safetensors | _Pickle:
+        facts = _facts(file)
+        if self._facts.setdefault(file, facts) != facts:
+            raise CheckpointError(f"{file}: was replaced or written to while it was read")
+        if file not in self._open:
+            while len(self._open) >= _MOST_OPEN:
+                del self._open[next(iter(self._open))]
+            self._open[file] = _Safetensors(file) if file.suffix == ".safetensors" else _Pickle(file)
+        return self._open[file]
+
+
+def _facts(file: Path) -> tuple[int, ...]:
+    """Identifies a version of a file: it changes whenever the file does."""
+    try:
+        status = file.stat()
+    except OSError as error:
+        raise CheckpointError(str(error)) from None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+class _Safetensors:
+    """A memory-mapped safetensors file."""
+
+    def __init__(self, file: Path) -> None:
+        from safetensors import safe_open
+
+        self._file = file
+        with _refusing(file):
+            self._mapped: Any = safe_open(file, framework="pt")
+            self.names = dict.fromkeys(self._mapped.keys())
+
+    def tensor(self, name: str) -> Tensor:
+        with _refusing(self._file):
+            return self._mapped.get_tensor(name)
+
+    def bytes(self, name: str) -> int:
+        dtype = self.dtype(name)
+        bits = 8 if dtype == "BOOL" else int(re.sub(r"\D*(\d+).*", r"\1", dtype))  # F8_E4M3 has 8
+        return math.prod(self.shape(name)) * bits // 8
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        with _refusing(self._file):
+            return tuple(self._mapped.get_slice(name).get_shape())
+
+    def dtype(self, name: str) -> str:
+        with _refusing(self._file):
+            return str(self._mapped.get_slice(name).get_dtype())
+
+
+class _Pickle:
+    """A checkpoint file that PyTorch pickled."""
+
+    def __init__(self, file: Path) -> None:
+        import torch
+
+        with _refusing(file):
+            loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=True)  # no code in it is run
+            self._tensors: dict[str, Tensor] = {str(name): value for name, value in loaded.items()}
+        if not all(isinstance(value, torch.Tensor) for value in self._tensors.values()):
+            raise CheckpointError(f"{file}: holds more than tensors by name")
+        self.names = dict.fromkeys(self._tensors)
+
+    def tensor(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def bytes(self, name: str) -> int:
+        return self._tensors[name].numel() * self._tensors[name].element_size()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._tensors[name].shape)
+
+
+@contextlib.contextmanager
+def _refusing(file: Path) -> Iterator[None]:
+    """Turns whatever a library says of a malformed file into one CheckpointError."""
+    try:
+        yield
+    except Exception as error:
+        raise CheckpointError(f"{file}: cannot be read as weights: {first_line(error)[:200]}") from None
 
 
 def dtypes(file: Path) -> dict[str, str]:
-    """What safetensors calls the dtype of each tensor in a file, such as BF16. Raises CheckpointError."""
-    return {name: str(entry.get("dtype")) for name, entry in _header(file).items() if name != "__metadata__"}
-
-
-@functools.lru_cache(maxsize=2)
-def _opened(file: Path) -> Any:
-    from safetensors import safe_open
-
-    return safe_open(file, framework="pt")
-
-
-@functools.lru_cache(maxsize=256)
-def _header(file: Path) -> dict[str, Any]:
-    with file.open("rb") as opened:
-        length = int.from_bytes(opened.read(8), "little")
-        if length > file.stat().st_size:
-            raise CheckpointError(f"{file}: not a safetensors file")
-        try:
-            header: dict[str, Any] = json.loads(opened.read(length))
-        except ValueError:
-            raise CheckpointError(f"{file}: not a safetensors file") from None
-    return header
-
-
-@functools.lru_cache(maxsize=2)
-def _unpickled(file: Path) -> dict[str, Tensor]:
-    import torch
-
-    try:
-        loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=True)  # no code in it is run
-    except Exception as error:
-        raise CheckpointError(f"{file}: cannot be read as weights: {' '.join(str(error).split())[:200]}") from None
-    return {str(name): value for name, value in loaded.items()}
+    """Returns the dtype of each tensor in a file, as safetensors names it (BF16). Raises CheckpointError."""
+    opened = _Safetensors(file)
+    return {name: opened.dtype(name) for name in opened.names}
 
 
 def shards_of(sizes: Mapping[str, int], most: int) -> list[list[str]]:
@@ -120,16 +170,30 @@ def shards_of(sizes: Mapping[str, int], most: int) -> list[list[str]]:
     return shards
 
 
-def write_tensors(folder: Path, shards: list[list[str]], load: Callable[[str], Tensor]) -> list[Path]:
-    """Writes safetensors files, each whole and once, and the index after them."""
+def save_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Writes a file of safetensors, as save_whole does."""
     from safetensors.torch import save_file
 
+    save_whole(file.parent, lambda partial: save_file(dict(tensors), partial / file.name, metadata={"format": "pt"}))
+
+
+def save_whole(folder: Path, save: Callable[[Path], object]) -> None:
+    """Has `save` write into a folder of its own, then moves its files: who mapped former ones keeps those whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as partial:
+        save(Path(partial))
+        for file in Path(partial).iterdir():
+            os.replace(file, folder / file.name)
+
+
+def write_tensors(folder: Path, shards: list[list[str]], load: Callable[[str], Tensor]) -> list[Path]:
+    """Writes safetensors files, each whole and once, and the index after them."""
     written: list[Path] = []
     places: dict[str, str] = {}
     total = 0
     for names, file in zip(shards, _names(folder, len(shards)), strict=True):
         tensors = {name: load(name).contiguous().clone() for name in names}  # tensors of a pickle may share memory
-        save_file(tensors, file, metadata={"format": "pt"})
+        save_tensors(file, tensors)
         total += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         places |= dict.fromkeys(names, file.name)
         written.append(file)

@@ -42,11 +42,14 @@ class HuggingFaceTokenizer:
     """Wraps a checkpoint's transformers tokenizer. Raises CheckpointError."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        self._tokenizer = _load(checkpoint)
-        vocabulary = self._tokenizer.get_vocab()
-        self.sha256 = fingerprint(vocabulary, self._tokenizer.all_special_ids)
-        self.vocab_size = max(vocabulary.values(), default=-1) + 1
-        self.end_of_sequence_ids = _end_ids(self._tokenizer)
+        try:
+            self._tokenizer = _from_transformers(checkpoint.source)
+            vocabulary = self._tokenizer.get_vocab()
+            self.sha256 = fingerprint(vocabulary, self._tokenizer.all_special_ids)
+            self.vocab_size = max(vocabulary.values(), default=-1) + 1
+            self.end_of_sequence_ids = _end_ids(self._tokenizer)
+        except Exception as error:  # parsers of missing or damaged files raise anything
+            raise CheckpointError(f"{checkpoint.folder}: no usable tokenizer: {first_line(error)[:300]}") from None
 
     def encode(self, text: str, chat: bool) -> list[int]:
         """Like Tokenizer.encode. Raises ValueError if there is no chat template."""
@@ -108,13 +111,6 @@ def fingerprint(vocabulary: dict[str, int], special_ids: Iterable[int]) -> str:
     """SHA-256 of the vocabulary and special ids; equal if token ids mean the same."""
     content = json.dumps([sorted(vocabulary.items()), sorted(special_ids)], ensure_ascii=True)
     return hashlib.sha256(content.encode()).hexdigest()
-
-
-def _load(checkpoint: Checkpoint) -> Any:
-    try:
-        return _from_transformers(checkpoint.source)
-    except (AttributeError, OSError, ValueError) as error:  # AttributeError: of transformers 4.57, without any file
-        raise CheckpointError(f"{checkpoint.folder}: no usable tokenizer: {first_line(error)}") from None
 
 
 def _from_transformers(source: dict[str, object]) -> Any:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Collection
 from pathlib import Path
 
+from tandem.cli.compare_flags import COMPARE_FLAGS, CompareOptions
 from tandem.cli.values import auto_or_count
 from tandem.comparison.measuring.architectures import COMPARED
 from tandem.planning.cores import parse_cores
@@ -15,69 +15,57 @@ from tandem.planning.host_placement import HostPlacement, place_on_cpus, place_o
 from tandem.planning.plan import PlanConfig
 
 SPLIT = {architecture.name for architecture in COMPARED.values() if architecture.split}
-TAKERS = {
-    "device": ("torch",),
-    "tp_degree": ("torch", "nxdi"),
-    "cores": ("torch", "nxdi"),
-    "draft_cores": ("torch", "nxdi"),
-    "draft_device": ("torch", "nxdi"),
-    "compiled_dir": ("torch", "nxdi"),
-    "dtype": ("torch", "nxdi"),
-    "threads": ("torch",),
-    "weights": ("torch",),
-    "neuron_config": ("nxdi",),
-    "draft_neuron_config": ("nxdi",),
-}
-"""The backends whose servers take a flag; the others take all."""
 
 
-def refuse_flags_of_other_backends(backend: str, given: Collection[str]) -> None:
+def refuse_flags_of_other_backends(options: CompareOptions) -> None:
     """Raises ValueError for a flag that the servers of this backend do not take."""
-    for name, backends in TAKERS.items():
-        if name in given and backend not in backends:
+    for name, row in COMPARE_FLAGS.items():
+        if name in options.given and options.backend not in row.backends:
             flag = name.replace("_", "-")
-            verb = "do" if len(backends) > 1 else "does"
-            raise ValueError(f"{flag}: --backend {backend} does not take it; {' and '.join(backends)} {verb}")
+            verb = "do" if len(row.backends) > 1 else "does"
+            raise ValueError(
+                f"{flag}: --backend {options.backend} does not take it; {' and '.join(row.backends)} {verb}"
+            )
 
 
-def placement_of(arguments: argparse.Namespace, started: Collection[str]) -> HostPlacement | None:
+def placement_of(options: CompareOptions, started: Collection[str]) -> HostPlacement | None:
     """Returns where servers run; None: wherever the system lets them. `started`: the architectures started here.
 
     Neuron cores are always placed, because a process takes all cores that nobody names. Raises ValueError.
     """
     if not started:
         return None
-    if arguments.draft_device and arguments.draft_cores:
+    if options.draft_device and options.draft_cores:
         raise ValueError("draft-cores: --draft-device cpu leaves the draft no cores of the device")
-    cores = parse_cores(arguments.cores) if arguments.cores else None
-    draft = parse_cores(arguments.draft_cores, "draft-cores") if arguments.draft_cores else None
-    degree = arguments.tp_degree
-    apart = bool(set(started) & SPLIT) and arguments.draft_device is None
-    if arguments.backend == "nxdi" or arguments.device == "neuron":
-        return place_on_neuron(_plan_of(arguments), find_devices(Path("/"), os.environ), cores, draft, apart)
+    cores = parse_cores(options.cores) if options.cores else None
+    draft = parse_cores(options.draft_cores, "draft-cores") if options.draft_cores else None
+    degree = options.tp_degree
+    apart = bool(set(started) & SPLIT) and options.draft_device is None
+    if options.backend == "nxdi" or options.device == "neuron":
+        return place_on_neuron(_plan_of(options), find_devices(Path("/"), os.environ), cores, draft, apart)
     if cores is None:
         if draft is not None:
             raise ValueError("draft-cores: give --cores as well, which these are some of")
         return None
-    if arguments.device == "cpu":
+    if options.device == "cpu":
         return place_on_cpus(cores, draft, degree)
-    if arguments.device == "cuda":
+    if options.device == "cuda":
         return place_on_gpus(cores, draft, degree)
     raise ValueError("cores: name the --device whose cores these are")
 
 
-def _plan_of(arguments: argparse.Namespace) -> PlanConfig:
-    if arguments.model is None:
+def _plan_of(options: CompareOptions) -> PlanConfig:
+    if options.model is None:
         raise ValueError("model: give --model DIR, whose config.json tells how it can be divided among cores")
-    length = auto_or_count("speculation-length", arguments.speculation_length)
+    length = auto_or_count("speculation-length", options.speculation_length)
     return PlanConfig(
         instance="found",
-        target_model=arguments.model,
-        draft_model=None if arguments.draft == "ngram" else arguments.draft_model,
-        backend=arguments.backend,
-        dtype=arguments.dtype,
-        batch=4 if arguments.batch is None else arguments.batch,
-        length=arguments.sequence_length,
+        target_model=options.model,
+        draft_model=None if options.draft == "ngram" else options.draft_model,
+        backend=options.backend,
+        dtype=options.dtype,
+        batch=4 if options.batch is None else options.batch,
+        length=options.sequence_length,
         drafts=length or 5,
-        degree=arguments.tp_degree if arguments.tp_degree > 1 else None,
+        degree=options.tp_degree if options.tp_degree > 1 else None,
     )

@@ -1,404 +1,248 @@
-"""The table of the roles' flags, with the roles and backends that take each one."""
+"""The options of the roles: one declaration for flags, types, defaults, help and tables of the pages."""
 
 from __future__ import annotations
 
-from tandem.cli.flag_row import ASKING, EVERY, GATEWAY, LISTENING, PREFILL, PROMPTED, SERVERS, Group, flag, switch
-from tandem.cli.model_flags import CONVERTING, FIGURES, MODELS, PLANNING
+from dataclasses import dataclass, replace
 
-DEFAULT_PORT = 50051
-
-_NETWORK = Group(
-    "network",
-    (
-        flag(
-            "host",
-            to=(*LISTENING, GATEWAY),
-            default="127.0.0.1",
-            help="address a server listens on (default: 127.0.0.1, this machine only)",
-        ),
-        flag(
-            "port",
-            to=(*LISTENING, *ASKING),
-            type=int,
-            default=DEFAULT_PORT,
-            help="port a server listens on, or a client connects to; 0: any free port",
-        ),
-        flag(
-            "target_host",
-            to=(*ASKING, "draft_worker"),
-            default="127.0.0.1",
-            help="the server, HOST or HOST:PORT; draft, draft_worker: a comma-separated list, for failover",
-        ),
-        flag(
-            "target_port",
-            to=("draft_worker",),
-            type=int,
-            default=DEFAULT_PORT,
-            help="draft_worker: port of its TargetVerifier",
-        ),
-        switch(
-            "propose_only", to=("draft_worker",), help="draft_worker: have no target; only draft for targets that ask"
-        ),
-        flag(
-            "draft_host",
-            to=("target",),
-            metavar="HOST:PORT",
-            help="target: use drafts from the DraftWorker at this address",
-        ),
-        flag(
-            "draft_seconds",
-            to=("target",),
-            type=float,
-            default=5.0,
-            help="target: how long a draft may take (default 5)",
-        ),
-        flag(
-            "pipeline",
-            to=("draft", "draft_worker", "target"),
-            default="auto",
-            metavar="off|on|never-waiting|auto",
-            help="with a remote target or draft: off: each round waits for its verdict; on: rounds are sent before "
-            "verdicts arrive; never-waiting: the target steps on by itself; auto (default): what is likely fastest",
-        ),
-        flag(
-            "health_port",
-            to=LISTENING,
-            type=int,
-            help="servers: also answer health checks on this port, without TLS (for probes)",
-        ),
-        flag(
-            "engine_port",
-            to=SERVERS,
-            type=int,
-            help="servers: port for the gateway of OpenAI clients (docs/openai.md); 0: any free port (default: none)",
-        ),
-        flag(
-            "engine_host",
-            to=SERVERS,
-            default="127.0.0.1",
-            help="servers: address for that port, which has neither TLS nor tokens (default 127.0.0.1)",
-        ),
-        flag("ready_file", to=(*LISTENING, GATEWAY), help="file to write the address and process id to once ready"),
-        flag(
-            "drain_seconds",
-            to=(*LISTENING, GATEWAY),
-            type=float,
-            default=30.0,
-            help="how long running requests may finish after SIGTERM",
-        ),
-        flag(
-            "step_seconds",
-            to=LISTENING,
-            default="auto",
-            help="servers: a longer device step counts as hung; auto (default): from measured times; 0: no limit",
-        ),
-        flag(
-            "lease_seconds",
-            to=("target", "draft_worker"),
-            type=float,
-            default=60.0,
-            help="how long a session lives without a Verify",
-        ),
-        flag(
-            "connect_seconds",
-            to=("draft", "draft_worker"),
-            type=float,
-            default=120.0,
-            help="how long to wait for the TargetVerifier",
-        ),
-        flag(
-            "reconnect_seconds",
-            to=(*ASKING, "draft_worker"),
-            type=float,
-            default=60.0,
-            help="how long to retry a request while no server answers, or all are full (default 60)",
-        ),
-        flag(
-            "queue",
-            to=(*SERVERS, GATEWAY),
-            type=int,
-            default=256,
-            help="requests that may wait for a slot of a server, or of a gateway's workers (default 256)",
-        ),
-        flag(
-            "prefill",
-            to=("target", "fused_target"),
-            backends=("torch", "toy"),
-            metavar="HOST:PORT[,...]",
-            help="target, fused_target: have long prompts computed by these servers of --role prefill, with the same "
-            "bits (docs/prefill.md)",
-        ),
-        flag(
-            "prefill_min_tokens",
-            to=("target", "fused_target"),
-            backends=("torch", "toy"),
-            type=int,
-            default=256,
-            help="prompts with fewer tokens to process are processed in place (default 256)",
-        ),
-        flag(
-            "prefill_timeout_s",
-            to=("target", "fused_target"),
-            backends=("torch", "toy"),
-            type=float,
-            default=5.0,
-            help="how long the next part may take to arrive before the rest is processed in place (default 5)",
-        ),
-        flag(
-            "prefill_queue",
-            to=(PREFILL,),
-            type=int,
-            default=4,
-            help="prefill: prompts that may wait for a slot; others are refused, and processed in place (default 4)",
-        ),
-        flag("timeout", to=ASKING, type=float, help="deadline of a request in seconds (default: none)"),
-    ),
+from tandem.cli.model_flags import Converting, Figures, Models, Planning
+from tandem.cli.option import ADDRESS, ADDRESSES, FILE, HOST, LIST, NAME, SECONDS, URL, flags_of, option, switch
+from tandem.cli.role_names import (
+    APART,
+    ASKING,
+    CALLING,
+    EVERY,
+    GENERATING,
+    LISTENING,
+    OURS,
+    PROMPTED,
+    PROMPTS,
+    SERVERS,
+    SERVING,
+    SESSIONS,
+    TARGETS,
 )
+from tandem.cli.values import auto_or_count
 
-_OPENAI = Group(
-    "gateway of OpenAI clients (docs/openai.md)",
-    (
-        flag(
-            "workers",
-            to=(GATEWAY,),
-            metavar="HOST:PORT[,...]",
-            help="engine ports of servers (default: start a server of its own)",
-        ),
-        flag(
-            "worker_flags",
-            to=(GATEWAY,),
-            default="--role fused_target",
-            help="flags of that server, in one argument (default: a fused_target on the embedded pair)",
-        ),
-        flag("http_port", to=(GATEWAY,), type=int, default=8080, help="port for HTTP (default 8080); 0: any free port"),
-        flag("gateway_flags", to=(GATEWAY,), default="", help="further flags of smg, in one argument"),
-    ),
-)
+_CALLING = {"nxdi": (*ASKING, *SESSIONS)}  # a fused_target calls PrefillWorkers alone
 
-_TAKING = Group(
-    "security of a server (docs/security.md)",
-    (
-        flag(
-            "tls_cert",
-            to=(*LISTENING, GATEWAY),
-            metavar="FILE",
-            help="the server's certificate (PEM, with its chain); turns TLS on",
-        ),
-        flag("tls_key", to=(*LISTENING, GATEWAY), metavar="FILE", help="its private key"),
-        flag(
-            "tls_client_ca",
-            to=LISTENING,
-            metavar="FILE",
-            help="require client certificates that one of these CAs signed",
-        ),
-        flag(
-            "accept_tokens",
-            to=(*LISTENING, GATEWAY),
-            metavar="FILE",
-            help="require a token from this file of `identity token` lines",
-        ),
-        switch(
-            "insecure",
-            to=(*LISTENING, GATEWAY, *ASKING),
-            help="allow other machines without TLS: listen for them, or send them a token",
-        ),
-        flag(
-            "max_message_bytes",
-            to=LISTENING,
-            type=int,
-            help="maximum size of a request (default: enough for the longest prompt, at most 4 MiB)",
-        ),
-        flag(
-            "max_prompt_bytes",
-            to=SERVERS,
-            type=int,
-            help="maximum size of a text prompt (default: 64 per token of the sequence length)",
-        ),
-        flag(
-            "max_sessions_per_identity",
-            to=("target", "draft_worker"),
-            type=int,
-            help="maximum open sessions of one caller (default: no limit)",
-        ),
-        flag(
-            "max_requests_per_identity",
-            to=LISTENING,
-            type=int,
-            help="maximum concurrent Generate calls of one caller (default: no limit)",
-        ),
-        flag(
-            "prefix_sharing",
-            to=LISTENING,
-            default="identity",
-            metavar="identity|all|off",
-            help="whose prompts and answers a prompt may begin with to be processed faster (default: identity, the "
-            "caller's own; how fast an answer is shows what was asked before)",
-        ),
-        flag(
-            "prefix_cache_mb",
-            to=LISTENING,
-            type=int,
-            default=64,
-            help="memory for them in MiB, of target and draft together (default 64)",
-        ),
-        switch("log_prompts", to=SERVERS, help="log prompts and answers; otherwise they are never logged"),
-    ),
-)
 
-_CALLERS = (*ASKING, *SERVERS)
-_CALLERS_BY = {"nxdi": (*ASKING, "target", "draft_worker")}  # a fused_target calls PrefillWorkers alone
-_CALLING = Group(
-    "security of outgoing calls, from clients and from servers that call another server",
-    (
-        flag(
-            "tls_ca",
-            to=_CALLERS,
-            only=_CALLERS_BY,
-            metavar="FILE",
-            help="call with TLS; one of these CAs signed the server's certificate",
-        ),
-        flag(
-            "tls_client_cert",
-            to=_CALLERS,
-            only=_CALLERS_BY,
-            metavar="FILE",
-            help="the caller's own certificate, for a server with mTLS",
-        ),
-        flag("tls_client_key", to=_CALLERS, only=_CALLERS_BY, metavar="FILE", help="its private key"),
-        flag(
-            "tls_server_name",
-            to=_CALLERS,
-            only=_CALLERS_BY,
-            metavar="NAME",
-            help="the name in the server's certificate, if it is not its host",
-        ),
-        flag(
-            "token_file",
-            to=_CALLERS,
-            only=_CALLERS_BY,
-            metavar="FILE",
-            help="a file with the token to send with every call",
-        ),
-        flag(
-            "token_env",
-            to=_CALLERS,
-            only=_CALLERS_BY,
-            metavar="NAME",
-            help="the environment variable with that token, instead of a file",
-        ),
-    ),
-)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class Network:
+    """network"""
 
-_GENERATING = (*PROMPTED, "accept", *SERVERS)
-_REQUESTS = Group(
-    "requests (on a server: the defaults for requests that leave them out)",
-    (
-        flag("prompt", to=(*PROMPTED, "accept"), action="append", help="a prompt; may be repeated"),
-        flag("prompt_text", "prompt_file", to=(*PROMPTED, "accept"), help="a file with one prompt per line"),
-        switch("chat", to=(*PROMPTED, "accept"), help="put each prompt into the model's chat template"),
-        flag(
-            "max_new_tokens",
-            to=_GENERATING,
-            type=int,
-            help="maximum tokens to generate (default: a server's, else up to the sequence length)",
-        ),
-        flag("temperature", to=_GENERATING, type=float, help="0 is greedy (default: a server's, else 0)"),
-        flag(
-            "top_k",
-            to=_GENERATING,
-            type=int,
-            help="keep the k most likely tokens; 0 keeps all (default: a server's, else 0)",
-        ),
-        flag(
-            "top_p",
-            to=_GENERATING,
-            type=float,
-            help="keep the likeliest tokens up to this total probability (default: a server's, else 1)",
-        ),
-        flag(
-            "min_p",
-            to=_GENERATING,
-            type=float,
-            help="drop tokens below this share of the likeliest (default: a server's, else 0)",
-        ),
-        flag("seed", to=_GENERATING, type=int, help="seed of the draws (default: a server's, else 0)"),
-        flag(
-            "logit_bias",
-            to=PROMPTED,
-            metavar="LIST",
-            help="add to the logits of single tokens, as in 50256:-100,11:2.5 (id:bias, -100 to 100)",
-        ),
-        flag(
-            "presence_penalty", to=PROMPTED, type=float, help="lower the logit of generated tokens (-2 to 2; default 0)"
-        ),
-        flag(
-            "frequency_penalty",
-            to=PROMPTED,
-            type=float,
-            help="lower it once for each time the token was generated (-2 to 2; default 0)",
-        ),
-        flag(
-            "repetition_penalty",
-            to=PROMPTED,
-            type=float,
-            help="divide the logits of tokens of the prompt and output (above 0 to 2; default 1)",
-        ),
-        flag("json_schema", to=PROMPTED, metavar="FILE", help="the output is JSON that this schema allows"),
-        flag("regex", to=PROMPTED, metavar="EXPRESSION", help="the output matches this regular expression"),
-        flag(
-            "logprobs",
-            to=PROMPTED,
-            type=int,
-            metavar="N",
-            help="print every token's log-probability, and the N likeliest tokens in its place (0 to 20)",
-        ),
-        flag(
-            "adapter",
-            to=(*PROMPTED, "accept"),
-            metavar="NAME",
-            help="the server's LoRA adapter to use, or one of --adapters (default: none)",
-        ),
-        flag("rule", to=ASKING, default="agreement", help="how drafts are verified: agreement (default) or rejection"),
-        flag("stop", to=PROMPTED, action="append", default=(), help="a string that ends the output; may be repeated"),
-        switch("ignore_eos", to=PROMPTED, help="go on past the end-of-sequence token"),
-        flag(
-            "service",
-            to=("client",),
-            help="client: TargetVerifier, FusedSpeculativeServer or DraftWorker (default: whichever answers)",
-        ),
-    ),
-)
+    host: HOST = option("address a server listens on; 127.0.0.1 is for this machine only", SERVING, default="127.0.0.1")
+    port: int = option(
+        "port a server listens on, or a client connects to; 0: any free port", (*LISTENING, *ASKING), default=50051
+    )
+    target_host: HOST = option(
+        "the server, HOST or HOST:PORT; draft, draft_worker: a comma-separated list, for failover",
+        (*ASKING, "draft_worker"),
+        default="127.0.0.1",
+    )
+    target_port: int = option("port of its TargetVerifier", ("draft_worker",), default=50051)
+    propose_only: bool = switch("have no target; only draft for targets that ask", ("draft_worker",))
+    draft_host: ADDRESS | None = option("use drafts from the DraftWorker at this address", ("target",))
+    draft_seconds: SECONDS = option("how long a draft may take", ("target",), default=5.0)
+    pipeline: str = option(
+        "with a remote target or draft: off: each round waits for its verdict; on: rounds are sent before "
+        "verdicts arrive; never-waiting: the target steps on by itself; auto: what is likely fastest",
+        ("draft", "draft_worker", "target"),
+        default="auto",
+        metavar="off|on|never-waiting|auto",
+    )
+    health_port: int | None = option("also answer health checks on this port, without TLS (for probes)", LISTENING)
+    engine_port: int | None = option(
+        "port for the gateway of OpenAI clients (docs/openai.md); 0: any free port (default: none)", SERVERS
+    )
+    engine_host: HOST = option("address for that port, which has neither TLS nor tokens", SERVERS, default="127.0.0.1")
+    ready_file: FILE | None = option("file to write the address and process id to once ready", SERVING)
+    drain_seconds: SECONDS = option("how long running requests may finish after SIGTERM", SERVING, default=30.0)
+    step_seconds: str = option(
+        "a longer device step counts as hung; auto: from measured times; 0: no limit", LISTENING, default="auto"
+    )
+    lease_seconds: SECONDS = option("how long a session lives without a Verify", SESSIONS, default=60.0)
+    connect_seconds: SECONDS = option("how long to wait for the TargetVerifier", APART, default=120.0)
+    reconnect_seconds: SECONDS = option(
+        "how long to retry a request while no server answers, or all are full", (*ASKING, "draft_worker"), default=60.0
+    )
+    queue: int = option(
+        "requests that may wait for a slot of a server, or of a gateway's workers", (*SERVERS, "gateway"), default=256
+    )
+    prefill: ADDRESSES | None = option(
+        "have long prompts computed by these servers of --role prefill, with the same bits (docs/prefill.md)",
+        TARGETS,
+        OURS,
+    )
+    prefill_min_tokens: int = option(
+        "prompts with fewer tokens to process are processed in place", TARGETS, OURS, default=256
+    )
+    prefill_timeout_s: SECONDS = option(
+        "how long the next part may take to arrive before the rest is processed in place", TARGETS, OURS, default=5.0
+    )
+    prefill_queue: int = option(
+        "prompts that may wait for a slot; others are refused, and processed in place", ("prefill",), default=4
+    )
+    timeout: SECONDS | None = option("deadline of a request (default: none)", ASKING)
 
-_SEEING = Group(
-    "observability (docs/observability.md)",
-    (
-        flag(
-            "metrics_port",
-            to=(*LISTENING, GATEWAY),
-            type=int,
-            help="servers: port for Prometheus metrics; 0: any free port (default: none)",
-        ),
-        flag(
-            "metrics_host",
-            to=(*LISTENING, GATEWAY),
-            default="127.0.0.1",
-            help="address for metrics (default 127.0.0.1)",
-        ),
-        flag(
-            "otlp_endpoint",
-            to=(*LISTENING, *PROMPTED),
-            help="http://HOST:PORT of the OTLP/gRPC collector to send traces to (default: none)",
-        ),
-        flag("log_format", to=EVERY, default="text", help="text (default), or json: one object per line"),
-        switch(
-            "profile",
-            to=(*SERVERS, *PROMPTED),
-            help="write performance_*.csv and .json: a row for each request, and on a target for each session",
-        ),
-        switch("debug", to=EVERY, help="log more, and show tracebacks"),
-    ),
-)
 
-GROUPS = (MODELS, _NETWORK, _OPENAI, _TAKING, _CALLING, _REQUESTS, FIGURES, CONVERTING, PLANNING, _SEEING)
-FLAGS = {row.name: row for group in GROUPS for row in group.flags}
-CALLING = tuple(row.name for row in _CALLING.flags)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class OpenAI:
+    """gateway of OpenAI clients (docs/openai.md)"""
+
+    workers: ADDRESSES | None = option("engine ports of servers (default: start a server of its own)", ("gateway",))
+    worker_flags: str = option(
+        "flags of that server, in one argument (default: a fused_target on the embedded pair)", ("gateway",), default=""
+    )
+    http_port: int = option("port for HTTP; 0: any free port", ("gateway",), default=8080)
+    gateway_flags: str = option("further flags of smg, in one argument", ("gateway",), default="")
+
+
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class Taking:
+    """security of a server (docs/security.md)"""
+
+    tls_cert: FILE | None = option("the server's certificate (PEM, with its chain); turns TLS on", SERVING)
+    tls_key: FILE | None = option("its private key", SERVING)
+    tls_client_ca: FILE | None = option("require client certificates that one of these CAs signed", LISTENING)
+    accept_tokens: FILE | None = option("require a token from this file of `identity token` lines", SERVING)
+    insecure: bool = switch(
+        "allow other machines without TLS: listen for them, or send them a token", (*SERVING, *ASKING)
+    )
+    max_message_bytes: int | None = option(
+        "maximum size of a request (default: enough for the longest prompt, at most 4 MiB)", LISTENING
+    )
+    max_prompt_bytes: int | None = option(
+        "maximum size of a text prompt (default: 64 per token of the sequence length)", SERVERS
+    )
+    max_sessions_per_identity: int | None = option("maximum open sessions of one caller (default: no limit)", SESSIONS)
+    max_requests_per_identity: int | None = option(
+        "maximum concurrent Generate calls of one caller (default: no limit)", LISTENING
+    )
+    prefix_sharing: str = option(
+        "whose prompts and answers a prompt may begin with to be processed faster; identity: the caller's own, "
+        "since how fast an answer is shows what was asked before",
+        LISTENING,
+        default="identity",
+        metavar="identity|all|off",
+    )
+    prefix_cache_mb: int = option("memory for them in MiB, of target and draft together", LISTENING, default=64)
+    log_prompts: bool = switch("log prompts and answers; otherwise they are never logged", SERVERS)
+
+
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class Calling:
+    """security of outgoing calls, from clients and from servers that call another server"""
+
+    tls_ca: FILE | None = option(
+        "call with TLS; one of these CAs signed the server's certificate", CALLING, only=_CALLING
+    )
+    tls_client_cert: FILE | None = option(
+        "the caller's own certificate, for a server with mTLS", CALLING, only=_CALLING
+    )
+    tls_client_key: FILE | None = option("its private key", CALLING, only=_CALLING)
+    tls_server_name: NAME | None = option(
+        "the name in the server's certificate, if it is not its host", CALLING, only=_CALLING
+    )
+    token_file: FILE | None = option("a file with the token to send with every call", CALLING, only=_CALLING)
+    token_env: NAME | None = option(
+        "the environment variable with that token, instead of a file", CALLING, only=_CALLING
+    )
+
+
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class Requests:
+    """requests (on a server: the defaults for requests that leave them out)"""
+
+    prompt: tuple[str, ...] = option("a prompt; may be repeated", PROMPTS, default=())
+    prompt_text: FILE | None = option("a file with one prompt per line", PROMPTS, also="prompt_file")
+    chat: bool = switch("put each prompt into the model's chat template", PROMPTS)
+    max_new_tokens: int | None = option(
+        "maximum tokens to generate (default: a server's, else up to the sequence length)", GENERATING
+    )
+    temperature: float | None = option("0 is greedy (default: a server's, else 0)", GENERATING)
+    top_k: int | None = option("keep the k most likely tokens; 0 keeps all (default: a server's, else 0)", GENERATING)
+    top_p: float | None = option(
+        "keep the likeliest tokens up to this total probability (default: a server's, else 1)", GENERATING
+    )
+    min_p: float | None = option(
+        "drop tokens below this share of the likeliest (default: a server's, else 0)", GENERATING
+    )
+    seed: int | None = option("seed of the draws (default: a server's, else 0)", GENERATING)
+    logit_bias: LIST | None = option(
+        "add to the logits of single tokens, as in 50256:-100,11:2.5 (id:bias, -100 to 100)", PROMPTED
+    )
+    presence_penalty: float | None = option("lower the logit of generated tokens (-2 to 2; default 0)", PROMPTED)
+    frequency_penalty: float | None = option(
+        "lower it once for each time the token was generated (-2 to 2; default 0)", PROMPTED
+    )
+    repetition_penalty: float | None = option(
+        "divide the logits of tokens of the prompt and output (0.01 to 2; default 1)", PROMPTED
+    )
+    json_schema: FILE | None = option("the output is JSON that this schema allows", PROMPTED)
+    regex: str | None = option("the output matches this regular expression", PROMPTED, metavar="EXPRESSION")
+    logprobs: int | None = option(
+        "print every token's log-probability, and the N likeliest tokens in its place (0 to 20)", PROMPTED
+    )
+    adapter: NAME | None = option("the server's LoRA adapter to use, or one of --adapters (default: none)", PROMPTS)
+    rule: str = option("how drafts are verified: agreement or rejection", ASKING, default="agreement")
+    drafts: str = option(
+        "what drafts: auto: the server's choice; none: plain decoding; or lookup, model or head alone, if it is there",
+        PROMPTED,
+        default="auto",
+        metavar="auto|none|lookup|model|head",
+    )
+    stop: tuple[str, ...] = option("a string that ends the output; may be repeated", PROMPTED, default=())
+    ignore_eos: bool = switch("go on past the end-of-sequence token", PROMPTED)
+    service: str | None = option(
+        "TargetVerifier, FusedSpeculativeServer or DraftWorker (default: whichever answers)", ("client",)
+    )
+
+
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class Seeing:
+    """observability (docs/observability.md)"""
+
+    metrics_port: int | None = option("port for Prometheus metrics; 0: any free port (default: none)", SERVING)
+    metrics_host: HOST = option("address for metrics", SERVING, default="127.0.0.1")
+    otlp_endpoint: URL | None = option(
+        "http://HOST:PORT of the OTLP/gRPC collector to send traces to (default: none)", (*LISTENING, *PROMPTED)
+    )
+    log_format: str = option("text, or json: one object per line", EVERY, default="text", metavar="text|json")
+    profile: bool = switch(
+        "write performance_*.csv and .json: a row for each request, and on a target for each session",
+        (*SERVERS, *PROMPTED),
+    )
+    debug: bool = switch("log more, and show tracebacks", EVERY)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Options(Models, Network, OpenAI, Taking, Calling, Requests, Figures, Converting, Planning, Seeing):
+    """The parsed options of a role. `argv`: the arguments that were parsed; `given`: the names of those options."""
+
+    role: str
+    argv: tuple[str, ...]
+    given: frozenset[str]
+
+    @property
+    def length(self) -> int:
+        """Tokens per sequence of the models that the role loads."""
+        return self.sequence_length or 512
+
+    @property
+    def most_drafts(self) -> int:
+        """The most draft tokens that a round may have. Raises ValueError."""
+        k, most = auto_or_count("speculation_length", self.speculation_length), self.max_speculation_length
+        if most is None:
+            return 5 if k is None else k
+        if k is not None and k > most:
+            raise ValueError(f"speculation_length: {k} is above max_speculation_length {most}")
+        return most
+
+    def with_own_draft(self) -> Options:
+        """A draft role's --model is its draft model. With n-gram lookup it is the target, whose tokenizer is used."""
+        if self.draft_model or self.draft == "ngram" or self.role not in APART:
+            return self
+        return replace(self, draft_model=self.model)
+
+
+FLAGS = flags_of(Options)

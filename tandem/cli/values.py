@@ -1,9 +1,14 @@
-"""Parses flag values: lists separated by commas, and `auto|K`."""
+"""Parses values of options: lists separated by commas, `auto|K`, addresses and credentials."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tandem.cli.option import built
+
+if TYPE_CHECKING:
+    from tandem.rpc.credentials import Credentials
 
 Number = TypeVar("Number", int, float)
 
@@ -29,3 +34,28 @@ def auto_or_count(flag: str, text: str | None) -> int | None:
         return int(text)
     except ValueError:
         raise ValueError(f"{flag}: {text!r} is neither a number nor auto") from None
+
+
+def with_default_ports(hosts: str, port: int) -> str:
+    """Returns HOST:PORT for each HOST or HOST:PORT in a comma-separated list."""
+    return ",".join(_with_default_port(host.strip(), port) for host in hosts.split(","))
+
+
+def _with_default_port(host: str, port: int) -> str:
+    if host.count(":") > 1 and not host.startswith("["):
+        host = f"[{host}]"  # a bare IPv6 address
+    return host if ":" in host.rpartition("]")[2] else f"{host}:{port}"
+
+
+def credentials(options: Any) -> Credentials:
+    """Builds the credentials of outgoing calls."""
+    from tandem.rpc.credentials import Credentials
+
+    return built(
+        Credentials,
+        options,
+        ca=options.tls_ca,
+        cert=options.tls_client_cert,
+        key=options.tls_client_key,
+        server_name=options.tls_server_name,
+    )

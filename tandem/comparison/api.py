@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any
 
 from rich.console import Console
 
 from tandem.comparison.analysis.run_analysis import analyse
-from tandem.comparison.links.settings import LinkKind
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.driver import Connect, measure, started
 from tandem.comparison.measuring.interruption import Interruption
@@ -21,65 +20,7 @@ from tandem.comparison.measuring.record_log import RecordLog
 from tandem.comparison.measuring.workloads import Prompt, built_in_prompts, given_prompts
 from tandem.comparison.report.files import Comparison
 from tandem.comparison.report.publishing import write_files
-from tandem.planning.host_placement import HostPlacement
-from tandem.rpc.credentials import Credentials
 from tandem.rpc.generation_client import GenerationClient
-from tandem.speculation.types import Rule, SamplingParams
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-
-class Settings(TypedDict, total=False):
-    """The settings of a comparison; `ComparisonConfig` has their defaults."""
-
-    architectures: tuple[str, ...]
-    connect: Mapping[str, str]
-    credentials: Credentials
-    num_runs: int
-    max_new_tokens: int
-    speculation_length: int | None
-    sampling: SamplingParams
-    rtts_ms: tuple[float, ...]
-    bandwidth_mbps: float | None
-    link: LinkKind
-    temperatures: tuple[float, ...]
-    rules: tuple[Rule, ...]
-    concurrency: tuple[int, ...]
-    rate: tuple[float, ...]
-    max_num_completed_requests: int | None
-    mean_input_tokens: int | None
-    stddev_input_tokens: int
-    mean_output_tokens: int | None
-    stddev_output_tokens: int
-    sequence_length: int
-    batch: int | None
-    threads: int | None
-    backend: str
-    device: str
-    tp_degree: int
-    placement: HostPlacement | None
-    draft_device: str | None
-    neuron_config: str | None
-    draft_neuron_config: str | None
-    compiled_dir: str | None
-    dtype: str
-    weights: str
-    model: str | None
-    draft_model: str | None
-    draft: str
-    head: str | None
-    hand_out_features: str
-    feature_format: str
-    feature_context: int | None
-    adapters: str | None
-    draft_adapters: str | None
-    adapter: str
-    pipeline: str
-    timeout_s: float
-    startup_timeout_s: float
-    formats: tuple[str, ...]
-    baseline: Mapping[str, Any] | None
 
 
 def compare(
@@ -87,7 +28,7 @@ def compare(
     *,
     output_dir: str | Path | None = None,
     progress: bool = False,
-    **settings: Unpack[Settings],
+    **settings: Any,
 ) -> Comparison:
     """Measures the same prompts on every architecture and returns the comparison; `print` shows it as a table.
 
@@ -102,6 +43,7 @@ def compare(
         progress: whether to show progress on stderr.
 
     Raises:
+        TypeError: for a setting that there is not.
         ValueError: for a setting that is out of range, and where no request was measured.
         RuntimeError: if a server does not start, cannot be reached or dies, if the link cannot be emulated here, or
             if called from a running event loop (use `asyncio.to_thread`).

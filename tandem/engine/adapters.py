@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tandem.checkpoints.adapters import Adapter, AdapterChoice
-from tandem.runners.adapters import TakesAdapters, why_no_adapters
+from tandem.engine.compatibility import able, refusal
+from tandem.runners.capabilities import No, TakesAdapters
 from tandem.speculation.types import InvalidField, Verdict
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tandem.engine")
 MOST = 64
+Result = TypeVar("Result")
 
 
 class AdapterExists(InvalidField):
@@ -49,6 +52,7 @@ class AdapterCounts:
 
 @dataclass(slots=True)
 class _Entry:
+    taken_by: TakesAdapters
     number: int
     revision: str
     users: int = 0
@@ -63,8 +67,9 @@ class Adapters:
         self._runner, self._batcher = runner, batcher
         self._by_name: dict[str, _Entry] = {}
         self._by_number: dict[int, _Entry] = {}
-        self._changing: set[str] = set()  # names that are being added or removed
+        self.changing: dict[str, asyncio.Task[Any]] = {}  # by the names that are being added or removed
         self._last = 0
+        self._reading = ThreadPoolExecutor(1, "adapters")
 
     @property
     def revisions(self) -> dict[str, str]:
@@ -145,31 +150,43 @@ class Adapters:
             if entry:
                 entry.waiting -= 1
 
+    def taker(self, flag: str) -> TakesAdapters:
+        """What takes adapters. Raises ValueError, one line, which names the flag that asks, if nothing does."""
+        takes = able(self._runner).adapters
+        if isinstance(takes, No):
+            raise refusal(flag, self._runner.identity.model_name, "adapters", takes)
+        return takes
+
     async def add(self, choice: AdapterChoice, read: Callable[[AdapterChoice], Adapter]) -> str:
         """Reads an adapter and makes its name known; returns its revision. Steps wait only while it is packed.
 
-        Raises InvalidField if the name is taken, CheckpointError or ValueError, one line, if it cannot be served.
+        What has begun is finished also if the caller is cancelled. Raises InvalidField if the name is taken,
+        CheckpointError or ValueError, one line, if the adapter cannot be served.
         """
-        why = why_no_adapters(self._runner)
-        if why or not isinstance(self._runner, TakesAdapters):
-            raise ValueError(f"adapters: {self._runner.identity.model_name} takes none: {why}")
-        if choice.name in self._by_name or choice.name in self._changing:
+        takes = self.taker("adapters")
+        if choice.name in self._by_name or choice.name in self.changing:
             raise AdapterExists("adapter", f"{choice.name!r} is there already; remove it first")
         if choice.name == self._runner.identity.model_name:
             raise InvalidField("adapter", f"{choice.name!r} is the model's own name")
-        if len(self._by_name) + len(self._changing) >= MOST:
+        if len(self._by_name) + len(self.changing) >= MOST:
             raise InvalidField("adapter", f"{choice.name!r} would be one more than {MOST} adapters")
         self._last += 1
-        number = self._last
-        with self._change(choice.name):
-            adapter = await asyncio.to_thread(read, choice)
-            await self._batcher.on_device(self._runner.put_adapter, number, adapter)
-            self._by_name[choice.name] = self._by_number[number] = _Entry(number, adapter.revision)
+        return await self._finished(choice.name, self._put(takes, self._last, choice, read))
+
+    async def _put(
+        self, takes: TakesAdapters, number: int, choice: AdapterChoice, read: Callable[[AdapterChoice], Adapter]
+    ) -> str:
+        adapter = await asyncio.get_running_loop().run_in_executor(self._reading, read, choice)
+        await self._batcher.on_device(takes.put_adapter, number, adapter)
+        self._by_name[choice.name] = self._by_number[number] = _Entry(takes, number, adapter.revision)
         log.info("adapter %s: %d matrices, revision %s", choice.name, len(adapter.parts), adapter.revision[:12])
         return adapter.revision
 
     async def remove(self, name: str) -> None:
-        """Forgets an adapter and frees its memory. Raises InvalidField if there is none, AdapterInUse if it is used."""
+        """Forgets an adapter and frees its memory, also if the caller is cancelled meanwhile.
+
+        Raises InvalidField if there is none, AdapterInUse if it is used.
+        """
         if not name:
             raise InvalidField("adapter", "empty: name one")
         self.check(name)
@@ -177,15 +194,16 @@ class Adapters:
         if entry.users:
             raise AdapterInUse(f"adapter {name} is in use by {entry.users} requests or sessions; try again after them")
         del self._by_name[name], self._by_number[entry.number]
-        with self._change(name):
-            assert isinstance(self._runner, TakesAdapters)
-            await self._batcher.on_device(self._runner.drop_adapter, entry.number)
+        await self._finished(name, self._batcher.on_device(entry.taken_by.drop_adapter, entry.number))
         log.info("adapter %s is removed", name)
 
-    @contextlib.contextmanager
-    def _change(self, name: str) -> Iterator[None]:
-        self._changing.add(name)
-        try:
-            yield
-        finally:
-            self._changing.discard(name)
+    async def _finished(self, name: str, change: Coroutine[Any, Any, Result]) -> Result:
+        """Awaits a change, which goes on if the caller is cancelled. Until it ends the name cannot be added again."""
+        task = self.changing[name] = asyncio.ensure_future(change)
+        task.add_done_callback(lambda task: self._ended(name, task))
+        return await asyncio.shield(task)
+
+    def _ended(self, name: str, task: asyncio.Task[Any]) -> None:
+        del self.changing[name]
+        if not task.cancelled() and (error := task.exception()):  # which the caller gets, if it is still there
+            log.info("adapter %s could not be added or removed: %.300r", name, error)

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -37,7 +37,8 @@ ObserveStep = Callable[[Any, int, float, float], None]
 _TURNS = 8
 
 # Both threads hold Python's interpreter lock, so the loop's work after a step (0.4 ms of replies, measured) would delay
-# the next step. So the loop waits until the device thread has begun, for at most this many seconds.
+# the next step. So the loop waits until the device thread has begun, for at most this many seconds; not if that thread
+# has work between steps to do first, such as copies of pages, which take as long as they take.
 _BEGINS = 0.005
 
 CLOSE_SECONDS = 5.0
@@ -79,6 +80,7 @@ class Batcher:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"device-{name}")
         self._ready: list[_Waiting] = []
         self._running: list[_Waiting] = []  # rows of the running step
+        self._between: set[Future[Any]] = set()  # work between steps that has not ended
         self._hung = ""
         self._again: asyncio.Handle | None = None
         self._turns = _TURNS
@@ -137,12 +139,18 @@ class Batcher:
 
     async def on_device(self, function: Callable[..., Result], *args: Any) -> Result:
         """Runs `function` on the device thread, between steps."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+        return await asyncio.wrap_future(self._submit(functools.partial(function, *args)))
 
     def between_steps(self, function: Callable[[], object]) -> None:
         """Like `on_device`, without waiting: `function` runs before any step that begins later."""
         with contextlib.suppress(RuntimeError):  # the thread has ended
-            self._thread.submit(_logged, function)
+            self._submit(functools.partial(_logged, function))
+
+    def _submit(self, work: Callable[[], Result]) -> Future[Result]:
+        submitted = self._thread.submit(work)
+        self._between.add(submitted)
+        submitted.add_done_callback(self._between.discard)
+        return submitted
 
     async def run(
         self,
@@ -187,13 +195,14 @@ class Batcher:
         return 0.0 if self._first().prefill else self._window.seconds(time.perf_counter(), missing)
 
     def _begin(self, rows: list[_Waiting]) -> None:
-        """Submits `rows` to the device thread, and returns once it has begun (see _BEGINS)."""
+        """Submits `rows` to the device thread, and if that is idle, returns once it has begun (see _BEGINS)."""
         self._running = rows
         tell = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, context=self._context)
         begun = threading.Lock()
         begun.acquire()
         self._thread.submit(self._run_and_tell, rows, begun, functools.partial(tell, self._ended, rows))
-        begun.acquire(timeout=_BEGINS)
+        if not self._between:
+            begun.acquire(timeout=_BEGINS)
 
     def _run_and_tell(
         self, rows: list[_Waiting], begun: threading.Lock, tell: Callable[[TimedResult[Sequence[Any]]], object]

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tandem.checkpoints.locate import Checkpoint, find
+from tandem.engine.compatibility import excluded
 from tandem.engine.model_config import ModelConfig
 from tandem.engine.rank_processes import end_with_rank_0, rank_processes
 from tandem.runners.backends import backend_named
+from tandem.runners.capabilities import Trait
 from tandem.runners.loading import load_runner, prepared_platform
 from tandem.runners.startup import Startup
 from tandem.runners.torch.graph_runner import GraphRunner
@@ -55,6 +57,8 @@ class CompileConfig:
                 raise ValueError("draft_model: name the draft model to compile")
             return ("target",)
         if self.head is not None:
+            if self.models.execution.tp_degree > 1:
+                raise excluded("draft", "an EAGLE head's target", Trait.SHARED, "features_out")
             if "draft" in self.parts:
                 raise ValueError("compile_for: an EAGLE head drafts beside its target alone; compile fused")
             return self.parts or ("fused",)

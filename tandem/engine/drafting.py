@@ -7,18 +7,18 @@ from functools import partial
 
 from tandem.checkpoints.tokenizers import Tokenizer
 from tandem.engine.batcher import Batcher
+from tandem.engine.compatibility import refusal
 from tandem.engine.generators import default_length, draft_name, drafter_health, make_drafter
 from tandem.engine.loading import Loaded, load_draft, load_draft_adapters, load_target_tokenizer
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.slots import NoFreeSlot
-from tandem.runners.features import TakesFeatures
+from tandem.runners.capabilities import FeaturesIn, No
 from tandem.runners.protocol import RowFailed
 from tandem.runners.startup import Startup
 from tandem.speculation.drafters import BonusDrafter
-from tandem.speculation.extent import WHOLE, Extent
 from tandem.speculation.fallible import DrafterHealth, FallibleBonusDrafter
 from tandem.speculation.features import FeatureInbox
-from tandem.speculation.types import ModelInfo, Rule, SpeculationStats
+from tandem.speculation.types import ModelInfo, Request, SpeculationStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,10 @@ class Drafting:
         return draft_name(self.draft, self.choice)
 
     @property
-    def head(self) -> TakesFeatures | None:
-        """The head that drafts, if one does."""
-        runner = self.draft.runner if self.draft else None
-        return runner if isinstance(runner, TakesFeatures) else None
+    def head(self) -> FeaturesIn | None:
+        """What the head reads that drafts, if one does."""
+        reads = self.draft.engine.can.features_in if self.draft else None
+        return None if isinstance(reads, No) else reads
 
     def without_head(self) -> Drafting:
         """Returns what drafts where no features come: lookup."""
@@ -51,28 +51,23 @@ class Drafting:
 
     def drafter(
         self,
+        request: Request,
         vocab_size: int,
-        rule: Rule = Rule.AGREEMENT,
         slot_seconds: float | None = None,
         stats: SpeculationStats | None = None,
-        second_choices: bool = False,
-        adapter: str = "",
         inbox: FeatureInbox | None = None,
-        extent: Extent = WHOLE,
     ) -> BonusDrafter:
         """Returns a drafter for one request, which proposes token ids below `vocab_size`.
 
         Its `open` raises NoFreeSlot after `slot_seconds` without a free slot (None: it waits). With `stats`, a model
-        that fails leaves rounds undrafted, and they are counted there; without, its errors are raised. With
-        `second_choices`, a model's drafts have them. `adapter`: as for DraftSequence. `inbox`: of the features that a
-        head reads; without one, lookup drafts instead of the head. `extent`: how long the sequence may become.
+        that fails leaves rounds undrafted, and they are counted there; without, its errors are raised. `inbox`: of the
+        features that a head reads; without one, lookup drafts instead of the head.
         """
 
         def tolerate_failures(model: BonusDrafter) -> BonusDrafter:
             return model if stats is None else FallibleBonusDrafter(model, self.health, stats, (RowFailed, NoFreeSlot))
 
-        more = (tolerate_failures, second_choices, adapter, inbox, extent)
-        return make_drafter(self.draft, vocab_size, self.choice, rule, slot_seconds, *more)
+        return make_drafter(self.draft, request, vocab_size, self.choice, slot_seconds, tolerate_failures, inbox)
 
 
 async def load_drafting(config: ModelConfig, batcher: Batcher, startup: Startup | None = None) -> Drafting:
@@ -84,12 +79,9 @@ async def load_drafting(config: ModelConfig, batcher: Batcher, startup: Startup 
 
 
 def check_has_target(drafting: Drafting) -> None:
-    """Raises ValueError for a head on a worker that only proposes: its callers send tokens, and no features."""
-    if drafting.head is not None:
-        raise ValueError(
-            f"draft: {drafting.name} is an EAGLE head, which reads its target's features, and targets that ask for"
-            " drafts (Propose, ProposeStream) send none; give the worker its --target_host, or another draft"
-        )
+    """Raises ValueError for a draft that cannot serve targets in other processes, on a worker that only does that."""
+    if drafting.draft and isinstance(why := drafting.draft.engine.can.proposals, No):
+        raise refusal("draft", drafting.name, "proposals", why)
 
 
 def drafting_info(drafting: Drafting, config: ModelConfig) -> ModelInfo:

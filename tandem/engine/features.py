@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tandem.checkpoints.head_config import default_layers
-from tandem.runners.features import FeatureSpan, HandedOut, HandsOut
+from tandem.engine.compatibility import able, refusal
+from tandem.runners.capabilities import No
+from tandem.runners.features import FeatureSpan, HandedOut
 from tandem.runners.protocol import RowFailed, Runner, VerifyRow
 from tandem.speculation.features import FeatureFormat, FeatureSpec
 from tandem.speculation.types import InvalidField, Verdict
@@ -47,9 +49,9 @@ class HandedFeatures:
         """Verifies; the verdicts of rows that ask for features have them."""
         verdicts = verify(rows)
         asked = [
-            (i, FeatureRow(row.slot, row.position, verdict.accepted + 1, row.features))
+            (i, FeatureRow(row.slot, row.position, verdict.accepted + 1, row.request.features))
             for i, (row, verdict) in enumerate(zip(rows, verdicts, strict=True))
-            if row.features is not None and isinstance(verdict, Verdict)
+            if row.request.features is not None and isinstance(verdict, Verdict)
         ]
         for (i, _), found in zip(asked, self.read([row for _, row in asked]), strict=True):
             verdict = verdicts[i]
@@ -71,16 +73,14 @@ class HandedFeatures:
 
 def hand_out(runner: Runner, layers: tuple[int, ...]) -> HandedFeatures:
     """Makes a target's steps hand out features; on the device thread. Raises ValueError, one line."""
-    if not isinstance(runner, HandsOut):
-        raise ValueError(
-            "hand_out_features: this target's steps hand out no hidden states; leave --tp_degree out, and use a"
-            " backend that does"
-        )
-    chosen = layers or default_layers(runner.layer_count)
-    if not all(1 <= layer <= runner.layer_count for layer in chosen):
+    out = able(runner).features_out
+    if isinstance(out, No):
+        raise refusal("hand_out_features", runner.identity.model_name, "features_out", out)
+    chosen = layers or default_layers(out.layer_count)
+    if not all(1 <= layer <= out.layer_count for layer in chosen):
         given = ", ".join(map(str, chosen))
-        raise ValueError(f"hand_out_features: layers {given} are not all within 1 to {runner.layer_count}")
+        raise ValueError(f"hand_out_features: layers {given} are not all within 1 to {out.layer_count}")
     try:
-        return HandedFeatures(chosen, runner.hidden_size, runner.hand_out(chosen))
+        return HandedFeatures(chosen, out.hidden_size, out.hand_out(chosen))
     except ValueError as error:
         raise ValueError(f"hand_out_features: not with these steps, use --compile native or off: {error}") from None

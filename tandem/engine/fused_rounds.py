@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tandem.engine.batcher import DeviceLost, TimedResult
-from tandem.engine.model_drafter import DraftSequence
-from tandem.engine.sequences import Engine, KVSequence
-from tandem.runners.protocol import FusedResult, FusedRow, ProposeRow, RowFailed, fused
-from tandem.speculation.extent import WHOLE, Extent
+from tandem.engine.batcher import DeviceLost, StepHung, TimedResult
+from tandem.engine.engine import Engine
+from tandem.engine.model_drafter import DraftSequence, Unreadable
+from tandem.engine.sequences import TargetSequence
+from tandem.runners.protocol import FusedResult, FusedRow, ProposeRow, RowFailed, StructureEnded, fused
 from tandem.speculation.fallible import Attempt, DrafterHealth
 from tandem.speculation.lookup_policy import PolicedLookup
-from tandem.speculation.processing import Processing
-from tandem.speculation.types import Draft, Proposer, Rule, SamplingParams, SpeculationStats, Verdict, model_part
+from tandem.speculation.types import Draft, Proposer, Request, SpeculationStats, Verdict, model_part
+
+log = logging.getLogger("tandem.engine")
 
 
 class FusedPair:
@@ -22,52 +24,56 @@ class FusedPair:
     def __init__(self, target: Engine, draft: Engine, health: DrafterHealth | None = None) -> None:
         self.target, self.draft = target, draft
         self.health = health or DrafterHealth("of this process")
-        self.step = fused(target.runner, draft.runner)
+        self.step = fused(target.runner, draft.runner, self._fell_back)
+
+    def _fell_back(self, error: Exception) -> None:
+        """Counts a single call that failed, by the kind of its error, and logs the first of each kind."""
+        kind, counts = type(error).__name__, self.target.fused_fallbacks
+        counts[kind] += 1
+        if counts[kind] == 1:
+            log.warning(
+                "draft and target did not run as one call (%s: %s): their rows are repeated as two steps; further ones "
+                "with this error are only counted (tandem:fused_fallbacks_total)",
+                kind,
+                error,
+                exc_info=error,
+            )
 
 
 class FusedRounds:
-    """Runs draft and verification as one step of the device thread, for one request.
+    """Composes a sequence of the target and one of the draft model, which share their slot's number and their steps.
 
     With a `lookup`, a round that it can answer verifies the copy without running the draft model. If the draft model
-    fails, rounds go undrafted and are counted in `stats`; the model is tried again later. `adapter`: as for
-    LocalVerifier, and for DraftSequence. `extent`: as for LocalVerifier.
+    fails, rounds go undrafted and are counted in `stats`; the model is tried again later.
     """
 
     def __init__(
         self,
         pair: FusedPair,
-        margins: bool = False,
+        request: Request,
         lookup: PolicedLookup | None = None,
-        rule: Rule = Rule.AGREEMENT,
         stats: SpeculationStats | None = None,
-        logprobs: int | None = None,
-        adapter: str = "",
-        extent: Extent = WHOLE,
     ) -> None:
-        self._adapter, self._extent = adapter, extent
-        self._pair, self._margins, self._lookup, self._rule = pair, margins, lookup, rule
-        self._logprobs = logprobs
+        self._pair, self._request, self._lookup = pair, request, lookup
         self._stats = stats if stats is not None else SpeculationStats()
-        self._target: KVSequence | None = None
+        self._target: TargetSequence | None = None
         self._draft: DraftSequence | None = None
-        self._sampling = SamplingParams()
-        self._processing: Processing | None = None  # of both models: a round's steps run one after the other
 
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
-        self._pair.target.admit(sampling, self._logprobs)
-        self._sampling = sampling
-        self._processing = await self._pair.target.processing(sampling, len(prompt))
-        with self._pair.target.adapters.taken(self._adapter) as adapter:
-            slot = await self._pair.target.slots.acquire(tokens=self._extent.tokens(len(prompt)))
-            self._target = KVSequence(self._pair.target, slot, adapter)
-        known = self._pair.target.runner.limits.vocab_size
-        self._draft = DraftSequence(self._pair.draft, slot, self._rule, known, self._adapter)
+    async def open(self, prompt: Sequence[int]) -> None:
+        pair, request = self._pair, self._request
+        self._target = await TargetSequence.admitted(pair.target, request, len(prompt))
+        self._draft = DraftSequence(pair.draft, self._target.slot, request, pair.target.runner.limits.vocab_size)
+        self._draft.only_grows = True
+        processing = await pair.target.processing(request, len(prompt))
+        self._target.processing = self._draft.processing = processing  # a round's steps run one after the other
         if self._lookup:
-            await self._lookup.open(prompt, sampling)
+            await self._lookup.open(prompt)
         self._stats.cached_prompt_tokens = await self._target.fill(prompt[:-1])
         if self._pair.health.up:
             try:
                 await self._draft.fill(prompt[:-2])
+            except Unreadable:
+                pass  # rounds find it unreadable too
             except (DeviceLost, RowFailed) as error:
                 self._pair.health.failed(error)
 
@@ -78,39 +84,59 @@ class FusedRounds:
         """
         try:
             return await self._round(tokens, k, model_k)
+        except StructureEnded:
+            raise
         except RowFailed:
-            assert self._target and self._draft
-            self._target.distrust()
-            self._draft.distrust()
-            await self._target.fill(tokens[:-1])
+            assert self._draft
+            self._draft.distrust()  # as the target's sequence does by itself
             return await self._round(tokens, 0)
 
     async def _round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
         assert self._target and self._draft, "open comes first"
+        await self._target.hold(tokens)
         copied = (await self._lookup.propose(tokens, k)).token_ids if self._lookup and k else ()
         k = model_part(k, model_k)
         attempt = self._pair.health.attempt() if k and not copied else None
+        try:
+            return await self._attempted(tokens, k, copied, attempt)
+        finally:
+            if attempt:
+                attempt.ended()
+
+    async def _attempted(
+        self, tokens: Sequence[int], k: int, copied: tuple[int, ...], attempt: Attempt | None
+    ) -> tuple[Draft, Verdict]:
+        assert self._target and self._draft
         asked = await self._draft_row(self._draft, tokens, k, attempt) if attempt else None
-        last = tuple(tokens[-1:])
-        plain = ProposeRow(self._target.slot, len(tokens) - 1, last, k if copied else 0, self._sampling, self._rule)
-        processor = self._processing.after(tokens) if self._processing else None
-        propose, adapter = replace(asked or plain, processor=processor), self._target.adapter
-        row = FusedRow(propose, self._margins, copied, self._logprobs, adapter)
-        done = await self._pair.target.run(self._pair.step, row)
+        row = FusedRow(asked or self._undrafted(tokens, k if copied else 0), copied, self._target.adapter)
+        try:
+            done = await self._target.step(self._pair.step, row)
+        except StepHung:
+            self._draft.held.clear()
+            raise
         result: FusedResult = done.value
-        self._pair.target.adapters.committed(adapter, len(result.proposal.token_ids), result.verdict)
+        self._target.verified(tokens, result.proposal.token_ids, result.verdict)
         if attempt and asked:
             self._report(attempt, self._draft, tokens, result)
         if k and not copied and (asked is None or result.draft_failed):
             self._pair.health.skipped(self._stats)
         return self._as_round(result, done, Proposer.NGRAM if copied else Proposer.MODEL)
 
+    def _undrafted(self, tokens: Sequence[int], k: int) -> ProposeRow:
+        """Returns the row of a round for which the draft model's cache was not filled."""
+        assert self._target
+        processor = self._target.processor(tokens)
+        return ProposeRow(self._target.slot, len(tokens) - 1, (tokens[-1],), k, self._request, processor=processor)
+
     async def _draft_row(
         self, draft: DraftSequence, tokens: Sequence[int], k: int, attempt: Attempt
     ) -> ProposeRow | None:
         """Returns the row for the draft model, or None if its cache cannot be filled."""
         try:
-            return await draft.row(tokens, k, self._sampling)
+            return await draft.row(tokens, k)
+        except Unreadable:
+            attempt.succeeded()  # it is this request that the model cannot draft for
+            return None
         except (DeviceLost, RowFailed) as error:
             attempt.failed(error)
             return None
@@ -147,8 +173,8 @@ class FusedRounds:
             self._lookup.learn(tokens)
 
     async def close(self) -> None:
-        if self._target and self._draft:
-            self._target.release()
+        if self._draft:
             self._draft.release()
-            self._pair.target.slots.release(self._target.slot)
-            self._target = self._draft = None
+        if self._target:
+            self._target.close()
+        self._target = self._draft = None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 
 from tandem.checkpoints.tokenizers import Tokenizer
+from tandem.engine.fair_turns import FairThread
 from tandem.speculation.length import AdaptiveLength, FixedLength, LengthPolicy
 from tandem.speculation.loop import Rounds, speculate
 from tandem.speculation.round_statistics import RoundStatistics
@@ -26,6 +26,9 @@ from tandem.speculation.types import (
 
 LONG_TEXT = 1024
 """Texts of at most this many characters are tokenized directly, within about a millisecond; longer ones in a thread."""
+
+LONG_TEXTS = 1024
+"""Most of a caller's requests that wait to be tokenized."""
 
 MakeRounds = Callable[[GenerationRequest, SpeculationStats], Rounds]
 
@@ -52,13 +55,16 @@ class RequestDefaults:
         )
 
 
+def _encoding() -> FairThread:
+    return FairThread("tokenizer", "their prompt to be tokenized", LONG_TEXTS)
+
+
 @dataclass(frozen=True, slots=True)
 class Generator:
     """Answers requests with rounds made by `make_rounds`, within the limits in `info`.
 
-    `statistics`: measurements of its requests, from which draft lengths are chosen. `encoding`: the lock that
-    serializes the tokenization of long texts. `fallback`: answers the requests that these rounds cannot, with
-    statistics of its own.
+    `statistics`: measurements of its requests, from which draft lengths are chosen. `encoding`: where long texts are
+    tokenized. `fallback`: answers the requests that these rounds cannot, with statistics of its own.
     """
 
     info: ModelInfo
@@ -67,7 +73,7 @@ class Generator:
     speculates: bool = True
     statistics: RoundStatistics = field(default_factory=RoundStatistics)
     defaults: RequestDefaults = field(default_factory=RequestDefaults)
-    encoding: asyncio.Lock = field(default_factory=asyncio.Lock)
+    encoding: FairThread = field(default_factory=_encoding)
     fallback: Fallback | None = None
 
     async def generate(
@@ -86,7 +92,7 @@ class Generator:
             chosen, stats.placement = self.fallback.generator, self.fallback.name
         lengths = chosen._lengths(request)
         rounds = chosen.make_rounds(request, stats)
-        async with contextlib.aclosing(speculate(prompt, request.sampling, lengths, rounds, stopping, stats)) as chunks:
+        async with contextlib.aclosing(speculate(prompt, lengths, rounds, stopping, stats)) as chunks:
             async for chunk in chunks:
                 yield chunk
         assert stopping.reason is not None
@@ -110,8 +116,7 @@ class Generator:
         """Tokenizes; long texts one at a time in a thread, since a megabyte would block the event loop for seconds."""
         if len(text) <= LONG_TEXT:
             return self.tokenizer.encode(text, chat)
-        async with self.encoding:
-            return await asyncio.to_thread(self.tokenizer.encode, text, chat)
+        return await self.encoding.run(self.tokenizer.encode, text, chat)
 
     def _total(self, request: GenerationRequest) -> int:
         limit = self.info.max_sequence_length

@@ -14,11 +14,10 @@ from tandem.engine.loading import Loaded, UnfusedPair
 from tandem.engine.local_run import LocalRunVerifier
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.model_drafter import DraftSequence, ModelDrafter
-from tandem.engine.sequences import Engine, LocalVerifier
-from tandem.runners.features import TakesFeatures
+from tandem.engine.sequences import LocalVerifier
+from tandem.runners.capabilities import No, Trait
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.drafters import BonusDrafter, Drafter, NgramDrafter
-from tandem.speculation.extent import WHOLE, Extent
 from tandem.speculation.fallible import DrafterHealth
 from tandem.speculation.features import FeatureInbox
 from tandem.speculation.hybrid import HybridDrafter
@@ -26,9 +25,10 @@ from tandem.speculation.length import FIRST
 from tandem.speculation.loop import DraftThenVerify, Rounds
 from tandem.speculation.never_waiting import DraftsElsewhere, NeverWaitingRounds
 from tandem.speculation.reach import Reach, RunMeasurements
+from tandem.speculation.request import Drafts
 from tandem.speculation.round_statistics import RoundStatistics
 from tandem.speculation.step_times import MeasuredTimes
-from tandem.speculation.types import GenerationRequest, ModelInfo, Rule, SpeculationStats
+from tandem.speculation.types import GenerationRequest, InvalidField, ModelInfo, Request, Rule, SpeculationStats
 from tandem.speculation.ways import ChosenRounds, WayChoice
 
 
@@ -68,7 +68,8 @@ def plain_generator(loaded: Loaded) -> Generator:
     """Builds a generator that decodes plainly with the target alone."""
 
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
-        return DraftThenVerify(verifier_of(loaded.engine, replace(request, rule=Rule.AGREEMENT), stats))
+        check_drafts(request, ())
+        return DraftThenVerify(LocalVerifier(loaded.engine, replace(request.of_models, rule=Rule.AGREEMENT), stats))
 
     return Generator(target_info(loaded, 0), loaded.tokenizer, rounds, speculates=False)
 
@@ -91,8 +92,9 @@ def drafted_generator(
     measured, most = RunMeasurements(steps=statistics.verify), info.max_speculation_length
 
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
+        check_drafts(request, drafts_named(name))
         fixed = fixed_length(request, info)
-        verifier = verifier_of(target.engine, request, stats)
+        verifier = LocalVerifier(target.engine, request.of_models, stats)
         drafts = drafter(request, stats, measured.times) if fixed != 0 else None
         waiting = DraftThenVerify(verifier, drafts)
         if drafts is None or pipeline in (Pipeline.OFF, Pipeline.ON) or request.rule is not Rule.AGREEMENT:
@@ -120,12 +122,6 @@ def drafted_generator(
     return Generator(info, target.tokenizer, rounds, statistics=statistics)
 
 
-def verifier_of(engine: Engine, request: GenerationRequest, stats: SpeculationStats) -> LocalVerifier:
-    """Returns the local target of one request."""
-    asked = request.report_margins, request.rule, request.logprobs, stats, request.adapter, Extent.of(request)
-    return LocalVerifier(engine, *asked)
-
-
 def fixed_length(request: GenerationRequest, info: ModelInfo) -> int | None:
     """Returns the draft tokens of a round, or None if they adapt."""
     if request.speculation_length is not None:
@@ -147,6 +143,33 @@ def draft_name(draft: Loaded | None, choice: DraftChoice) -> str:
     return name if choice.kind in ("model", "eagle") else f"ngram+{name}"
 
 
+def drafts_of(draft: Loaded | None, choice: DraftChoice) -> tuple[Drafts, ...]:
+    """Returns what a request may choose as its draft, besides the server's choice and none."""
+    if draft is None:
+        return (Drafts.LOOKUP,)
+    model = Drafts.HEAD if Trait.HEAD in draft.engine.can.traits else Drafts.MODEL
+    return (model,) if choice.kind in ("model", "eagle") else (Drafts.LOOKUP, model)
+
+
+def drafts_named(name: str) -> tuple[Drafts, ...]:
+    """Like `drafts_of`, for a DraftWorker with a draft of this `name` (see draft_name).
+
+    While a worker has not answered, its address stands for the name: it will be asked for either.
+    """
+    name = name.removeprefix("remote:")
+    if name == "ngram":
+        return (Drafts.LOOKUP,)
+    return (Drafts.LOOKUP, Drafts.MODEL) if name.startswith("ngram+") or ":" in name else (Drafts.MODEL,)
+
+
+def check_drafts(request: Request, there: tuple[Drafts, ...]) -> None:
+    """Raises InvalidField if the request chooses drafts that are not `there`."""
+    choices = (Drafts.AUTO, Drafts.NONE, *there)
+    if request.drafts not in choices:
+        names = ", ".join(each.value for each in choices)
+        raise InvalidField("drafts", f"{request.drafts.value} is not available: this server has {names}")
+
+
 def fused_generator(
     target: Loaded,
     draft: Loaded | None,
@@ -162,25 +185,23 @@ def fused_generator(
     """
     if draft is not None:
         same_tokens(draft.tokenizer, target.tokenizer.sha256)
-        if draft.runner.identity.fused_only:
-            choice = replace(choice, kind="model")  # its graph verifies nothing but its own drafts
+        if isinstance(draft.engine.can.copied_drafts, No):
+            choice = replace(choice, kind="model")
     # Shared by all requests: rows can share steps only of the same pair, and the health of the draft is common.
     pair = FusedPair(target.engine, draft.engine, health or drafter_health(draft)) if draft else None
 
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
-        if pair is not None and draft is not None:
-            lookup = choice.lookup(draft.lookup_policy)
-            asked = request.rule, stats, request.logprobs, request.adapter, Extent.of(request)
-            return FusedRounds(pair, request.report_margins, lookup, *asked)
-        verifier = verifier_of(target.engine, request, stats)
-        return DraftThenVerify(verifier, NgramDrafter())
+        check_drafts(request, drafts_of(draft, choice))
+        alone = request.drafts in (Drafts.NONE, Drafts.LOOKUP)  # the draft model's part of the prompt is not computed
+        if pair is not None and draft is not None and (not alone or isinstance(draft.engine.can.copied_drafts, No)):
+            lookup = choice.lookup(draft.lookup_policy) if request.drafts is Drafts.AUTO else None
+            return FusedRounds(pair, request.of_models, lookup, stats)
+        return DraftThenVerify(LocalVerifier(target.engine, request.of_models, stats), NgramDrafter())
 
     fallback = None
     if unfused is not None:
         apart = fused_generator(unfused.target, unfused.draft, default_k, replace(choice, kind="model"))
-        fallback = Fallback(
-            apart, lambda request: not target.engine.answers(request.sampling, request.logprobs), "apart"
-        )
+        fallback = Fallback(apart, lambda request: not target.engine.answers(request), "apart")
     info = target_info(target, default_k, draft_name(draft, choice))
     return Generator(info, target.tokenizer, rounds, fallback=fallback)
 
@@ -192,31 +213,29 @@ def drafter_health(draft: Loaded | None) -> DrafterHealth:
 
 def make_drafter(
     draft: Loaded | None,
+    request: Request,
     target_vocab_size: int,
     choice: DraftChoice,
-    rule: Rule = Rule.AGREEMENT,
     slot_seconds: float | None = None,
     tolerate_failures: Callable[[BonusDrafter], BonusDrafter] | None = None,
-    second_choices: bool = False,
-    adapter: str = "",
     inbox: FeatureInbox | None = None,
-    extent: Extent = WHOLE,
 ) -> BonusDrafter:
     """Returns a drafter for one request.
 
     Its `open` raises NoFreeSlot if all slots are taken for `slot_seconds` (None: it waits). `tolerate_failures` wraps
-    the model, the only part that can fail. `second_choices`: its drafts have them. `adapter`: as for DraftSequence.
-    `inbox`: of a head's features; without one a head elsewhere drafts nothing, and lookup does. `extent`: how long the
-    sequence may become.
+    the model, the only part that can fail. `inbox`: of a head's features; without one a head elsewhere drafts nothing,
+    and lookup does.
     """
-    if draft is None or (inbox is None and isinstance(draft.runner, TakesFeatures)):
+    away = draft is not None and not isinstance(draft.engine.can.features_in, No)
+    if away and inbox is None and request.models_draft:
+        draft = None
+    check_drafts(request, drafts_of(draft, choice))
+    if draft is None or not request.models_draft:
         return NgramDrafter()
     begin = functools.partial(HeadSequence, inbox) if inbox else DraftSequence
-    model: BonusDrafter = ModelDrafter(
-        draft.engine, target_vocab_size, rule, slot_seconds, second_choices, adapter, begin, extent
-    )
+    model: BonusDrafter = ModelDrafter(draft.engine, request, target_vocab_size, slot_seconds, begin)
     model = tolerate_failures(model) if tolerate_failures else model
-    lookup = choice.lookup(draft.lookup_policy)
+    lookup = choice.lookup(draft.lookup_policy) if request.drafts is Drafts.AUTO else None
     return model if lookup is None else HybridDrafter(lookup, model)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tandem.engine.engine import Engine
 from tandem.engine.model_drafter import DraftSequence
-from tandem.engine.sequences import Engine
-from tandem.runners.features import TakesFeatures
+from tandem.runners.capabilities import No
 from tandem.runners.protocol import TAIL, ProposeRow
 from tandem.speculation.features import FeatureInbox
-from tandem.speculation.types import Rule, SamplingParams
+from tandem.speculation.types import Request
 
 
 class HeadSequence(DraftSequence):
@@ -21,12 +21,12 @@ class HeadSequence(DraftSequence):
     """
 
     def __init__(
-        self, inbox: FeatureInbox, engine: Engine, slot: int, rule: Rule, target_vocab_size: int, adapter: str = ""
+        self, inbox: FeatureInbox, engine: Engine, slot: int, request: Request, target_vocab_size: int
     ) -> None:
-        super().__init__(engine, slot, rule, target_vocab_size, adapter)
-        runner = engine.runner
-        assert isinstance(runner, TakesFeatures), "only heads have inboxes"
-        runner.follow(slot, inbox)
+        super().__init__(engine, slot, request, target_vocab_size)
+        reads = engine.can.features_in
+        assert not isinstance(reads, No), "only heads have inboxes"
+        reads.follow(slot, inbox)
         self._inbox, self._epoch, self._sound, self._known = inbox, inbox.epoch, 0, 0
 
     async def fill(self, tokens: Sequence[int]) -> int:
@@ -39,7 +39,7 @@ class HeadSequence(DraftSequence):
         self._sound = len(self.held)
         return 0
 
-    async def row(self, tokens: Sequence[int], k: int, sampling: SamplingParams) -> ProposeRow | None:
+    async def row(self, tokens: Sequence[int], k: int) -> ProposeRow | None:
         """Like DraftSequence.row; None if so many features are missing that a draft would be no good."""
         if not self._inbox.handed_out:
             return None
@@ -52,10 +52,10 @@ class HeadSequence(DraftSequence):
         self._known = self._known_rows()
         if fed > self.engine.runner.limits.chunk or len(tokens) <= self._inbox.first + 1:
             return None
-        return self._row(tokens, min(fed, len(tokens)), k, sampling)
+        return self._row(tokens, min(fed, len(tokens)), k)
 
     def proposed(self, tokens: Sequence[int], draft: Sequence[int]) -> None:
-        self.held = [*tokens, *draft[:-1]]
+        self._hold(tokens, draft[:-1])
         self._sound = min(self._known, len(tokens))
 
     def _forget_guesses(self) -> None:

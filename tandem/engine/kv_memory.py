@@ -1,8 +1,8 @@
 """Admits sequences by the memory of their KV slots: a sequence that got its slot has memory to its end.
 
-Slots take memory as they are written (tandem/runners/kv_memory.py), so there may be more of them than memory for all at
-full length. A sequence reserves what it may come to take, when it gets its slot. A freed slot keeps its pages for the
-next sequence there, until others need them: then they go back, between steps, before any step of those who asked.
+Slots take memory as they are written (`MemoryOnDemand`), so there may be more of them than memory for all at full
+length. A sequence reserves what it may come to take, when it gets its slot. A freed slot keeps its pages for the next
+sequence there, until others need them: then they go back, between steps, before any step of those who asked.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import logging
 from collections.abc import Callable, Sequence
 
 from tandem.engine.batcher import Batcher
+from tandem.engine.compatibility import able, refusal
 from tandem.engine.slots import SlotPool
-from tandem.runners.kv_memory import TakesMemoryOnDemand
+from tandem.runners.capabilities import MemoryOnDemand, No
 from tandem.runners.protocol import Runner
 
 log = logging.getLogger("tandem.engine")
@@ -43,9 +44,17 @@ class KVMemory:
         """Most bytes that are in use now: those reserved, and those of pages that free slots still have."""
         return self.reserved + sum(self._kept.values())
 
+    def cost(self, tokens: int | None) -> int:
+        """Bytes that a sequence of up to `tokens` tokens (None: as many as there may be) reserves."""
+        return self._cost(self._bounded(tokens))
+
+    def reserved_by(self, slot: int) -> int:
+        """Bytes that the sequence in `slot` has reserved."""
+        return self._reserved.get(slot, 0)
+
     def fits(self, tokens: int | None) -> bool:
-        """Returns whether a sequence of up to `tokens` tokens (None: as many as there may be) can be admitted now."""
-        return self.reserved + self._cost(self._bounded(tokens)) <= self.limit
+        """Returns whether a sequence of up to `tokens` tokens can be admitted now."""
+        return self.reserved + self.cost(tokens) <= self.limit
 
     def take(self, slot: int, tokens: int | None) -> None:
         """Reserves memory for a sequence in `slot`; `fits` said that there is."""
@@ -77,14 +86,14 @@ def limit_kv_memory(slots: SlotPool, batcher: Batcher, runners: Sequence[Runner]
     """
     on_demand = [_on_demand(runner) for runner in runners]
     most = max(runner.limits.max_length for runner in runners)
-    limit = given - sum(runner.spare_bytes for runner in on_demand)
+    limit = given - sum(memory.spare_bytes for memory in on_demand)
 
     def cost(tokens: int) -> int:
-        return sum(runner.kv_bytes(tokens) for runner in on_demand)
+        return sum(memory.kv_bytes(tokens) for memory in on_demand)
 
     def give_back(slot: int, tokens: int) -> None:
-        for runner in on_demand:
-            batcher.between_steps(functools.partial(runner.give_back, slot, tokens))
+        for memory in on_demand:
+            batcher.between_steps(functools.partial(memory.give_back, slot, tokens))
 
     if cost(most) > limit:
         least = -(-(given - limit + cost(most)) // MIB)
@@ -96,10 +105,8 @@ def limit_kv_memory(slots: SlotPool, batcher: Batcher, runners: Sequence[Runner]
     log.info("KV slots: %d in %d MiB, which is memory for %d of %d tokens", slots.count, given // MIB, whole, most)
 
 
-def _on_demand(runner: Runner) -> TakesMemoryOnDemand:
-    name = runner.identity.model_name
-    if not isinstance(runner, TakesMemoryOnDemand):
-        raise ValueError(f"kv_cache_mb: the KV slots of {name} are reserved whole by backend {runner.identity.backend}")
-    if runner.reserved_whole:
-        raise ValueError(f"kv_cache_mb: the KV slots of {name} are reserved whole: {runner.reserved_whole}")
-    return runner
+def _on_demand(runner: Runner) -> MemoryOnDemand:
+    memory = able(runner).memory_on_demand
+    if isinstance(memory, No):
+        raise refusal("kv_cache_mb", runner.identity.model_name, "memory_on_demand", memory)
+    return memory

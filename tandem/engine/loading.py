@@ -10,12 +10,14 @@ from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import Checkpoint, CheckpointError
 from tandem.checkpoints.tokenizers import HuggingFaceTokenizer, Tokenizer, same_tokens
 from tandem.engine.batcher import CLOSE_SECONDS, Batcher
+from tandem.engine.compatibility import able, excluded, refusal
+from tandem.engine.engine import Engine
 from tandem.engine.model_config import ModelConfig
-from tandem.engine.sequences import Engine
 from tandem.engine.structures import Structures
 from tandem.runners.backends import Backend, LoadRequest, Unfused, backend_named
+from tandem.runners.capabilities import No, Trait
 from tandem.runners.loading import prepared_platform, transformers_logging
-from tandem.runners.protocol import Fuses, Runner
+from tandem.runners.protocol import Runner
 from tandem.runners.startup import Startup
 from tandem.runners.torch.tensor_parallel import DRAFT, TARGET, Leader, RankLink
 from tandem.speculation.lookup_policy import LookupPolicy
@@ -42,6 +44,8 @@ async def load(
     If ranks share it, each of them calls this, and the runner is a Leader. `head`: the EAGLE head beside it.
     """
     shared = config.backend == "torch" and config.ranks.degree > 1
+    if shared and head:
+        raise excluded("draft", "an EAGLE head's target", Trait.SHARED, "features_out")
     link = await batcher.on_device(_join, config) if shared else None
     return await _load(config, config.model, batcher, startup or Startup(), verifies=True, link=link, head=head)
 
@@ -93,9 +97,12 @@ async def _load_head(
             f"draft: {checkpoint.name} is an EAGLE head, which needs its target in the same process:"
             " use fused_target; or its features: draft_worker and draft get them from a target"
         )
+    if isinstance(why := target.engine.can.features_out, No):
+        raise refusal("draft", target.runner.identity.model_name, "features_out", why)
     request = config.load_request(verifies=False)
     runner = await batcher.on_device(backend.load_head, checkpoint, target.runner, request, startup)
     await batcher.on_device(runner.warm_up, startup)
+    target.engine.can = able(target.runner)  # its features are read from now on
     return Loaded(Engine(runner, batcher, vital=False), target.tokenizer)
 
 
@@ -159,7 +166,7 @@ async def load_pair(
     startup = startup or Startup()
     backend, request = backend_named(config.backend), config.load_request()
     if config.draft.kind == "eagle" and backend.loads_pairs:
-        raise ValueError(f"draft: eagle reads an EAGLE-3 head, which backend {config.backend} does not serve")
+        raise ValueError(f"draft: eagle is not of backend {config.backend}, whose heads are --draft model --eagle")
     if config.draft_model is not None and backend.loads_pairs:
         if backend.fuses(request):
             return await _load_as_one_graph(config, config.draft_model, batcher, startup)
@@ -170,8 +177,8 @@ async def load_pair(
     target = await load(config, batcher, startup, await asyncio.to_thread(_head, config, backend))
     link = target.runner.link if isinstance(target.runner, Leader) else None
     draft = await load_draft(config, batcher, startup=startup, link=link, target=target)
-    if draft is not None and isinstance(target.runner, Fuses):
-        await batcher.on_device(target.runner.fuse, draft.runner, startup)
+    if draft is not None and not isinstance(fuse := target.engine.can.fuse, No):
+        await batcher.on_device(fuse, draft.runner, startup)
     return target, draft
 
 
@@ -208,11 +215,8 @@ async def _load(
 
 
 def _structures(runner: Runner, tokenizer: Tokenizer) -> Structures | None:
-    """Returns what makes structured output possible, or None where it is not.
-
-    Ranks would each need a matcher of their own, and logits on the device cannot be masked.
-    """
-    if isinstance(runner, Leader) or runner.identity.greedy_only:
+    """Returns what makes structured output possible, or None where it is not."""
+    if isinstance(able(runner).structures, No):
         return None
     return Structures(tokenizer, runner.limits.vocab_size, runner.identity.end_of_sequence_ids)
 
@@ -230,9 +234,7 @@ async def _load_as_one_graph(
     backend, request = backend_named(config.backend), config.load_request()
     backend.require()
     if config.draft.kind == "hybrid":
-        raise ValueError(
-            f"draft: a fused {config.backend} graph verifies only its own drafts, not copies; use --draft model"
-        )
+        raise excluded("draft", f"a fused {config.backend} graph", Trait.ONE_GRAPH, "copied_drafts")
     target, draft = backend.find(config.model), backend.find(draft_model)
     tokenizer = await _tokenizer(backend, target)
     if backend.draft_has_tokenizer(request):
@@ -259,7 +261,7 @@ async def load_unfused(
 
     If the device of one is lost, the other is lost too.
     """
-    if config.draft_model is None or not fused.runner.identity.greedy_only:
+    if config.draft_model is None or not isinstance(fused.engine.can.logits, No):
         return None
     requests = backend_named(config.backend).unfused(config.load_request())
     if requests is None:

@@ -9,7 +9,6 @@ from tandem.engine.sequences import LocalVerifier
 from tandem.speculation.never_waiting import RunStep
 from tandem.speculation.pipeline import OutOfStep
 from tandem.speculation.run_on import MAX_UNREAD, RunMessage, RunOn
-from tandem.speculation.types import SamplingParams
 
 
 class LocalRunVerifier:
@@ -23,8 +22,8 @@ class LocalRunVerifier:
         self._run: RunOn | None = None
         self._news = asyncio.Event()
 
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
-        await self._verifier.open(prompt, sampling)
+    async def open(self, prompt: Sequence[int]) -> None:
+        await self._verifier.open(prompt)
 
     def begin(self, tokens: Sequence[int]) -> None:
         self._tokens, self._run = list(tokens), RunOn(tokens, self._stops)

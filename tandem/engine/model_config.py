@@ -21,13 +21,12 @@ class DraftChoice:
 
     The model may be an EAGLE-3 head of the target; "eagle" insists on one, the shipped one by default.
     "auto" is hybrid if a model is named, or if the target is the embedded one and its draft is shipped; else ngram.
-    `branches`: drafts for a target that never waits may branch at the model's second choices. `features`: how a head
+    `features`: how a head
     elsewhere wants its target's.
     """
 
     kind: str = "auto"
     model: str | None = None
-    branches: bool = False
     features: FeatureWish = field(default_factory=FeatureWish)
 
     def __post_init__(self) -> None:

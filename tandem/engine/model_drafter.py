@@ -5,47 +5,59 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tandem.engine.sequences import Engine, KVSequence
-from tandem.runners.protocol import TAIL, ProposeRow
-from tandem.speculation.extent import WHOLE, Extent
-from tandem.speculation.processing import Processing
-from tandem.speculation.types import Draft, Proposer, Rule, SamplingParams, model_part
+from tandem.engine.engine import Engine
+from tandem.engine.sequences import KVSequence
+from tandem.runners.protocol import TAIL, ProposeRow, RowFailed
+from tandem.speculation.types import Draft, Proposer, Request, Rule, model_part
+
+
+class Unreadable(RowFailed):
+    """The sequence has a token that the draft model does not know: its vocabulary is smaller than the target's."""
 
 
 class DraftSequence(KVSequence):
-    """A sequence of the draft model, which proposes under `rule` only token ids below `target_vocab_size`.
+    """A sequence of the draft model, which under the rejection rule proposes only token ids below `target_vocab_size`.
 
-    `processing` changes its logits as the target's, so that more drafts are accepted. `adapter`: the name of the
-    target's; the draft model has its own of that name, or none.
+    `processing` changes its logits as the target's, so that more drafts are accepted. Of the request's adapter, the
+    draft model has its own of that name, or none. `only_grows`: the tokens of every row begin with those
+    of the row before, so that only the rest is compared.
     """
 
-    def __init__(self, engine: Engine, slot: int, rule: Rule, target_vocab_size: int, adapter: str = "") -> None:
-        super().__init__(engine, slot, engine.adapters.take_own(adapter))
-        self._rule, self._target_vocab_size = rule, target_vocab_size
-        self.processing: Processing | None = None
+    only_grows = False
 
-    async def row(self, tokens: Sequence[int], k: int, sampling: SamplingParams) -> ProposeRow | None:
-        """Fills the cache with all of `tokens` but a short tail, and returns the row for the next step."""
-        behind = len(tokens) - self.keep(tokens)
+    def __init__(self, engine: Engine, slot: int, request: Request, target_vocab_size: int) -> None:
+        super().__init__(engine, slot, request, engine.adapters.take_own(request.adapter))
+        self._target_vocab_size = target_vocab_size
+        self._followed = 0  # the length of the tokens of the last recorded step
+
+    async def fill(self, tokens: Sequence[int]) -> int:
+        """Like KVSequence.fill. Raises Unreadable."""
+        self._check(tokens)
+        return await super().fill(tokens)
+
+    def _check(self, tokens: Sequence[int]) -> None:
+        """Raises Unreadable if what is not held yet has a token that the model does not know."""
+        size = self.engine.runner.limits.vocab_size
+        if max(tokens[len(self.held) :], default=0) >= size:
+            raise Unreadable(f"a token id is outside the draft model's vocabulary of {size}")
+
+    async def row(self, tokens: Sequence[int], k: int) -> ProposeRow | None:
+        """Fills the cache with all of `tokens` but a short tail, and returns the row for the next step.
+
+        Raises Unreadable.
+        """
+        behind = len(tokens) - self.keep(tokens, self._followed if self.only_grows else 0)
+        self._check(tokens)
         if behind > TAIL:
             await self.fill(tokens[:-2])
             behind = 2
-        return self._row(tokens, max(2, behind), k, sampling)
+        return self._row(tokens, max(2, behind), k)
 
-    def _row(self, tokens: Sequence[int], fed: int, k: int, sampling: SamplingParams) -> ProposeRow:
+    def _row(self, tokens: Sequence[int], fed: int, k: int) -> ProposeRow:
         """Returns the row that feeds the last `fed` of `tokens`."""
-        tail = tuple(tokens[-fed:])
-        processor = self.processing.after(tokens) if self.processing else None
+        tail, known = tuple(tokens[-fed:]), self._target_vocab_size
         return ProposeRow(
-            self.slot,
-            len(tokens) - 1,
-            tail,
-            k,
-            sampling,
-            self._rule,
-            self._target_vocab_size,
-            processor,
-            adapter=self.adapter,
+            self.slot, len(tokens) - 1, tail, k, self.request, known, self.processor(tokens), self.adapter
         )
 
     def proposed(self, tokens: Sequence[int], draft: Sequence[int]) -> None:
@@ -53,58 +65,59 @@ class DraftSequence(KVSequence):
 
         Of a draft that wants accepted tokens fed again, only `tokens`.
         """
-        self.held = [*tokens, *(() if self.engine.runner.identity.refeeds else draft[:-1])]
+        self._hold(tokens, () if self.engine.can.refeeds else draft[:-1])
+
+    def _hold(self, tokens: Sequence[int], draft: Sequence[int]) -> None:
+        """Holds `tokens`, which begin with what is held, and `draft`.
+
+        Of earlier drafts it takes the tokens as committed: slices of the same objects compare several times as fast.
+        """
+        start = min(self._followed, len(self.held))
+        self.held[start:] = [*tokens[start:], *draft]
+        self._followed = len(tokens)
 
 
-BeginDraft = Callable[[Engine, int, Rule, int, str], DraftSequence]
+BeginDraft = Callable[[Engine, int, Request, int], DraftSequence]
 
 
 class ModelDrafter:
     """A local draft model for one request.
 
     Tokens that the target does not have end the draft, or under the rejection rule are not drawn. `open` waits for a
-    slot if all are taken, and raises NoFreeSlot after `slot_seconds` (None: no limit). `second_choices`: drafts have
-    them, where the runner reports them. `adapter`: as for DraftSequence. `begin`: makes the sequence of a slot.
-    `extent`: as for LocalVerifier.
+    slot if all are taken, and raises NoFreeSlot after `slot_seconds` (None: no limit). `begin`: makes the sequence of a
+    slot.
     """
 
     def __init__(
         self,
         engine: Engine,
+        request: Request,
         target_vocab_size: int,
-        rule: Rule = Rule.AGREEMENT,
         slot_seconds: float | None = None,
-        second_choices: bool = False,
-        adapter: str = "",
         begin: BeginDraft = DraftSequence,
-        extent: Extent = WHOLE,
     ) -> None:
-        self._adapter, self._begin, self._extent = adapter, begin, extent
+        self._engine, self._request, self._begin = engine, request, begin
         self._most_tokens = engine.runner.limits.max_length
-        self._second_choices = second_choices
-        self._engine, self._target_vocab_size = engine, target_vocab_size
-        self._rule, self._slot_seconds = rule, slot_seconds
+        self._target_vocab_size, self._slot_seconds = target_vocab_size, slot_seconds
+        self._agreeing = replace(request, rule=Rule.AGREEMENT)
         self._sequence: DraftSequence | None = None
-        self._sampling = SamplingParams()
 
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
-        self._sampling = sampling
-        processing = await self._engine.draft_processing(sampling, len(prompt))
-        slots, most = self._engine.slots, self._extent.tokens(len(prompt))
+    async def open(self, prompt: Sequence[int]) -> None:
+        slots, most = self._engine.slots, self._request.most_tokens(len(prompt))
         slot = await slots.acquire(self._slot_seconds, tokens=most)
         if slots.memory and most is not None:
             self._most_tokens = min(most, self._most_tokens)
-        self._sequence = self._begin(self._engine, slot, self._rule, self._target_vocab_size, self._adapter)
-        self._sequence.processing = processing
+        self._sequence = self._begin(self._engine, slot, self._request, self._target_vocab_size)
+        self._sequence.processing = await self._engine.draft_processing(self._request, len(prompt))
         await self._sequence.fill(prompt[:-2])
 
     async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
-        return await self._propose(tokens, model_part(k, model_k), self._rule)
+        return await self._propose(tokens, model_part(k, model_k), self._request)
 
     async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
-        return await self._propose(tokens, 1, Rule.AGREEMENT)
+        return await self._propose(tokens, 1, self._agreeing)
 
-    async def _propose(self, tokens: Sequence[int], k: int, rule: Rule) -> Draft:
+    async def _propose(self, tokens: Sequence[int], k: int, request: Request) -> Draft:
         """Proposes tokens. May be cancelled: `held` is updated only after a step, and steps run in order."""
         sequence = self._sequence
         assert sequence is not None, "open comes first"
@@ -112,10 +125,10 @@ class ModelDrafter:
         if k <= 0:
             return Draft()
         waited, worked = sequence.queue_seconds, sequence.compute_seconds
-        row = await sequence.row(tokens, k, self._sampling)
+        row = await sequence.row(tokens, k)
         if row is None:
             return Draft()
-        row = replace(row, rule=rule, second_choices=self._second_choices)
+        row = row if request is row.request else replace(row, request=request)
         done = await sequence.step(self._engine.runner.propose, row)
         sequence.proposed(tokens, done.value.token_ids)
         proposal = done.value.within(self._target_vocab_size)
@@ -126,11 +139,9 @@ class ModelDrafter:
             (Proposer.MODEL,) * len(proposal.token_ids),
             proposal.distributions,
             done.rows,
-            second_choices=proposal.second_choices,
         )
 
     async def close(self) -> None:
         if self._sequence:
-            self._sequence.release()
-            self._engine.slots.release(self._sequence.slot)
+            self._sequence.close()
             self._sequence = None

@@ -6,17 +6,17 @@ processed, and no page arrives while a step runs. Bytes pass through a few pages
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from tandem.engine.prefix_cache import Filled
-from tandem.runners.pages import PAGE, CopiesPages, PageStore
-from tandem.runners.protocol import Runner
+from tandem.engine.compatibility import able, refusal
+from tandem.runners.capabilities import No
+from tandem.runners.pages import PAGE, PageStore
+from tandem.runners.protocol import PrefillRow, Runner
 
 if TYPE_CHECKING:
     from tandem.engine.batcher import Batcher
-    from tandem.engine.prefix_cache import PrefixCache
 
 RUN_BYTES = 2**20
 """Pages that travel together have at most this many bytes, unless one alone has more."""
@@ -45,10 +45,11 @@ class PageLayout:
 
 @dataclass(frozen=True, slots=True)
 class PageRun:
-    """Neighbouring pages: number `first` and those after it."""
+    """Neighbouring pages: number `first` and those after it. `source`: the process that they come from."""
 
     first: int
     pages: tuple[bytes, ...]
+    source: str = ""
 
     @property
     def end(self) -> int:
@@ -67,10 +68,10 @@ class PageRow:
 
 
 class PageCopies:
-    """Copies pages of one runner's slots. `layout` is what they look like; `together`: pages of one run at most."""
+    """Copies pages of one runner's slots, `together` of them at once. `layout` is what they look like."""
 
-    def __init__(self, layout: PageLayout, store: PageStore, together: int) -> None:
-        self.layout, self.together, self._store = layout, together, store
+    def __init__(self, layout: PageLayout, runner: Runner, store: PageStore, together: int) -> None:
+        self.layout, self.together, self._runner, self._store = layout, together, runner, store
 
     @classmethod
     async def of(cls, runner: Runner, batcher: Batcher) -> PageCopies:
@@ -79,38 +80,41 @@ class PageCopies:
 
     @classmethod
     def _made(cls, runner: Runner) -> PageCopies:
-        identity = runner.identity
-        if not isinstance(runner, CopiesPages) or not runner.page_bytes:
-            raise ValueError(
-                f"prefill: the steps of this {identity.backend} model cannot copy keys and values out of slots, or not "
-                "with the same bits"
-            )
-        layout = PageLayout(
-            identity.weights_revision, identity.dtype, identity.backend, runner.page_format, PAGE, runner.page_bytes
-        )
-        together = min(MOST_PAGES, max(1, RUN_BYTES // runner.page_bytes))
-        return cls(layout, runner.page_store(together), together)
+        pages, of = able(runner).pages, runner.identity
+        if isinstance(pages, No):
+            raise refusal("prefill", of.model_name, "pages", pages)
+        layout = PageLayout(of.weights_revision, of.dtype, of.backend, pages.format, PAGE, pages.bytes)
+        together = min(MOST_PAGES, max(1, RUN_BYTES // pages.bytes))
+        return cls(layout, runner, pages.store(together), together)
 
     def out(self, rows: Sequence[PageRow]) -> list[PageRun]:
         """Reads pages of slots; a row has at most `together` of them. A step for the batcher."""
         return [PageRun(row.first, self._read(row)) for row in rows]
 
-    def into(
-        self, prefixes: PrefixCache | None, scope: Hashable, tokens: Sequence[int], rows: Sequence[PageRow]
-    ) -> list[Filled]:
-        """Writes the row's run to its slot, and keeps it among the known prefixes. A step for the batcher, of one row.
+    def into(self, rows: Sequence[PageRow]) -> list[None]:
+        """Writes the row's run, of however many pages, to its slot. A step for the batcher, of one row."""
+        (row,) = rows
+        assert row.run is not None
+        for at in range(0, len(row.run.pages), self.together):
+            part = row.run.pages[at : at + self.together]
+            for place, data in enumerate(part):
+                self._store.write(place, data)
+            self._store.load(row.slot, row.run.first + at, range(len(part)))
+        return [None]
 
-        `tokens`: those that the slot then holds, from position 0 on.
+    def agree(self, tokens: Sequence[int], adapter: int, rows: Sequence[PageRow]) -> list[bool]:
+        """Computes the one page of the row's run here, after those before it in its slot, and compares the bytes.
+
+        A step for the batcher, of one row. `tokens`: of the whole slot; `adapter`: the row's.
         """
         (row,) = rows
         assert row.run is not None
-        places = range(len(row.run.pages))
-        for place, data in zip(places, row.run.pages, strict=True):
-            self._store.write(place, data)
-        self._store.load(row.slot, row.run.first, places)
-        if prefixes is not None:
-            prefixes.keep(scope, tokens, row.slot)
-        return [Filled(len(tokens), 0)]
+        start, chunk = row.run.first * PAGE, min(PAGE, self._runner.limits.chunk)
+        for at in range(start, start + PAGE, chunk):
+            fed = tuple(tokens[at : min(at + chunk, start + PAGE)])
+            if any(self._runner.prefill([PrefillRow(row.slot, at, fed, adapter)])):
+                return [False]
+        return [self._read(PageRow(row.slot, row.run.first, 1)) == row.run.pages]
 
     def _read(self, row: PageRow) -> tuple[bytes, ...]:
         places = range(row.count)

@@ -1,29 +1,35 @@
 """Fills slots with pages that another process computes, while the steps of other rows go on here.
 
 The last tokens of a prompt are always processed here, and so is whatever does not arrive: a request never fails because
-of the other process. What it sends has the bits that this one would compute, or is refused (PageLayout).
+of the other process. What it sends has the bits that this one would compute, or is refused (PageLayout). Of what a
+prompt gets, one page that nobody can foresee is computed here too; where it differs, all of it is processed here.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import random
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from tandem.engine.page_copies import PageCopies, PageRow, PageRun
+from tandem.engine.prefill_pace import PrefillTimes
 from tandem.engine.prefix_cache import Filled
 from tandem.engine.transfers import REASONS, PrefillFailed, Transfers, Wanted
 from tandem.runners.pages import PAGE
 from tandem.runners.protocol import PrefillRow
 
 if TYPE_CHECKING:
-    from tandem.engine.sequences import Engine, KVSequence
+    from tandem.engine.engine import Engine
+    from tandem.engine.sequences import KVSequence
 
 MIN_TOKENS = 256
+MOST_SOURCES = 64
+"""Most source processes that are remembered; one more begins the list anew."""
 
 
 class PageSource(Protocol):
@@ -31,6 +37,9 @@ class PageSource(Protocol):
 
     def pages(self, wanted: Wanted) -> AsyncGenerator[PageRun, None]:
         """Yields the wanted pages from `wanted.first` on, in order, checked. Raises PrefillFailed if any is missing."""
+
+    def found_wrong(self, source: str, error: PrefillFailed) -> None:
+        """Reports that a page of this source is not what this process computes."""
 
     async def close(self) -> None:
         """Frees what it holds. Transfers must have ended."""
@@ -61,13 +70,35 @@ class Brought:
 class PrefillElsewhere:
     """Where an engine has the beginnings of prompts computed of which at least `least` tokens are not held yet.
 
-    Prompts whose pages are under way already wait for them instead of asking again.
+    Prompts whose pages are under way already wait for them instead of asking again. `chance(n)`: a number below n.
     """
 
-    def __init__(self, engine: Engine, source: PageSource, copies: PageCopies, least: int = MIN_TOKENS) -> None:
-        self._engine, self._source, self._copies, self._least = engine, source, copies, least
-        self.transfers = Transfers(lambda wanted: self._source.pages(wanted))
+    def __init__(
+        self,
+        engine: Engine,
+        source: PageSource,
+        copies: PageCopies,
+        least: int = MIN_TOKENS,
+        chance: Callable[[int], int] = random.randrange,
+    ) -> None:
+        self._engine, self.source, self.copies, self._least = engine, source, copies, least
+        self.chance = chance
+        self._sources: set[str] = set()  # processes that pages came from
+        self._forgotten = 0  # pages that had come when the prefixes were forgotten
+        self.transfers = Transfers(lambda wanted: self.source.pages(wanted))
         self.counts, self.fallbacks = PrefillCounts(), Counter[str](dict.fromkeys(REASONS, 0))
+        self.in_place = PrefillTimes()
+
+    async def measure(self) -> None:
+        """Processes a chunk in a free slot, so that it is known from the first prompt on what it would take here."""
+        engine = self._engine
+        tokens = (0,) * min(engine.runner.limits.chunk, engine.runner.limits.max_length)
+        slot = await engine.slots.acquire(tokens=len(tokens))
+        try:
+            done = await engine.run(engine.runner.prefill, PrefillRow(slot, 0, tokens), prefill=True)
+            self.in_place.note(len(tokens), done.compute_seconds)
+        finally:
+            engine.slots.release(slot)
 
     async def fill(self, sequence: KVSequence, tokens: Sequence[int]) -> Brought:
         """Fills the sequence's slot with as many pages of `tokens` as come. Raises what steps raise."""
@@ -84,12 +115,14 @@ class PrefillElsewhere:
                 await self._bring(sequence, tokens)
         except PrefillFailed as error:
             self.fallbacks[error.reason] += 1
+            if error.reason == "corrupt":
+                self._forget()
         self.counts.seconds += time.perf_counter() - began
         return brought
 
     async def close(self) -> None:
         await self.transfers.close()
-        await self._source.close()
+        await self.source.close()
 
     async def _known(self, sequence: KVSequence, tokens: Sequence[int]) -> int:
         """Copies what is known of the tokens here; returns how many it were."""
@@ -105,27 +138,63 @@ class PrefillElsewhere:
     async def _bring(self, sequence: KVSequence, tokens: Sequence[int]) -> None:
         whole = len(tokens) // PAGE * PAGE
         name, revision = self._engine.adapters.named(sequence.adapter)
-        wanted = Wanted(sequence.scope, tuple(tokens[:whole]), len(sequence.held) // PAGE, name, revision)
+        seconds = self.in_place.per_token
+        page = None if seconds is None else PAGE * seconds
+        wanted = Wanted(sequence.scope, tuple(tokens[:whole]), len(sequence.held) // PAGE, name, revision, page)
         self.counts.shared += self.transfers.runs(wanted)
-        async with contextlib.aclosing(self.transfers.pages(wanted)) as runs:
-            async for run in runs:
-                await self._put(sequence, tokens, run)
+        came, picked, failed = 0, None, None
+        try:
+            async with contextlib.aclosing(self.transfers.pages(wanted)) as runs:
+                async for run in runs:
+                    put = await self._put(sequence, tokens, run)
+                    came += len(put.pages)
+                    if put.pages and self.chance(came) < len(put.pages):
+                        at = self.chance(len(put.pages))
+                        picked = PageRun(put.first + at, put.pages[at : at + 1], put.source)
+        except PrefillFailed as error:
+            failed = error
+        if picked:
+            await self._compare(sequence, tokens, picked)
+        if failed:
+            raise failed
         if len(sequence.held) < whole:
             raise PrefillFailed("cut", "the pages ended early")
 
-    async def _put(self, sequence: KVSequence, tokens: Sequence[int], run: PageRun) -> None:
-        """Writes what the sequence does not hold of a run to its slot."""
+    async def _compare(self, sequence: KVSequence, tokens: Sequence[int], page: PageRun) -> None:
+        """Computes a page here too. If it differs, nothing of what the sequence holds is used: raises PrefillFailed."""
+        step = functools.partial(self.copies.agree, tokens, sequence.adapter)
+        if not (await sequence.step(step, PageRow(sequence.slot, run=page), prefill=True)).value:
+            self._forget()
+            sequence.distrust()
+            error = PrefillFailed("wrong", f"page {page.first} of a prompt is not what this target computes")
+            self.source.found_wrong(page.source, error)
+            raise error
+
+    def _met(self, source: str) -> None:
+        """Forgets what other processes sent once one is met that is new, and may stand where one of them stood."""
+        if source not in self._sources:
+            if self._sources:
+                self._forget()
+            self._sources = {source} if len(self._sources) >= MOST_SOURCES else self._sources | {source}
+
+    def _forget(self) -> None:
+        """Forgets the prefixes, if any of them may come from elsewhere."""
+        if self._engine.prefixes is not None and self.counts.pages > self._forgotten:
+            self._forgotten = self.counts.pages
+            self._engine.prefixes.forget(self._engine.batcher)
+
+    async def _put(self, sequence: KVSequence, tokens: Sequence[int], run: PageRun) -> PageRun:
+        """Writes what the sequence does not hold of a run to its slot, and returns that."""
+        self._met(run.source)
         known = len(sequence.held) // PAGE
-        if run.end <= known:
-            return
         assert run.first <= known, "pages come without gaps"
-        run = PageRun(known, run.pages[known - run.first :])
-        step = functools.partial(
-            self._copies.into, self._engine.prefixes, sequence.scope, tuple(tokens[: run.end * PAGE])
-        )
-        done = await sequence.step(step, PageRow(sequence.slot, run=run), prefill=True)
+        run = PageRun(known, run.pages[known - run.first :], run.source)
+        if not run.pages:
+            return run
+        done = await sequence.step(self.copies.into, PageRow(sequence.slot, run=run), prefill=True)
         sequence.queue_seconds += done.queue_seconds
         sequence.compute_seconds += done.compute_seconds
         sequence.held += tokens[len(sequence.held) : run.end * PAGE]
         self.counts.pages += len(run.pages)
         self.counts.bytes += sum(map(len, run.pages))
+        return run

@@ -7,9 +7,11 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 
+from tandem.engine.engine import Engine
 from tandem.engine.page_copies import PageCopies, PageLayout, PageRow, PageRun
-from tandem.engine.sequences import Engine, KVSequence
+from tandem.engine.sequences import KVSequence
 from tandem.runners.pages import PAGE
+from tandem.speculation.types import Request
 
 AHEAD = 4
 """Runs of pages that are computed before the first of them is taken."""
@@ -36,7 +38,7 @@ class PrefillPages:
         return self._copies.layout
 
     async def of(
-        self, tokens: Sequence[int], first: int, adapter: str, costs: PrefillCosts
+        self, tokens: Sequence[int], first: int, request: Request, costs: PrefillCosts
     ) -> AsyncGenerator[PageRun, None]:
         """Yields the pages of `tokens` (whole pages) from number `first` on, in order; `costs` grow meanwhile.
 
@@ -44,7 +46,7 @@ class PrefillPages:
         AHEAD runs before they are taken, so that a slow reader stops the work, and only its own.
         """
         self.asked += 1
-        async with self._sequence(adapter) as sequence:
+        async with self._sequence(request, len(tokens)) as sequence:
             ready = asyncio.Queue[PageRun | Exception | None](AHEAD)
             working = asyncio.create_task(self._work(sequence, tokens, first, costs, ready), name="prefill")
             try:
@@ -58,16 +60,13 @@ class PrefillPages:
                 await asyncio.gather(working, return_exceptions=True)
 
     @contextlib.asynccontextmanager
-    async def _sequence(self, adapter: str) -> AsyncIterator[KVSequence]:
+    async def _sequence(self, request: Request, length: int) -> AsyncIterator[KVSequence]:
         """A sequence in a slot, which is left to later sequences and freed at the end."""
-        engine = self._engine
-        with engine.adapters.taken(adapter) as number:
-            sequence = KVSequence(engine, await engine.slots.acquire(), number)
+        sequence = await KVSequence.admitted(self._engine, request, length)
         try:
             yield sequence
         finally:
-            sequence.release()
-            engine.slots.release(sequence.slot)
+            sequence.close()
 
     async def _work(
         self,

@@ -12,12 +12,15 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from tandem.engine.compatibility import able
 from tandem.engine.prefix_tree import PrefixTree
-from tandem.runners.pages import PAGE, CopiesPages, PageStore
+from tandem.runners.capabilities import No
+from tandem.runners.pages import PAGE, PageStore
 from tandem.runners.protocol import PrefillRow, RowFailed, Runner
 
 if TYPE_CHECKING:
-    from tandem.engine.sequences import Engine
+    from tandem.engine.batcher import Batcher
+    from tandem.engine.engine import Engine
 
 log = logging.getLogger("tandem.engine")
 
@@ -61,19 +64,34 @@ class PrefixCache:
 
     def __init__(self, runner: Runner, store: PageStore, pages: int, scope_of: ScopeOf = lambda: None) -> None:
         self._runner, self._store, self.scope_of = runner, store, scope_of
-        self._tree = PrefixTree(pages)
+        self.tree = PrefixTree(pages)  # which prefixes are known, and in which pages
         self._bytes = cost(runner)
+        self._epoch = 0
         self.queries = self.hits = 0
+
+    def scope(self, adapter: int) -> Hashable:
+        """Whose prefixes a sequence of the current request finds and leaves; on the event loop."""
+        return self.scope_of(), adapter, self._epoch
+
+    def renewed(self, scope: Hashable) -> Hashable:
+        """The scope of a sequence that holds nothing any more, after whatever was forgotten."""
+        assert isinstance(scope, tuple)
+        return *scope[:-1], self._epoch
+
+    def forget(self, batcher: Batcher) -> None:
+        """Forgets all prefixes: what sequences of now hold, which may come from them, is not found later either."""
+        self._epoch += 1
+        batcher.between_steps(self.clear)
 
     @property
     def used_bytes(self) -> int:
         """Bytes of the pages in use; any thread may ask."""
-        return self._tree.pages.used * self._bytes
+        return self.tree.pages.used * self._bytes
 
     @property
     def limit_bytes(self) -> int:
         """Bytes of all pages; any thread may ask."""
-        return self._tree.pages.count * self._bytes
+        return self.tree.pages.count * self._bytes
 
     def prefill(
         self, scope: Hashable, tokens: Sequence[int], distrusts: bool, first: bool, rows: Sequence[PrefillRow]
@@ -85,7 +103,7 @@ class PrefixCache:
         """
         (row,) = rows
         if distrusts:
-            self._tree.remove(scope, tokens)
+            self.tree.remove(scope, tokens)
         start = self._copied(scope, tokens, row)
         copied = start - row.start
         self.queries += len(tokens) - row.start if first else 0
@@ -107,17 +125,24 @@ class PrefixCache:
         return [Filled(held, held - row.start)]
 
     def keep(self, scope: Hashable, tokens: Sequence[int], slot: int) -> None:
-        """Copies the whole pages of `tokens`, which `slot` holds from position 0, unless they are known."""
-        known, added = self._tree.extend(scope, tokens)
+        """Copies the whole pages of `tokens`, which `slot` holds from position 0, unless they are known.
+
+        If the copy fails, the tokens are forgotten, so that no later sequence finds a page that was not filled.
+        """
+        known, added = self.tree.extend(scope, tokens)
         if added:
-            self._store.save(slot, known, added)
+            try:
+                self._store.save(slot, known, added)
+            except BaseException:
+                self.tree.remove(scope, tokens)
+                raise
 
     def clear(self) -> None:
-        self._tree.clear()
+        self.tree.clear()
 
     def _copied(self, scope: Hashable, tokens: Sequence[int], row: PrefillRow) -> int:
         """Copies the known pages of `tokens` to the row's slot; returns how many tokens it then holds."""
-        pages = self._tree.match(scope, tokens)
+        pages = self.tree.match(scope, tokens)
         held = len(pages) * PAGE
         if held <= row.start:
             return row.start
@@ -128,8 +153,8 @@ class PrefixCache:
 
 def cost(runner: Runner) -> int:
     """Returns the bytes that a page of the runner takes, with its entry; 0 if the runner cannot copy pages."""
-    page = runner.page_bytes if isinstance(runner, CopiesPages) else 0
-    return page + ENTRY_BYTES if page else 0
+    pages = able(runner).pages
+    return 0 if isinstance(pages, No) else pages.bytes + ENTRY_BYTES
 
 
 def page_counts(sharing: PrefixSharing, runners: Sequence[Runner]) -> list[int]:
@@ -152,11 +177,12 @@ async def share_prefixes(engines: Sequence[Engine], sharing: PrefixSharing, scop
     if sharing.sharing == "off":
         return
     for engine, pages in zip(engines, page_counts(sharing, [engine.runner for engine in engines]), strict=True):
-        name = engine.runner.identity.model_name
-        if not pages or not isinstance(engine.runner, CopiesPages):
-            log.info("prefixes of %s are not kept: %s", name, _why_not(engine.runner))
+        name, copies = engine.runner.identity.model_name, able(engine.runner).pages
+        if isinstance(copies, No) or not pages:
+            why = copies if isinstance(copies, No) else "prefix_cache_mb is less than a page takes"
+            log.info("prefixes of %s are not kept: %s", name, why)
             continue
-        store = await engine.batcher.on_device(engine.runner.page_store, pages)
+        store = await engine.batcher.on_device(copies.store, pages)
         scope = scope_of if sharing.sharing == "identity" else _everybody
         engine.prefixes = PrefixCache(engine.runner, store, pages, scope)
         size, whose = engine.prefixes.limit_bytes / MIB, _WHOSE[sharing.sharing]
@@ -168,9 +194,3 @@ _WHOSE = {"identity": "found by callers of the same identity", "all": "found by 
 
 def _everybody() -> None:
     """Returns the one scope of all callers."""
-
-
-def _why_not(runner: Runner) -> str:
-    if cost(runner):
-        return "prefix_cache_mb is less than a page takes"
-    return f"the steps of this {runner.identity.backend} model cannot copy them, or not with the same bits"

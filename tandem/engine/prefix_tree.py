@@ -70,6 +70,11 @@ class PrefixTree:
     def __len__(self) -> int:
         return len(self._by_use)
 
+    @property
+    def scopes(self) -> list[Hashable]:
+        """Those of which pages are known."""
+        return list(self._roots)
+
     def match(self, scope: Hashable, tokens: Sequence[int]) -> list[int]:
         """Returns the pages of the longest known prefix of `tokens`, in order, and counts them as used."""
         path = self._path(scope, tokens)
@@ -85,7 +90,7 @@ class PrefixTree:
         known, added = len(path), list[int]()
         self._use(path)
         for part in _parts(tokens[known * PAGE :]):
-            page = self._page(path)
+            page = self._page(len(path))
             if page is None:
                 break
             parent = path[-1] if path else self._roots.setdefault(scope, _Node((), None, scope=scope))
@@ -121,14 +126,11 @@ class PrefixTree:
         for node in reversed(path):
             self._by_use.move_to_end(node)
 
-    def _page(self, path: Sequence[_Node]) -> int | None:
-        """Returns a free page, or that of the least recently used node outside `path`; None if there is none."""
+    def _page(self, kept: int) -> int | None:
+        """Returns a free page, or that of the least recently used node; None if only the last `kept` used are left."""
         page = self.pages.take()
-        if page is None and self._by_use:
-            oldest = next(iter(self._by_use))
-            if oldest in path:
-                return None
-            self._drop(oldest)
+        if page is None and len(self._by_use) > kept:
+            self._drop(next(iter(self._by_use)))
             self.evicted += 1
             page = self.pages.take()
         return page

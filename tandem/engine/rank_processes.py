@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 
 from tandem import launch
-from tandem.engine.sequences import Engine
+from tandem.engine.engine import Engine
 from tandem.ports import free_port
 from tandem.runners.torch.tensor_parallel import Ranks
 

@@ -1,17 +1,22 @@
 """Allocates a fixed number of KV slots, lowest first, to requests that wait in order.
 
-If the slots share less memory than all may take, a request also waits for that, and whoever came later waits behind it:
-so a long sequence gets its turn however many short ones there are.
+If the slots share less memory than all may take, a request also waits for that, and those who came later and fit pass
+it. It holds them back for a bounded time (holds.py), and only where that is of use: where the memory that it needs is
+not held by those who came before it. So a long sequence gets its turn however many short ones there are, and who asks
+for much locks nobody out.
 """
 
 from __future__ import annotations
 
 import asyncio
 import bisect
+import itertools
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from tandem.engine.holds import Holds
 
 if TYPE_CHECKING:
     from tandem.engine.kv_memory import KVMemory
@@ -37,10 +42,12 @@ class NoFreeSlot(RuntimeError):
 class _Place:
     """A place in the queue. If `turn` is None, it is kept until `kept_until` for a request that may come back.
 
-    `tokens`: the most of its sequence; None: as many as a slot holds.
+    `number`: those of requests that came earlier are smaller. `tokens`: the most of its sequence; None: as many as a
+    slot holds.
     """
 
     name: Hashable
+    number: int
     tokens: int | None = None
     turn: asyncio.Future[int] | None = None
     kept_until: float = 0.0
@@ -54,7 +61,10 @@ class SlotPool:
 
     def __init__(self, count: int, max_waiting: int = MAX_WAITING + reserved_places(MAX_WAITING)) -> None:
         self._free = list(range(count))
-        self._queue: list[_Place] = []
+        self.queue: list[_Place] = []
+        self._numbers = itertools.count()
+        self._taken: dict[int, int] = {}  # the number of the request that has the slot
+        self._holds = Holds()
         self._max_waiting = max_waiting
         self._closed: Exception | None = None
         self.memory: KVMemory | None = None
@@ -67,7 +77,7 @@ class SlotPool:
     @property
     def waiting(self) -> int:
         """The number of requests that wait for a slot."""
-        return sum(place.turn is not None for place in self._queue)
+        return sum(place.turn is not None for place in self.queue)
 
     @property
     def usage(self) -> float:
@@ -77,15 +87,20 @@ class SlotPool:
     def take(self, tokens: int | None = None) -> int:
         """Returns a free slot for a sequence of at most `tokens` (None: as many as fit), or raises NoFreeSlot."""
         self._check()
-        if not self._fits(tokens):
+        return self._take(_Place(None, next(self._numbers), tokens))
+
+    def _take(self, place: _Place) -> int:
+        if not self.fits(place.tokens):
             raise NoFreeSlot(self._full())
         slot = self._free.pop(0)
+        self._taken[slot] = place.number
         if self.memory:
-            self.memory.take(slot, tokens)
+            self.memory.take(slot, place.tokens)
         return slot
 
     async def acquire(self, seconds: float | None = None, name: Hashable = None, tokens: int | None = None) -> int:
-        """Waits for a slot, first come first served. Raises NoFreeSlot if too many wait, or after `seconds`.
+        """Waits for a slot, first come first served among those who fit. Raises NoFreeSlot if too many wait, or after
+        `seconds`.
 
         A request that comes back soon with the same `name` keeps its place, so that many short waits have the effect of
         a long one. `tokens`: the most of its sequence.
@@ -93,23 +108,49 @@ class SlotPool:
         self._check()
         place = self._place(name)
         place.tokens = tokens
-        if self._fits(tokens) and not self._held_back(place):
+        if self.fits(tokens) and not self._held_back(place):
             self._leave(place)
-            slot = self.take(tokens)
+            slot = self._take(place)
             self._serve()  # those whom this place held back
             return slot
-        if place not in self._queue:
-            if len(self._queue) >= self._max_waiting:
-                raise NoFreeSlot(f"{self._full()} and {len(self._queue)} requests wait")
-            self._queue.append(place)
+        if place not in self.queue:
+            if len(self.queue) >= self._max_waiting:
+                away = next((each for each in reversed(self.queue) if each.turn is None), None)
+                if away is None:
+                    raise NoFreeSlot(f"{self._full()} and {len(self.queue)} requests wait")
+                self._leave(away)
+            self.queue.append(place)
         return await self._turn(place, seconds)
 
-    def _fits(self, tokens: int | None) -> bool:
+    def fits(self, tokens: int | None) -> bool:
         return bool(self._free) and (self.memory is None or self.memory.fits(tokens))
 
     def _held_back(self, place: _Place) -> bool:
-        """Whether others before `place` wait for memory, or have left for a moment."""
-        return self.memory is not None and bool(self._queue) and self._queue[0] is not place
+        """Whether one who came before `place` holds it back now; begins a hold if it may."""
+        memory, holder = self.memory, self._holder()
+        if memory is None or holder is None or holder.number >= place.number:
+            return False
+        both = memory.cost(holder.tokens) + memory.cost(place.tokens)
+        if memory.reserved + both <= memory.limit and len(self._free) > 1:
+            return False  # the holder has left for a moment, and its own is free beside this
+        loop = asyncio.get_running_loop()
+        if self._holds.begins(holder, loop.time()):
+            loop.call_at(self._holds.until + _AFTER, self._serve)
+        return self._holds.on(loop.time())
+
+    def _holder(self) -> _Place | None:
+        """Returns the first who waits and would fit if none who came later had a slot; to hold those back is of use."""
+        if self.memory is None or not self.queue:
+            return None
+        taken = sorted((number, slot) for slot, number in self._taken.items())
+        before, reserved = 0, 0
+        for place in self.queue:
+            while before < len(taken) and taken[before][0] < place.number:
+                reserved += self.memory.reserved_by(taken[before][1])
+                before += 1
+            if before < self.count and reserved + self.memory.cost(place.tokens) <= self.memory.limit:
+                return place
+        return None
 
     def _full(self) -> str:
         if self.memory is None or not self._free:
@@ -134,12 +175,16 @@ class SlotPool:
                 timer.cancel()
 
     def _place(self, name: Hashable) -> _Place:
-        """Returns the place kept for `name`, or a new one; drops places that were kept too long."""
-        if self._queue:
-            now = asyncio.get_running_loop().time()
-            self._queue = [place for place in self._queue if place.turn is not None or place.kept_until > now]
-        kept = (place for place in self._queue if name is not None and place.name == name and place.turn is None)
-        return next(kept, None) or _Place(name)
+        """Returns the place kept for `name`, or a new one."""
+        self._forget()
+        kept = (place for place in self.queue if name is not None and place.name == name and place.turn is None)
+        return next(kept, None) or _Place(name, next(self._numbers))
+
+    def _forget(self) -> None:
+        """Drops places that were kept too long."""
+        now = asyncio.get_running_loop().time() if self.queue else 0.0
+        for place in [place for place in self.queue if place.turn is None and place.kept_until <= now]:
+            self._leave(place)
 
     def _too_late(self, place: _Place, turn: asyncio.Future[int]) -> None:
         if turn.done():
@@ -151,16 +196,17 @@ class SlotPool:
             self._leave(place)
             self._serve()
         elif self.memory:
-            loop.call_later(KEPT_SECONDS + _AFTER, self._serve)  # those behind it are held back that long
+            loop.call_later(KEPT_SECONDS + _AFTER, self._serve)  # it may hold others back that long
 
     def _leave(self, place: _Place) -> None:
-        if place in self._queue:
-            self._queue.remove(place)
+        if place in self.queue:
+            self.queue.remove(place)
+            self._holds.over(place, asyncio.get_running_loop().time())
 
     def close(self, error: Exception) -> None:
         """Closes the pool: waiting and later requests get `error`."""
         self._closed = error
-        queue, self._queue = self._queue, []
+        queue, self.queue = self.queue, []
         for place in queue:
             if place.turn is not None and not place.turn.done():
                 place.turn.set_exception(error)
@@ -173,21 +219,19 @@ class SlotPool:
         """Returns a slot to the pool. Safe while its last step still runs, because later steps run after it."""
         if self.memory:
             self.memory.release(slot)
+        self._taken.pop(slot, None)
         bisect.insort(self._free, slot)
         self._serve()
 
     def _serve(self) -> None:
-        """Gives slots to those who wait, in order, as long as there are slots and memory."""
-        while (place := self._next()) is not None and self._fits(place.tokens):
+        """Gives slots to those who wait and fit, in order, until one is held back."""
+        if self.queue:
+            self._forget()
+        for place in list(self.queue):
+            turn = place.turn
+            if turn is None or turn.done() or not self.fits(place.tokens):
+                continue
+            if self._held_back(place):
+                return  # by one who holds back all later ones too
             self._leave(place)
-            assert place.turn is not None
-            place.turn.set_result(self.take(place.tokens))
-
-    def _next(self) -> _Place | None:
-        """Returns who is next: where memory is shared, nobody as long as the first has left for a moment."""
-        for place in self._queue:
-            if place.turn is not None and not place.turn.done():
-                return place
-            if self.memory and place.turn is None and place.kept_until > asyncio.get_running_loop().time():
-                return None
-        return None
+            turn.set_result(self._take(place))

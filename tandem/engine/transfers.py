@@ -16,7 +16,7 @@ from tandem.engine.page_copies import PageRun
 
 log = logging.getLogger("tandem.engine")
 
-REASONS = ("busy", "corrupt", "cut", "failed", "late", "mismatch", "refused", "unavailable")
+REASONS = ("busy", "corrupt", "cut", "failed", "late", "mismatch", "refused", "slow", "unavailable", "wrong")
 
 
 class PrefillFailed(Exception):
@@ -31,7 +31,8 @@ class PrefillFailed(Exception):
 class Wanted:
     """Pages of a prompt: those of `tokens` (whole pages) from number `first` on, computed with an adapter.
 
-    `scope`: whose prompt it is; the prompts of different scopes are not shared.
+    `scope`: whose prompt it is; the prompts of different scopes are not shared. `in_place`: the seconds that a page
+    takes here, if that is known.
     """
 
     scope: Hashable
@@ -39,6 +40,7 @@ class Wanted:
     first: int = 0
     adapter: str = ""
     adapter_revision: str = ""
+    in_place: float | None = None
 
     @property
     def key(self) -> Hashable:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 
-from tandem.planning.packages import Package
+from tandem.planning.packages import Package, installed_version
 
 ASKING = (
     "torch-neuronx",
@@ -52,7 +52,7 @@ def clashes(packages: Iterable[Package], path: Sequence[str] | None = None) -> t
 
 def own_clashes() -> tuple[Clash, ...]:
     """What clashes with Tandem's own ranges, whatever the device; reads no other package's metadata."""
-    return tuple(_own({name: version for name in TANDEM if (version := _version(name))}, TANDEM))
+    return tuple(_own({name: version for name in TANDEM if (version := installed_version(name))}, TANDEM))
 
 
 def refusal(found: Iterable[Clash]) -> str | None:
@@ -86,13 +86,6 @@ def _own(versions: dict[str, str], ranges: dict[str, str]) -> Iterator[Clash]:
 def _numbers(version: str) -> tuple[int, ...]:
     """The numbers that a version begins with; packaging, which knows more, may be absent."""
     return tuple(int(number) for number in re.match(r"[\d.]*", version)[0].split(".") if number)  # type: ignore[index]
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _installed(path: list[str]) -> dict[str, metadata.Distribution]:

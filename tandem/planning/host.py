@@ -8,8 +8,9 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
+
+from tandem.planning.packages import installed_version
 
 FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")
 LIBRARIES = ("torch", "transformers", "grpcio", "protobuf", "numpy")
@@ -43,7 +44,7 @@ def find_host(root: Path = Path("/"), environment: Mapping[str, str] | None = No
         memory_bytes=_memory(root),
         features=_features((cpu.get("flags") or cpu.get("features") or "").split()),
         compiler=_compiler(environment),
-        libraries={name: version for name in LIBRARIES if (version := _version(name))},
+        libraries={name: version for name in LIBRARIES if (version := installed_version(name))},
         gpus=_gpus(environment),
     )
 
@@ -79,13 +80,6 @@ def _compiler(environment: Mapping[str, str]) -> str | None:
     names = (environment.get("CXX"), "g++", "clang++", "c++")
     found = (shutil.which(name, path=environment.get("PATH")) for name in names if name)
     return next((path for path in found if path), None)
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _gpus(environment: Mapping[str, str]) -> tuple[str, ...]:

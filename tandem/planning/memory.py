@@ -6,7 +6,8 @@ not measured on a device; every plan shows `ASSUMPTIONS`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import bisect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tandem.planning.head_shape import HeadShape
@@ -21,6 +22,7 @@ LOGIT_BYTES = 4
 TAIL = 8
 """Committed tokens that a draft catches up on in a step (tandem/runners/protocol.py)."""
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
+MOST_ROWS = 4096
 
 ASSUMPTIONS = (
     "This is a plan from config.json files, not a measurement. Weights and KV are counted; the rest is estimated.",
@@ -134,25 +136,6 @@ def buffer_bytes(part: Part, load: Load, route: Route) -> int:
     return max(prefill + logits, load.batch * width * (per_token + scores + logits))
 
 
-def longest_for(parts: Sequence[Part], load: Load, route: Route, graphs: int, capacity: int, batch: int) -> int:
-    """The longest sequence that fits with `batch` rows, a multiple of 128; 0 if none fits."""
-    low, high = 0, min(p.shape.longest for p in parts) // 128
-    while low < high:
-        middle = (low + high + 1) // 2
-        if core_of(parts, load.resized(batch, 128 * middle), route, graphs, capacity).fits:
-            low = middle
-        else:
-            high = middle - 1
-    return 128 * low
-
-
-def largest_batch(parts: Sequence[Part], load: Load, route: Route, graphs: int, capacity: int) -> int:
-    """The largest number of rows of the load's length that fits; 0 if none does."""
-    low, high = 0, 4096
-    while low < high:
-        middle = (low + high + 1) // 2
-        if core_of(parts, load.resized(middle, load.length), route, graphs, capacity).fits:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+def largest(most: int, fits: Callable[[int], bool]) -> int:
+    """The largest number up to `most` that fits, where all below it do; 0 if none does."""
+    return bisect.bisect_left(range(1, most + 1), True, key=lambda number: not fits(number))

@@ -56,6 +56,14 @@ def installed_package(name: str, path: Sequence[str] | None = None) -> Package |
     return next((package for package in installed_packages(path) if package.name == name), None)
 
 
+def installed_version(name: str) -> str | None:
+    """The version of any package that is installed here, or None."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def is_placeholder(metadata_text: str) -> bool:
     """Whether this METADATA file belongs to one of PyPI's placeholders."""
     return MARK in metadata_text

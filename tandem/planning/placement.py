@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tandem.planning.graphs import graphs_of
 from tandem.planning.head_shape import HeadShape
 from tandem.planning.instances import Instance
-from tandem.planning.memory import BATCHES, Core, Load, Part, core_of, largest_batch, longest_for
+from tandem.planning.memory import BATCHES, MOST_ROWS, Core, Load, Part, core_of, largest
 from tandem.planning.shapes import DecoderShape
 from tandem.planning.sharding import Degree, Route, Weights, degrees, padding_remark
 
@@ -79,17 +79,26 @@ def process_of(pair: Pair, role: str, degree: int) -> Process:
     """The process of a role on `degree` cores, whether it fits or not."""
     parts, remarks = parts_of(pair, role, degree)
     graphs = graphs_of("head" if pair.head and role == "fused" else role, pair.load, pair.route)
-    where = (pair.route, graphs, pair.capacity)
-    core = core_of(parts, pair.load, *where)
-    loads = [(batch, longest_for(parts, pair.load, *where, batch)) for batch in BATCHES] if core.fits else []
+
+    def held(load: Load) -> Core:
+        return core_of(parts, load, pair.route, graphs, pair.capacity)
+
+    def longest(rows: int) -> int:
+        """The longest sequence that fits with so many rows, a multiple of 128."""
+        most = min(part.shape.longest for part in parts) // 128
+        return 128 * largest(most, lambda blocks: held(load.resized(rows, 128 * blocks)).fits)
+
+    load = pair.load
+    core = held(load)
+    loads = [(rows, longest(rows)) for rows in BATCHES] if core.fits else []
     return Process(
         role=role,
         cores=degree,
         degrees=tuple(part.degree for part in parts),
         core=core,
         graphs=graphs,
-        most_rows=largest_batch(parts, pair.load, *where) if core.fits else 0,
-        loads=tuple((batch, longest) for batch, longest in loads if longest),
+        most_rows=largest(MOST_ROWS, lambda rows: held(load.resized(rows, load.length)).fits) if core.fits else 0,
+        loads=tuple((rows, length) for rows, length in loads if length),
         remarks=tuple(remark for remark in remarks if remark),
     )
 

@@ -98,7 +98,7 @@ def make_plan(config: PlanConfig, instance: Instance | None = None) -> Plan:
     draft = _draft(config.draft_model, target) if config.draft_model else None
     route = route_for(config.backend, instance)
     if isinstance(draft, HeadShape) and route is Route.NXDI:
-        raise ValueError("draft_model: an EAGLE-3 head, and NxD Inference serves EAGLE-1 heads alone here")
+        raise ValueError("draft_model: an EAGLE-3 head; a plan counts it for TorchNeuron alone, not for NxD Inference")
     _check_lengths(config, target, draft)
     each = BYTES[config.dtype]
     pair = Pair(

@@ -109,7 +109,7 @@ def read_config(folder: str, field: str) -> tuple[Path, dict[str, Any]]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError:
         raise ValueError(f"{field}: {path} is not there; a plan reads a model folder's config.json") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{field}: {path} is not JSON: {error}") from None
     if not isinstance(config, dict):
         raise ValueError(f"{field}: {path} is not a model's configuration")

@@ -6,20 +6,21 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 from google.protobuf import empty_pb2
 
-from tandem.cli import main, roles
+from tandem.cli import configuration, main
 from tandem.ray_serve.ingress import SECONDS_LEFT
 from tandem.rpc.logs import set_up
 from tandem.services.engine_port.port import EnginePort
 from tandem.services.health import SERVING, HealthService
+from tandem.services.layers import Call, Layer
 from tandem.services.lifecycle import Lifecycle
-from tandem.services.server import HostedService, ServeConfig
+from tandem.services.server import HostedService, ServeConfig, first
 
 log = logging.getLogger("tandem.ray")
 
@@ -34,9 +35,9 @@ class Replica:
         set_up(args.log_format, args.debug)
         self._stopping = asyncio.Event()
         self._handlers: dict[str, grpc.RpcMethodHandler] = {}
-        self._interceptors: list[grpc.aio.ServerInterceptor] = []
+        self._layers: list[Layer] = []
         ready = asyncio.Event()
-        self._running = asyncio.create_task(roles.serve(args, partial(self._host, ready)), name="role")
+        self._running = asyncio.create_task(configuration.serve(args, partial(self._host, ready)), name="role")
         waiting = asyncio.create_task(ready.wait())
         await asyncio.wait({waiting, self._running}, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
@@ -45,20 +46,14 @@ class Replica:
     async def check_health(self) -> None:
         """Raises the reason if the role has ended. Serve calls it every few seconds and replaces the replica then."""
         if self._running.done():
-            lost = self._running.result()
-            raise RuntimeError("the model's device is lost" if lost else "the role has ended")
+            failed = self._running.result()
+            raise RuntimeError("the role ended with an error, see its log" if failed else "the role has ended")
 
-    async def handler(self, method: str, context: ReplicaContext) -> grpc.RpcMethodHandler:
-        """Returns a method of the service, wrapped by the interceptors that a Tandem server has."""
-
-        async def found(details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
-            return self._handlers[method]
-
-        intercepted: Callable[[Any], Awaitable[grpc.RpcMethodHandler]] = found
-        for interceptor in reversed(self._interceptors):
-            intercepted = partial(interceptor.intercept_service, intercepted)
-        service = f"tandem.v1.{type(self).__name__}"
-        return await intercepted(_Details(f"/{service}/{method}", context.invocation_metadata()))
+    def begun(self, method: str, context: ReplicaContext) -> tuple[Call, grpc.RpcMethodHandler]:
+        """Returns a call of a method of the service, to be answered inside the layers of a Tandem server."""
+        handler = self._handlers[method]
+        path = f"/tandem.v1.{type(self).__name__}/{method}"
+        return Call(path, context.invocation_metadata(), self._layers, bool(handler.stream_stream)), handler
 
     async def __del__(self) -> None:
         """Drains idle sessions and frees the models. Serve calls it once no request is running."""
@@ -71,33 +66,30 @@ class Replica:
         config: ServeConfig,
         lifecycle: Lifecycle,
         build: Callable[[], Awaitable[HostedService]],
-        outermost: Sequence[grpc.aio.ServerInterceptor] = (),
+        outermost: Sequence[Layer] = (),
     ) -> int:
         """Replaces tandem.services.server.serve, without a port, but for that of gateways, and without signals."""
         engine = EnginePort(config.engine, config.security, outermost) if config.engine else None
         hosted = await build()
-        tasks = hosted.start()
+        health = HealthService()
+        supervisor = hosted.start(lifecycle, health, "")
         hosted.register(_Methods(self._handlers))
-        self._interceptors += [*outermost, *config.security.interceptors()]
+        self._layers += config.security.layers(outermost)
         log.info("%s is ready after %.1f s", hosted.service, config.startup.total())
         hosted.ready()
         if engine and hosted.engine_port:
-            health = HealthService()
             health.set(SERVING, "")
             await engine.start(hosted.engine_port, health)
             log.info("VllmEngine is ready on port %d, for gateways", engine.port)
         ready.set()
-        ends = [asyncio.create_task(event.wait()) for event in (self._stopping, hosted.lost)]
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        await first(self._stopping, hosted.lost, supervisor.gave_up)
         await lifecycle.drain(config.drain_seconds, lambda: 0 if hosted.lost.is_set() else hosted.busy())
-        for task in (*tasks, *ends):
-            task.cancel()
-        await asyncio.gather(*tasks, *ends, return_exceptions=True)
+        await supervisor.stop()
         if engine:
             await engine.stop()
         if hosted.close:
             await hosted.close()
-        return int(hosted.lost.is_set())
+        return int(hosted.lost.is_set() or supervisor.gave_up.is_set())
 
 
 class ReplicaContext:
@@ -128,13 +120,6 @@ class ReplicaContext:
         return None
 
 
-class _Details(NamedTuple):
-    """The details of a call for interceptors (grpc.HandlerCallDetails)."""
-
-    method: str
-    invocation_metadata: Any
-
-
 class _Methods:
     """Stands in for a server while a service registers, and collects its handlers by method name."""
 
@@ -149,32 +134,42 @@ class _Methods:
 
 
 def _unary(method: str) -> Callable[..., Awaitable[Any]]:
-    async def call(self: Replica, request: Any, grpc_context: Any) -> Any:
+    async def answer(self: Replica, request: Any, grpc_context: Any) -> Any:
         context = ReplicaContext(grpc_context)
+        call, handler = self.begun(method, context)
         try:
-            return await (await self.handler(method, context)).unary_unary(request, context)
+            async with call.answered(context):
+                return call.replied(await handler.unary_unary(call.received(request), context))
         except grpc.aio.AbortError:
             return _NOTHING
 
-    return call
+    return answer
 
 
 def _stream(method: str) -> Callable[..., AsyncGenerator[Any, None]]:
     """Builds a streaming method. `request` is a message or a stream of messages (Serve's gRPCInputStream)."""
 
-    async def call(self: Replica, request: Any, grpc_context: Any) -> AsyncGenerator[Any, None]:
+    async def answer(self: Replica, request: Any, grpc_context: Any) -> AsyncGenerator[Any, None]:
         context = ReplicaContext(grpc_context)
-        handler = await self.handler(method, context)
+        call, handler = self.begun(method, context)
         try:
-            async with contextlib.aclosing(
-                (handler.unary_stream or handler.stream_stream)(request, context)
-            ) as replies:
-                async for reply in replies:
-                    yield reply
+            async with call.answered(context):
+                if call.dialogue:
+                    answered = handler.stream_stream(_received(call, request), context)
+                else:
+                    answered = handler.unary_stream(call.received(request), context)
+                async with contextlib.aclosing(answered) as replies:
+                    async for reply in replies:
+                        yield call.replied(reply)
         except grpc.aio.AbortError:
             yield _NOTHING
 
-    return call
+    return answer
+
+
+async def _received(call: Call, requests: AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
+    async for request in requests:
+        yield call.received(request)
 
 
 class TargetVerifier(Replica):

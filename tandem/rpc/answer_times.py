@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tandem.rpc.endpoint_pool import RetryBudget
+from tandem.speculation.retry import RetryBudget
 
 ROUND_MEMORY = 0.9
 """Decay of the slowest round per faster round; after 22 faster rounds a tenth remains."""

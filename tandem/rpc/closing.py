@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 
 from tandem.rpc.errors import TandemError
-
-# Codes worth a retry. Closing a session is idempotent, so a duplicate does no harm.
-_AGAIN = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "RESOURCE_EXHAUSTED", "UNKNOWN", "INTERNAL")
+from tandem.rpc.outcomes import WORTH_REPEATING
+from tandem.speculation.retry import doubled
 
 SETTLE_SECONDS = 1.0
 """How long a closing client waits for its pending session closes."""
@@ -44,11 +44,11 @@ class SessionCloses:
                 await call()
                 return
             except TandemError as error:
-                if error.code not in _AGAIN:
+                if error.outcome not in WORTH_REPEATING:
                     return
             _set(tried)
             if attempt + 1 < self._attempts:
-                await asyncio.sleep(self._first * 2.0**attempt)
+                await asyncio.sleep(doubled(self._first, math.inf, attempt))
 
     async def settle(self, seconds: float = SETTLE_SECONDS) -> None:
         """Waits up to `seconds` for all pending closes, then cancels the rest."""

@@ -1,4 +1,4 @@
-"""Selects the server to call, spaces retries and decides when to give up. Pure: clock and chance are arguments.
+"""Selects the server to call. Pure: the clock is an argument. speculation/retry.py says when to call it.
 
 A session can be reopened at any verifier with its committed tokens, and a request repeated at any server, with the same
 output, provided that server runs the same target; `disagreement` checks this.
@@ -7,120 +7,18 @@ output, provided that server runs the same target; `disagreement` checks this.
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 
 from tandem.speculation.types import ModelInfo
 
 log = logging.getLogger("tandem.endpoints")
 
-LOST = ("UNAVAILABLE", "CANCELLED", "DEADLINE_EXCEEDED", "NOT_FOUND")
-"""Codes that reopening a session may fix: the verifier is gone, draining, silent or restarted, or the lease expired."""
 CHECK_SECONDS = 5.0
 """How long a server that failed, or was never called, may take to report its model."""
-MIN_WAIT = 0.3
-"""Shortest wait before giving up on a server, however near the deadline: a health check needs a round trip."""
 # Different weights, another precision, or another kind of device give different bits.
 _SAME = ("model_name", "weights_revision", "tokenizer_sha256", "vocab_size", "dtype", "device", "backend")
 _NO_LESS = ("max_sequence_length", "max_speculation_length")
-
-
-@dataclass(frozen=True, slots=True)
-class Persistence:
-    """How long a request keeps retrying without progress; waits between attempts double from `first` to `longest`."""
-
-    seconds: float = 60.0
-    first: float = 0.05
-    longest: float = 2.0
-
-    def __post_init__(self) -> None:
-        if not self.seconds >= 0:
-            raise ValueError(f"reconnect_seconds: {self.seconds} is below 0")
-
-
-class RetryBudget:
-    """Limits the retries of one request since its last progress.
-
-    `deadline` is the request's own, on the same clock; the request gives up slightly earlier to leave time for its
-    error. `admission`: seconds from `opening` during which full servers are retried.
-    """
-
-    def __init__(
-        self,
-        persistence: Persistence,
-        deadline: float | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        chance: Callable[[], float] = random.random,
-        admission: float = 600.0,
-    ) -> None:
-        self._persistence, self._clock, self._chance = persistence, clock, chance
-        self._deadline, self._admission = deadline, admission
-        self._admission_ends = clock() + admission
-        self._since: float | None = None
-        self._end = 0.0
-        self.attempts = 0
-
-    def progress(self) -> None:
-        """Resets the budget: the next failure is a new one."""
-        self._since, self.attempts = None, 0
-
-    def opening(self) -> None:
-        """Starts the `admission` period, because a session is about to be opened or reopened."""
-        self._admission_ends = self._clock() + self._admission
-
-    def full(self, seconds: float) -> float | None:
-        """Returns the seconds to wait before retrying a full server; None when admission has taken too long."""
-        self.progress()
-        wait = self.limited(seconds)
-        return None if self._clock() + wait > self._admission_ends else wait
-
-    def wait(self) -> float | None:
-        """Returns the seconds to wait before the next attempt (0.0 before the first), or None to give up.
-
-        Half of each wait is random, so that clients that lost the same server do not return at the same time.
-        """
-        now = self._clock()
-        if self._since is None:
-            self._since, self._end = now, now + self._persistence.seconds
-            if self._deadline is not None:
-                self._end = min(self._end, self._deadline - min(0.2, 0.1 * max(0.0, self._deadline - now)))
-        pause = 0.0
-        if self.attempts:
-            longest = min(self._persistence.longest, self._persistence.first * 2.0 ** min(self.attempts - 1, 30))
-            pause = longest * (0.5 + 0.5 * self._chance())
-        if now + pause >= self._end:
-            return None
-        self.attempts += 1
-        return pause
-
-    @property
-    def seconds(self) -> float:
-        """How long the request has been retrying."""
-        return 0.0 if self._since is None else self._clock() - self._since
-
-    @property
-    def over(self) -> bool:
-        """True once the request's deadline has (nearly) passed: a failure now says nothing about the server."""
-        return self._deadline is not None and self._clock() >= self._deadline - 0.05
-
-    def limited(self, seconds: float) -> float:
-        """Limits a call's timeout to the request's deadline."""
-        return seconds if self._deadline is None else max(0.001, min(seconds, self._deadline - self._clock()))
-
-    def before_another(self, seconds: float, share: float, usual: float = 0.0) -> float:
-        """Returns how long to wait for one server before trying another.
-
-        This is `seconds`, doubled after each failed attempt (so that one of several slow servers gets enough time),
-        and at most `share` of the time until the deadline. An operation that normally takes `usual` seconds gets at
-        least that, up to three tenths of the time left.
-        """
-        wait = seconds * 2.0 ** min(self.attempts, 30)
-        if self._deadline is None:
-            return max(wait, usual)
-        left = self._deadline - self._clock()
-        return max(MIN_WAIT, min(wait, share * left), min(usual, 0.3 * left))
 
 
 class EndpointPool:
@@ -147,7 +45,7 @@ class EndpointPool:
         return next((each for each in turns if each not in exclude and each not in self.refused), None)
 
     def failed(self, address: str, reason: str) -> None:
-        """Records that a server does not answer, and switches to the next one."""
+        """Records that a server failed, or does not answer, and switches to the next one."""
         self._attempts += 1
         other = self.after(address)
         if self.current == address:
@@ -155,7 +53,7 @@ class EndpointPool:
         if address not in self._silent:
             self._silent[address] = self._clock()
             then = "trying again" if other == address else f"trying {other}"
-            log.warning("server at %s does not answer (%s): %s", address, " ".join(reason.split()), then)
+            log.warning("server at %s failed (%s): %s", address, " ".join(reason.split()), then)
 
     def answered(self, address: str) -> None:
         """Records that the server at `address` answered, and makes it current."""

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import grpc
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from tandem.rpc.outcomes import Outcome, outcome_of
 from tandem.rpc.printable import printable
+from tandem.speculation.types import InvalidField
 from tandem.v1 import generation_pb2
+
+LEAST_RETRY_SECONDS = 0.01
+"""A server that asks for an earlier retry is asked again after this long."""
 
 
 class TandemError(Exception):
     """A failed call. `code` is the gRPC status name; `retry_seconds` is set if the server says when to retry.
 
-    `reason` is the server's ErrorInfo reason, if it sent one (docs/sessions.md lists them). `produced` holds the tokens
-    that a generation had committed before it failed; if they come from the status alone, only the last ones.
-    `request_id` identifies the request in the server's log lines, if the server sent it.
+    `reason` is the server's ErrorInfo reason, if it sent one (docs/sessions.md lists them). `field` names the field of
+    the request that is at fault, if one is. `produced` holds the tokens that a generation had committed before it
+    failed; if they come from the status alone, only the last ones. `request_id` identifies the request in the server's
+    log lines, if the server sent it.
     """
 
     def __init__(
@@ -26,25 +36,56 @@ class TandemError(Exception):
         reason: str = "",
         produced: tuple[int, ...] = (),
         request_id: str | None = None,
+        field: str = "",
     ) -> None:
         super().__init__(f"{code}: {message}")
         self.code, self.message, self.retry_seconds = code, message, retry_seconds
-        self.reason, self.produced, self.request_id = reason, produced, request_id
+        self.reason, self.produced, self.request_id, self.field = reason, produced, request_id, field
+
+    @property
+    def outcome(self) -> Outcome:
+        """Why the call failed, by its code."""
+        return outcome_of(self.code)
+
+
+class BrokenContract(TandemError):
+    """A server sent what its contract does not allow, which is that server's failure. `who`: what it is, and where."""
+
+    def __init__(self, who: str, error: InvalidField) -> None:
+        super().__init__("UNAVAILABLE", f"{who} broke the contract: {error}", reason="CONTRACT_BROKEN")
+
+
+@contextlib.contextmanager
+def contract(who: str) -> Iterator[None]:
+    """Makes an InvalidField that converting a message of a server raises a BrokenContract of that server."""
+    try:
+        yield
+    except InvalidField as error:
+        raise BrokenContract(who, error) from None
 
 
 def from_rpc(error: grpc.RpcError) -> TandemError:
     """Builds the exception for a failed call. Its texts are made printable, since they go to logs and terminals."""
     found = TandemError(error.code().name, printable(error.details() or ""))
+    with contextlib.suppress(ValueError, DecodeError):  # details of another status, or no messages
+        _add_details(found, error)
+    return found
+
+
+def _add_details(found: TandemError, error: grpc.RpcError) -> None:
+    """Adds what the status says beside code and text. Raises ValueError or DecodeError for what is no such detail."""
     status = rpc_status.from_call(error)
     for detail in status.details if status else ():
         retry, info = error_details_pb2.RetryInfo(), error_details_pb2.ErrorInfo()
+        bad = error_details_pb2.BadRequest()
         partial, request = generation_pb2.PartialGeneration(), error_details_pb2.RequestInfo()
         if detail.Unpack(retry):
-            found.retry_seconds = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
+            found.retry_seconds = max(LEAST_RETRY_SECONDS, retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9)
         elif detail.Unpack(info):
             found.reason = printable(info.reason)
+        elif detail.Unpack(bad) and bad.field_violations:
+            found.field = printable(bad.field_violations[0].field)
         elif detail.Unpack(partial):
             found.produced = tuple(partial.token_ids)
         elif detail.Unpack(request):
             found.request_id = printable(request.request_id)
-    return found

@@ -14,11 +14,13 @@ import grpc
 from tandem.rpc import calls, wire
 from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, TARGET, open_channel, stub
 from tandem.rpc.credentials import Credentials
-from tandem.rpc.errors import TandemError, from_rpc
+from tandem.rpc.errors import TandemError, contract, from_rpc
+from tandem.rpc.outcomes import Outcome
 from tandem.rpc.request_context import MAX_REQUEST_ID, Request, current, current_span, new_id, outgoing, valid_id
+from tandem.speculation.retry import RetryBudget
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, InvalidField, ModelInfo
 
-_NO_ADAPTERS = "adapter: this server does not apply it; it is an older version"
+_NO_ADAPTERS = "adapter: this server does not apply it"
 
 
 class GenerationClient:
@@ -58,7 +60,8 @@ class GenerationClient:
         """Returns the server's model info. `wait`: also waits for a server to come up. Raises TandemError."""
         request = getattr(self._messages, f"{self._service}GetModelInfoRequest")()
         reply = await calls.unary(self._stub.GetModelInfo, request, timeout=timeout, wait_for_ready=wait)
-        return wire.info_from_wire(reply.model)
+        with contract(f"this {self._service}"):
+            return wire.info_from_wire(reply.model)
 
     async def generate(
         self,
@@ -76,8 +79,8 @@ class GenerationClient:
         message = getattr(self._messages, f"{self._service}GenerateRequest")(
             generation=wire.generation_to_wire(request)
         )
-        began = time.monotonic()
-        produced: list[int] = []
+        began, produced = time.monotonic(), list[int]()
+        budget = RetryBudget(admission=min(admission_seconds, timeout or admission_seconds))
         while True:
             left = None if timeout is None else timeout - (time.monotonic() - began)
             try:
@@ -90,9 +93,10 @@ class GenerationClient:
                 return
             except TandemError as error:
                 error.produced = tuple(produced) or error.produced
-                wait, waited = error.retry_seconds, time.monotonic() - began
-                full = error.code == "RESOURCE_EXHAUSTED" and wait is not None and not produced
-                if wait is None or not full or waited + wait > min(admission_seconds, timeout or admission_seconds):
+                if error.outcome is not Outcome.FULL or error.retry_seconds is None or produced:
+                    raise
+                wait = budget.full(error.retry_seconds)
+                if wait is None:
                     raise
                 await asyncio.sleep(wait)
 
@@ -105,13 +109,16 @@ class GenerationClient:
         try:
             async for reply in call:
                 calls.received(reply, self)
-                if reply.WhichOneof("event") == "completion":
-                    yield wire.completion_from_wire(reply.completion)
-                else:
+                with contract(f"this {self._service}"):
+                    if reply.WhichOneof("event") == "completion":
+                        event: Chunk | GenerationEnd = wire.completion_from_wire(reply.completion)
+                    else:
+                        event = wire.chunk_from_wire(reply.chunk)
+                if isinstance(event, Chunk):
                     if adapter and reply.chunk.adapter != adapter:
                         raise TandemError("FAILED_PRECONDITION", _NO_ADAPTERS)
                     adapter = ""
-                    yield wire.chunk_from_wire(reply.chunk)
+                yield event
         except grpc.RpcError as error:
             refused = from_rpc(error)
             failed, refused.request_id = refused.code, about.id
@@ -131,7 +138,7 @@ async def which_service(
             try:
                 await client.model_info(timeout, wait)
             except TandemError as error:
-                if error.code == "UNIMPLEMENTED":
+                if error.outcome is Outcome.NOT_OFFERED:
                     continue
                 raise TandemError(error.code, f"no server at {address}: {error.message}") from None
             return service
@@ -139,9 +146,9 @@ async def which_service(
 
 
 def _check_logprobs(request: GenerationRequest, chunk: Chunk) -> None:
-    """Raises TandemError if a server leaves out the log-probabilities, as an older version does."""
+    """Raises TandemError if a server leaves out the log-probabilities."""
     if request.logprobs is not None and len(chunk.logprobs) != len(chunk.token_ids):
-        raise TandemError("FAILED_PRECONDITION", "logprobs: this server does not report them; it is an older version")
+        raise TandemError("FAILED_PRECONDITION", "logprobs: this server does not report them")
 
 
 def _request(service: str, given: str | None) -> Request:

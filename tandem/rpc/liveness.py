@@ -15,6 +15,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.rpc.errors import TandemError
+from tandem.rpc.outcomes import SILENT, outcome_of
 
 Reply = TypeVar("Reply")
 
@@ -34,8 +35,7 @@ async def check_health(channel: grpc.aio.Channel, service: str, seconds: float) 
     try:
         reply = await stub.Check(request, timeout=seconds)
     except grpc.RpcError as error:
-        unheard = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-        return Health.SILENT if error.code() in unheard else Health.SERVING
+        return Health.SILENT if outcome_of(error.code().name) in SILENT else Health.SERVING
     serving = reply.status == health_pb2.HealthCheckResponse.SERVING
     return Health.SERVING if serving else Health.NOT_SERVING
 

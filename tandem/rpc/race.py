@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Collection, Coroutine
 from typing import Any, Generic, TypeVar
 
-from tandem.rpc.endpoint_pool import LOST
 from tandem.rpc.errors import TandemError
+from tandem.rpc.outcomes import LOST, Outcome
 
 Server = TypeVar("Server")
 Reply = TypeVar("Reply")
@@ -70,7 +70,7 @@ class Race(Generic[Server, Reply]):
         try:
             return self._failed(server, error)
         except TandemError as final:
-            if self._asked and final.code in (*LOST, "RESOURCE_EXHAUSTED"):
+            if self._asked and final.outcome in LOST | {Outcome.FULL}:
                 return float("inf")
             raise
 

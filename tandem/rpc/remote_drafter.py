@@ -5,23 +5,24 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from tandem.rpc import calls, wire
+from tandem.rpc import wire_checks as check
 from tandem.rpc.channel import DRAFT, open_channel, stub
 from tandem.rpc.closing import SessionCloses
 from tandem.rpc.credentials import Credentials
-from tandem.rpc.errors import TandemError
+from tandem.rpc.errors import BrokenContract, TandemError, contract
 from tandem.rpc.generation_client import GenerationClient
+from tandem.rpc.outcomes import REQUESTS_OWN, Outcome
 from tandem.rpc.request_context import outgoing
 from tandem.speculation.fallible import DrafterHealth, DrafterLate, DrafterRefused
 from tandem.speculation.step_times import MeasuredTimes
 from tandem.speculation.types import (
     Draft,
-    InvalidField,
     ModelInfo,
-    Rule,
-    SamplingParams,
+    Request,
     SpeculationStats,
     model_part,
 )
@@ -31,8 +32,6 @@ PROPOSE_SECONDS = 5.0
 _END_SECONDS = 2.0
 _SHARE = 0.3  # share of the time until a request's deadline that a hung worker may cost
 _FAIR_SECONDS = 1.0  # a worker silent for this long has failed; a shorter timeout does not prove that
-# Codes that concern one request, not the worker.
-REFUSALS = ("ABORTED", "ALREADY_EXISTS", "INVALID_ARGUMENT", "NOT_FOUND", "OUT_OF_RANGE", "RESOURCE_EXHAUSTED")
 
 
 class TokenizerMismatch(ValueError):
@@ -54,8 +53,6 @@ class DraftClient:
         self.stub: Any = stub(self.channel, DRAFT)
         self.health = DrafterHealth(f"at {address}")
         self._info: ModelInfo | None = None
-        self.streams: bool | None = None
-        """Whether the worker has ProposeStream; None: not tried yet."""
         self.closes = SessionCloses()
 
     async def info(self, timeout: float) -> ModelInfo:
@@ -70,9 +67,13 @@ class DraftClient:
             self._info = info
         return self._info
 
+    def contract(self) -> AbstractContextManager[None]:
+        """What the worker sends is checked inside: InvalidField becomes BrokenContract."""
+        return contract(f"the DraftWorker at {self.address}")
+
     def forget(self) -> None:
         """Clears the cached info: the next worker to answer may be another one, with other limits."""
-        self._info = self.streams = None
+        self._info = None
 
     def end(self, session_id: str) -> int:
         """Ends a session in the background and returns the bytes sent. If that fails, the session's lease ends it."""
@@ -91,49 +92,50 @@ class DraftClient:
 class RemoteDrafter:
     """One proposal session, for one request of a target with `vocab_size` tokens.
 
-    A call takes at most the client's `seconds`, and a share of the time until the request's `deadline` (monotonic
-    seconds). Raises DrafterLate if that was too short to blame the worker, DrafterRefused if the worker refused the
-    request, and TandemError if the worker failed. Counts bytes and the network time of answered calls into `stats`, and
-    records the times of drafts and round trips in `times`.
+    A call takes at most the client's `seconds`, and a share of the time until the request's deadline. Raises
+    DrafterLate if that was too short to blame the worker, DrafterRefused if the worker refused the request, and
+    TandemError if the worker failed. Counts bytes and the network time of answered calls into `stats`, and records the
+    times of drafts and round trips in `times`.
     """
 
     def __init__(
         self,
         client: DraftClient,
+        request: Request,
         vocab_size: int,
         stats: SpeculationStats,
-        rule: Rule = Rule.AGREEMENT,
-        deadline: float | None = None,
         times: MeasuredTimes | None = None,
     ) -> None:
-        self._times = times
-        self._client, self._vocab_size, self._stats, self._rule = client, vocab_size, stats, rule
-        self._deadline = deadline
-        self._sampling = SamplingParams()
+        self._client, self._request, self._vocab_size = client, request, vocab_size
+        self._stats, self._times = stats, times
         self._session_id = ""
         self._known = self._prompt_length = 0
 
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+    async def open(self, prompt: Sequence[int]) -> None:
         """Sends the prompt to the worker. The time counts as prompt processing, not as network time."""
-        self._session_id, self._known, self._sampling = uuid.uuid4().hex, 0, sampling
+        self._session_id, self._known = uuid.uuid4().hex, 0
         self._prompt_length = len(prompt)
         await self._propose(prompt, 0, None)
 
     async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
         sent = time.perf_counter()
-        reply = await self._propose(tokens, k, model_k)
-        if reply is None:
+        answered = await self._propose(tokens, k, model_k)
+        if answered is None:
             return Draft()
-        network_seconds = max(0.0, time.perf_counter() - sent - reply.server_seconds)
-        self._stats.network_seconds += network_seconds
+        reply, limits = answered
+        seconds = time.perf_counter() - sent
         try:
-            draft = wire.draft_from_wire(reply, self._vocab_size, k)
-            if self._times:
-                self._times.drafted(len(draft.token_ids), draft.compute_seconds)
-                self._times.travelled(network_seconds)
-            return draft
-        except InvalidField as error:  # its text may quote tokens
-            raise DrafterRefused(f"the worker's reply has invalid {error.field}") from None
+            with self._client.contract():
+                network_seconds = seconds - check.seconds("server_seconds", reply.server_seconds, seconds)
+                draft = wire.draft_from_wire(reply, limits.vocab_size, self._vocab_size, k, self._request.rule, seconds)
+        except BrokenContract:
+            self._client.forget()
+            raise
+        self._stats.network_seconds += network_seconds
+        if self._times:
+            self._times.drafted(len(draft.token_ids), draft.compute_seconds)
+            self._times.travelled(network_seconds)
+        return draft
 
     async def close(self) -> None:
         """Ends the session without waiting for the answer, which may never come."""
@@ -141,11 +143,16 @@ class RemoteDrafter:
             self._stats.bytes_up += self._client.end(self._session_id)
             self._session_id = ""
 
-    async def _propose(self, tokens: Sequence[int], k: int, model_k: int | None) -> pb.ProposeResponse | None:
-        """Returns the worker's reply, or None if the sequence is too long for it. Resends all tokens if necessary."""
+    async def _propose(
+        self, tokens: Sequence[int], k: int, model_k: int | None
+    ) -> tuple[pb.ProposeResponse, ModelInfo] | None:
+        """Returns the worker's reply and limits, or None if the sequence is too long for it.
+
+        Resends all tokens if necessary.
+        """
         now, seconds = time.monotonic(), self._client.seconds
-        if self._deadline is not None:
-            seconds = max(0.001, min(seconds, _SHARE * (self._deadline - now)))
+        if self._request.deadline is not None:
+            seconds = max(0.001, min(seconds, _SHARE * (self._request.deadline - now)))
         give_up = now + seconds
         try:
             limits = await self._client.info(seconds)
@@ -159,15 +166,15 @@ class RemoteDrafter:
             if reply.unknown:
                 raise TandemError("ABORTED", "the worker does not know a session that has just begun")
         except TandemError as error:
-            if error.code in REFUSALS:
+            if error.outcome in REQUESTS_OWN:
                 # A message about an invalid field may quote tokens, and refusals are logged.
                 raise DrafterRefused(error.code if error.code == "INVALID_ARGUMENT" else str(error)) from None
-            if error.code == "DEADLINE_EXCEEDED" and seconds < min(self._client.seconds, _FAIR_SECONDS):
+            if error.outcome is Outcome.LATE and seconds < min(self._client.seconds, _FAIR_SECONDS):
                 raise DrafterLate(str(error)) from None
             self._client.forget()
             raise
         self._known = len(tokens)
-        return reply
+        return reply, limits
 
     async def _ask(self, tokens: Sequence[int], k: int, model_k: int | None, give_up: float) -> pb.ProposeResponse:
         first = self._known == 0
@@ -177,11 +184,11 @@ class RemoteDrafter:
             tokens=tokens[self._known :],
             speculation_length=k,
             model_speculation_length=model_part(k, model_k),
-            sampling=wire.sampling_to_wire(self._sampling) if first else None,
             tokenizer_sha256=self._client.tokenizer_sha256 if first else "",
-            rule=wire.rule_to_wire(self._rule) if first else None,
             prompt_length=self._prompt_length if first else 0,
         )
+        if first:
+            wire.proposing_to_wire(self._request, request)
         timeout = max(give_up - time.monotonic(), 0.001)
         reply: pb.ProposeResponse = await calls.unary(
             self._client.stub.Propose, request, self._stats, timeout=timeout, metadata=outgoing()

@@ -10,71 +10,66 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
 from tandem.rpc import calls, wire
+from tandem.rpc import wire_checks as check
 from tandem.rpc.answer_times import Waits
-from tandem.rpc.endpoint_pool import CHECK_SECONDS, LOST, RetryBudget
-from tandem.rpc.errors import TandemError
+from tandem.rpc.endpoint_pool import CHECK_SECONDS
+from tandem.rpc.errors import BrokenContract, TandemError, contract
 from tandem.rpc.liveness import answered, watch
+from tandem.rpc.outcomes import LOST, Outcome
 from tandem.rpc.race import Race
 from tandem.rpc.request_context import outgoing
 from tandem.rpc.verifier_client import VerifierClient, VerifierEndpoint
-from tandem.rpc.wire_features import feature_request
-from tandem.speculation.extent import WHOLE, Extent
+from tandem.rpc.wire_verdicts import (
+    VerdictBounds,
+    answer_from_wire,
+    check_applied,
+    check_opened,
+    opening_to_wire,
+    run_step_from_wire,
+)
 from tandem.speculation.features import FeatureInbox
+from tandem.speculation.never_waiting import RunStep
 from tandem.speculation.pipeline import ATTEMPTS, Answer
-from tandem.speculation.types import InvalidField, Rule, SamplingParams, SparseDistribution, SpeculationStats, Verdict
+from tandem.speculation.retry import RetryBudget
+from tandem.speculation.types import InvalidField, Request, SparseDistribution, SpeculationStats, Verdict
 from tandem.v1 import target_verifier_pb2 as pb
 
 log = logging.getLogger("tandem.verifier")
-
-_RETRY_SECONDS = 0.2  # when a full server does not say when to retry
 
 
 class RemoteVerifier:
     """One session of a TargetVerifier, for one request. Counts bytes and network time into `stats`.
 
-    `deadline` (monotonic seconds) is the request's: no call or retry continues beyond it. `inbox`: asks for features
-    and gets them; a verifier that hands out none is met with none. `extent`: how long the sequence may become, which is
-    what the target reserves memory for.
+    No call or retry continues beyond the request's deadline. `inbox`: asks for features and gets them.
     """
 
     def __init__(
-        self,
-        client: VerifierClient,
-        stats: SpeculationStats,
-        margins: bool = False,
-        rule: Rule = Rule.AGREEMENT,
-        deadline: float | None = None,
-        logprobs: int | None = None,
-        adapter: str = "",
-        inbox: FeatureInbox | None = None,
-        extent: Extent = WHOLE,
+        self, client: VerifierClient, request: Request, stats: SpeculationStats, inbox: FeatureInbox | None = None
     ) -> None:
-        self._inbox, self._extent = inbox, extent
-        self.client, self._stats, self._margins, self._rule = client, stats, margins, rule
-        self._logprobs, self._adapter = logprobs, adapter
+        self.client, self.asked, self._stats, self._inbox = client, request, stats, inbox
         self._adapter_revision = ""  # of the first verifier that opened the session: others must have the same
         self.endpoint = client.endpoint
-        self.retry_budget = RetryBudget(client.persistence, deadline, admission=client.deadlines.admission)
+        self.retry_budget = RetryBudget(client.persistence, request.deadline, admission=client.deadlines.admission)
         self.waits = Waits(client.deadlines.silence, client.deadlines.stall, self.retry_budget, client.times)
         self._next = self.endpoint.address  # the address to try first at the next opening
         self._session_ids: dict[VerifierEndpoint, str] = {}  # of every endpoint where the session may be open
         self._prompt_length = 0
-        self._sampling = SamplingParams()
+        self._refreshed: tuple[VerifierEndpoint, int] | None = None  # where, and with how many tokens
         self._steps_read: dict[str, int] = {}  # of sessions that ran without waiting
         self.opening_rtt = 0.0
         """Seconds of the last opening that were not spent on the prompt: about a round trip."""
         self.max_unread = 0
         """Tokens that a run of the open session may be ahead of those acknowledged; 0: the server does not run it."""
 
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+    async def open(self, prompt: Sequence[int]) -> None:
         """Opens the session, unless it is open already."""
         if not self._session_ids:
-            self._prompt_length, self._sampling = len(prompt), sampling
+            self._prompt_length = len(prompt)
             self._stats.cached_prompt_tokens = (await self._open(prompt)).reused_length
 
     async def _open(self, prefix: Sequence[int]) -> pb.OpenSessionResponse:
@@ -92,15 +87,12 @@ class RemoteVerifier:
         for other in [endpoint for endpoint in self._session_ids if endpoint is not self.endpoint]:
             self._end_at(other, self._session_ids.pop(other))
         self.max_unread = reply.max_unread_tokens
-        self._check_rule(reply.rule)
-        self._check_processing(reply.processed_fields)
-        if self._adapter and not reply.adapter_revision:
-            raise self._does_not("adapter", "apply it")
         self._adapter_revision = reply.adapter_revision
         if self._inbox and not reply.HasField("features"):
-            self._inbox.handed_out = False  # an older verifier, or one that was not asked to: no head drafts there
+            self._inbox.handed_out = False  # the verifier hands none out: no head drafts there
         elif self._inbox:
-            self._keep_features(self._inbox.opened, reply.features.start, reply.features.values)
+            self._stats.feature_bytes += len(reply.features.values)
+            self._inbox.opened(reply.features.start, reply.features.values)
         return reply
 
     def _following(self, exclude: Collection[VerifierEndpoint]) -> VerifierEndpoint | None:
@@ -116,57 +108,53 @@ class RemoteVerifier:
             log.info("%s is slow to open a session: trying %s too", slow, endpoint.address)
         is_only = self.client.is_only(endpoint)
         await self.client.check(endpoint, self.retry_budget.limited(CHECK_SECONDS if is_only else self.waits.silence()))
-        request = self._opening(self._session_ids.setdefault(endpoint, uuid.uuid4().hex), prefix)
+        request = self._opening(endpoint, prefix)
         sent = time.monotonic()
         call = self._call(endpoint, "OpenSession", request, self.retry_budget.limited(self.client.deadlines.open))
-        reply: pb.OpenSessionResponse = await self._watched(endpoint, "OpenSession", call)
+        reply: pb.OpenSessionResponse = await self._watched(endpoint, "OpenSession", call, any_time=True)
         seconds = time.monotonic() - sent
+        with contract(endpoint.name):
+            check_opened(request, reply, self._bounds.most_drafts, self._inbox.spec if self._inbox else None)
+        check_applied(endpoint.name, self.asked, reply)
         self.client.times.opened(reply.committed_length - reply.reused_length, seconds)
         self.opening_rtt = max(0.0, seconds - reply.queue_seconds - reply.prefill_seconds)
         return reply
 
     async def _watched(
-        self,
-        endpoint: VerifierEndpoint,
-        what: str,
-        call: Coroutine[Any, Any, Any],
-        stall: Callable[[], float] | None = None,
+        self, endpoint: VerifierEndpoint, what: str, call: Coroutine[Any, Any, Any], any_time: bool = False
     ) -> Any:
         """Returns the reply to a call; gives a hung verifier up if there is another. Raises TandemError."""
-        if self.client.is_only(endpoint):
-            return await call
         sent = time.monotonic()
-        watching = partial(watch, what, endpoint.health, lambda: time.monotonic() - sent, self.waits.silence, stall)
-        return await answered(call, self.waits.silence() / 2, watching)
+        watching = self.watching(endpoint, what, lambda: time.monotonic() - sent, any_time)
+        return await answered(call, self.waits.silence() / 2, watching) if watching else await call
 
-    def _opening(self, session_id: str, prefix: Sequence[int]) -> pb.OpenSessionRequest:
-        expected = self.client.expected
-        return pb.OpenSessionRequest(
-            session_id=session_id,
-            prefix=prefix,
-            prompt_length=self._prompt_length,
-            sampling=wire.sampling_to_wire(self._sampling),
-            rule=wire.rule_to_wire(self._rule),
-            tokenizer_sha256=self.client.tokenizer_sha256,
-            weights_revision=expected.weights_revision if expected else "",
-            dtype=expected.dtype if expected else "",
-            vocab_size=expected.vocab_size if expected else 0,
-            adapter=self._adapter,
-            adapter_revision=self._adapter_revision,
-            features=feature_request(self._inbox, len(prefix)),
-            max_total_tokens=self._extent.tokens(self._prompt_length),
-        )
+    def watching(
+        self, endpoint: VerifierEndpoint, what: str, quiet: Callable[[], float], any_time: bool = False
+    ) -> Callable[[], Awaitable[TandemError]] | None:
+        """Returns what waits until `endpoint` hangs (see liveness.watch); None if there is no other verifier.
+
+        `any_time`: `what` may take any time at a server that is serving.
+        """
+        if self.client.is_only(endpoint):
+            return None
+        return partial(watch, what, endpoint.health, quiet, self.waits.silence, None if any_time else self.waits.round)
+
+    def _opening(self, endpoint: VerifierEndpoint, prefix: Sequence[int]) -> pb.OpenSessionRequest:
+        request = opening_to_wire(self.asked, prefix, self._prompt_length, self._inbox, self.client.expected)
+        request.session_id = self._session_ids.setdefault(endpoint, uuid.uuid4().hex)
+        request.tokenizer_sha256, request.adapter_revision = self.client.tokenizer_sha256, self._adapter_revision
+        return request
 
     def _pause_after(self, endpoint: VerifierEndpoint, error: TandemError, prefix: Sequence[int]) -> float:
         """Selects the next endpoint after a failed OpenSession and returns the seconds to wait. Raises TandemError."""
         pool = self.client.pool
-        if error.code == "RESOURCE_EXHAUSTED":
-            wait = self.retry_budget.full(error.retry_seconds or _RETRY_SECONDS)
+        if error.outcome is Outcome.FULL:
+            wait = self.retry_budget.full(error.retry_seconds)
             if wait is None:
                 raise error
             self._next = pool.after(endpoint.address)
             return wait
-        if error.code == "FAILED_PRECONDITION" and pool.refuse(endpoint.address, error.message):
+        if error.outcome is Outcome.UNFIT and pool.refuse(endpoint.address, error.message):
             self._next = pool.current
             return 0.0
         wait = self._lost(endpoint, error, prefix)
@@ -176,11 +164,11 @@ class RemoteVerifier:
     def _lost(self, endpoint: VerifierEndpoint, error: TandemError, tokens: Sequence[int]) -> float:
         """Returns the seconds to wait before the session is reopened. Raises the error if reopening cannot help."""
         error.produced = tuple(tokens[self._prompt_length :])
-        if error.code not in LOST:
+        if error.outcome not in LOST or (isinstance(error, BrokenContract) and self.client.is_only(endpoint)):
             raise error
         if not self.retry_budget.over:
             endpoint.suspect = True
-            if error.code != "NOT_FOUND":
+            if error.outcome is not Outcome.FORGOTTEN:
                 self.client.pool.failed(endpoint.address, str(error))
         wait = self.retry_budget.wait()
         if wait is None:
@@ -190,48 +178,34 @@ class RemoteVerifier:
             )
         return wait
 
-    def _check_rule(self, replied: int) -> None:
-        """Checks the rule that the server reports. Servers older than the rules report none and use agreement."""
-        if replied != wire.rule_to_wire(self._rule) and (replied or self._rule is not Rule.AGREEMENT):
-            raise TandemError(
-                "FAILED_PRECONDITION",
-                f"rule: the TargetVerifier at {self.endpoint.address} does not verify by {self._rule.value}, as "
-                f"requested; it reports {wire.rule_name(replied)}",
-            )
+    @property
+    def _bounds(self) -> VerdictBounds:
+        """What the session's verdicts may hold."""
+        expected, inbox = self.client.expected, self._inbox
+        features = inbox.spec if inbox and inbox.handed_out else None
+        vocab_size = expected.vocab_size if expected else check.MOST_TOKENS
+        most_drafts = expected.max_speculation_length if expected else check.MOST_ROWS
+        return VerdictBounds(vocab_size, most_drafts, self.asked, features)
 
-    def _check_processing(self, replied: Collection[str]) -> None:
-        """Checks that the server applies what the request asks for: an older one would silently leave it out."""
-        for name in self._sampling.processed:
-            if name not in replied:
-                raise self._does_not(name, "apply it")
+    def answer(self, request: pb.VerifyRequest, reply: pb.VerifyResponse, seconds: float) -> Answer:
+        """Converts the reply to a round that took `seconds`, and passes its features on. Raises BrokenContract."""
+        with contract(self.endpoint.name):
+            answer = answer_from_wire(reply, request, self._bounds, seconds)
+        self._take_features(reply)
+        return answer
 
-    def _does_not(self, field: str, what: str) -> TandemError:
-        message = f"{field}: the TargetVerifier at {self.endpoint.address} does not {what}; it is an older version"
-        return TandemError("FAILED_PRECONDITION", message)
+    def step(self, reply: pb.VerifyResponse, base_length: int, seconds: float, rtt: float | None) -> RunStep:
+        """Like `answer`, of a step of a run: see run_step_from_wire."""
+        with contract(self.endpoint.name):
+            step = run_step_from_wire(reply, base_length, self._bounds, seconds, rtt)
+        self._take_features(reply)
+        return step
 
-    def answer(self, reply: pb.VerifyResponse, seconds: float) -> Answer:
-        """Converts the reply to a round that took `seconds`. Raises TandemError if it lacks what was asked for."""
-        self.check_reported(reply)
-        self.take_features(reply)
-        return wire.answer_from_wire(reply, seconds)
-
-    def check_reported(self, reply: pb.VerifyResponse) -> None:
-        """Raises TandemError if the reply lacks log-probabilities that were asked for."""
-        if self._logprobs is not None and not reply.stale and len(reply.logprobs) != len(reply.token_ids):
-            raise self._does_not("logprobs", "report them")
-
-    def take_features(self, reply: pb.VerifyResponse) -> None:
-        """Passes on the features of a verdict, and counts their bytes. Raises TandemError."""
+    def _take_features(self, reply: pb.VerifyResponse) -> None:
+        """Passes on the features of a verdict, and counts their bytes."""
         if self._inbox and reply.features:
-            self._keep_features(self._inbox.came, reply.committed_length - len(reply.token_ids) - 1, reply.features)
-
-    def _keep_features(self, keep: Callable[[int, bytes], None], start: int, values: bytes) -> None:
-        self._stats.feature_bytes += len(values)
-        try:
-            keep(start, values)
-        except InvalidField as error:
-            message = f"the TargetVerifier at {self.endpoint.address}: {error}"
-            raise TandemError("FAILED_PRECONDITION", message) from None
+            self._stats.feature_bytes += len(reply.features)
+            self._inbox.came(reply.committed_length - len(reply.token_ids) - 1, reply.features)
 
     def count_step(self) -> None:
         """Counts a step of a run that was read."""
@@ -244,19 +218,19 @@ class RemoteVerifier:
         stale = 0
         while True:
             try:
-                answer = await self.ask(self.request(len(tokens), tokens[-1], draft, distributions))
+                answer = await self._ask(self.request(len(tokens), tokens[-1], draft, distributions))
             except TandemError as error:
-                await self.reopen(tokens, error)
+                await self.resume(tokens, error)
                 continue
             self._stats.network_seconds += answer.network_seconds
             if answer.verdict is not None:
                 self.retry_budget.progress()
                 return answer.verdict
             stale += 1
-            message = f"round at {len(tokens)} is stale: the verifier holds {answer.committed_length} tokens"
             if stale == ATTEMPTS:
+                message = f"round at {len(tokens)} is stale: the verifier holds {answer.committed_length} tokens"
                 raise TandemError("ABORTED", message, produced=tuple(tokens[self._prompt_length :]))
-            await self.refresh(tokens)
+            await self.resume(tokens)
 
     def request(
         self,
@@ -271,27 +245,31 @@ class RemoteVerifier:
             base_length=base_length,
             last_token=last_token,
             draft_tokens=draft,
-            report_margins=self._margins,
-            logprobs=self._logprobs,
             distributions=wire.distributions_to_wire(distributions),
         )
 
-    async def ask(self, request: pb.VerifyRequest) -> Answer:
+    async def _ask(self, request: pb.VerifyRequest) -> Answer:
         """Runs one round as a unary call. Raises TandemError."""
         sent = time.perf_counter()
         call = self._call(self.endpoint, "Verify", request, self.retry_budget.limited(self.client.deadlines.verify))
-        reply = await self._watched(self.endpoint, "a round", call, self.waits.round)
+        reply = await self._watched(self.endpoint, "a round", call)
         seconds = time.perf_counter() - sent
         self.client.times.answered(seconds)
-        return self.answer(reply, seconds)
+        return self.answer(request, reply, seconds)
 
-    async def reopen(self, tokens: Sequence[int], cause: TandemError) -> None:
-        """Reopens the session with all committed tokens after `cause`. Raises TandemError, possibly `cause` itself."""
-        await asyncio.sleep(self._lost(self.endpoint, cause, tokens))
-        await self._open(tokens)
+    async def resume(self, tokens: Sequence[int], cause: Exception | None = None) -> None:
+        """Reopens the session with all committed tokens: after an error, or because it holds other tokens.
 
-    async def refresh(self, tokens: Sequence[int]) -> None:
-        """Reopens a live session that holds other tokens than `tokens`."""
+        If it still holds others after that, it is reopened elsewhere. Raises TandemError, possibly `cause` itself.
+        """
+        if not isinstance(cause, TandemError):
+            again = (self.endpoint, len(tokens))
+            if again == self._refreshed and not self.client.is_only(self.endpoint):
+                error = InvalidField("committed_length", "its session still holds other tokens than it was opened with")
+                cause = BrokenContract(self.endpoint.name, error)
+            self._refreshed = again
+        if isinstance(cause, TandemError):
+            await asyncio.sleep(self._lost(self.endpoint, cause, tokens))
         await self._open(tokens)
 
     async def close(self, wait: bool = True) -> None:
@@ -311,7 +289,8 @@ class RemoteVerifier:
         async def close() -> None:
             reply = await self._call(endpoint, "CloseSession", request, seconds)
             if session_id in self._steps_read:
-                self._stats.wasted_steps += max(0, reply.steps - self._steps_read.pop(session_id))
+                unread = reply.steps - self._steps_read.pop(session_id)
+                self._stats.wasted_steps += min(max(0, unread), check.MOST_TOKENS)
 
         return self.client.closes.begin(close)
 

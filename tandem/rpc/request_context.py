@@ -13,7 +13,10 @@ import re
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tandem.rpc.tracing import Span
 
 REQUEST_ID = "x-request-id"
 PREFIX_SCOPE = "x-prefix-scope"
@@ -22,21 +25,6 @@ _ID = re.compile(rf"[!-~]{{1,{MAX_REQUEST_ID}}}")
 
 Metadata = tuple[tuple[str, str], ...]
 Attributes = Mapping[str, str | int | float | bool]
-
-
-class Span(Protocol):
-    """A span of a trace, implemented by tandem/rpc/tracing.py. Times are seconds of time.time()."""
-
-    def child(
-        self, name: str, attributes: Attributes, kind: str = "internal", started: float | None = None
-    ) -> Span: ...
-
-    def note(self, attributes: Attributes) -> None: ...
-
-    def end(self, error: str = "", at: float | None = None) -> None: ...
-
-    def headers(self) -> Metadata:
-        """Returns the W3C Trace Context headers: traceparent, and tracestate if there is one."""
 
 
 @dataclass(frozen=True, slots=True)

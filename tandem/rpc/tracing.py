@@ -8,12 +8,13 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from tandem.rpc.request_context import Attributes, Metadata
 
 if TYPE_CHECKING:
+    from opentelemetry.context import Context
     from opentelemetry.sdk.trace import SpanProcessor
 
 log = logging.getLogger("tandem.tracing")
@@ -55,47 +56,36 @@ class Tracing:
         named = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": name}
         self._provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
-        self._tracer = self._provider.get_tracer("tandem")
+        self.tracer = self._provider.get_tracer("tandem")
         self.propagator = TraceContextTextMapPropagator()
 
     def start(
-        self, name: str, attributes: Attributes, kind: str = "internal", metadata: Mapping[str, str] | None = None
-    ) -> TracedSpan:
+        self, name: str, attributes: Attributes, kind: str = "internal", metadata: Iterable[tuple[str, Any]] = ()
+    ) -> Span:
         """Starts a span whose parent is the one in a call's `metadata`, if any."""
         from opentelemetry.context import Context
 
-        parent = self.propagator.extract(dict(metadata or {}), Context())
-        return TracedSpan(self, self._span(name, attributes, kind, parent, None))
-
-    def within(self, span: Any, name: str, attributes: Attributes, kind: str, started: float | None) -> TracedSpan:
-        from opentelemetry.context import Context
-        from opentelemetry.trace import set_span_in_context
-
-        return TracedSpan(self, self._span(name, attributes, kind, set_span_in_context(span, Context()), started))
-
-    def _span(self, name: str, attributes: Attributes, kind: str, parent: Any, started: float | None) -> Any:
-        from opentelemetry.trace import SpanKind
-
-        began = time.time() if started is None else started
-        return self._tracer.start_span(
-            name, parent, SpanKind[kind.upper()], dict(attributes), start_time=_nanoseconds(began)
-        )
+        return Span(self, name, attributes, kind, self.propagator.extract(dict(metadata), Context()))
 
     def close(self) -> None:
         """Exports the spans that have ended."""
         self._provider.shutdown()
 
 
-class TracedSpan:
-    """Implements Span (tandem/rpc/request_context.py) with OpenTelemetry."""
+class Span:
+    """A span of a trace, started with it, within `parent` (OpenTelemetry's context). Times are those of time.time()."""
 
-    def __init__(self, tracing: Tracing, span: Any) -> None:
-        self._tracing, self._span = tracing, span
+    def __init__(
+        self, tracing: Tracing, name: str, about: Attributes, kind: str, parent: Context, started: float | None = None
+    ) -> None:
+        from opentelemetry.trace import SpanKind
 
-    def child(
-        self, name: str, attributes: Attributes, kind: str = "internal", started: float | None = None
-    ) -> TracedSpan:
-        return self._tracing.within(self._span, name, attributes, kind, started)
+        self._tracing = tracing
+        began = _nanoseconds(time.time() if started is None else started)
+        self._span = tracing.tracer.start_span(name, parent, SpanKind[kind.upper()], dict(about), start_time=began)
+
+    def child(self, name: str, attributes: Attributes, kind: str = "internal", started: float | None = None) -> Span:
+        return Span(self._tracing, name, attributes, kind, self._as_parent(), started)
 
     def note(self, attributes: Attributes) -> None:
         self._span.set_attributes(dict(attributes))
@@ -108,12 +98,16 @@ class TracedSpan:
         self._span.end(_nanoseconds(time.time() if at is None else at))
 
     def headers(self) -> Metadata:
+        """Returns the W3C Trace Context headers: traceparent, and tracestate if there is one."""
+        carrier: dict[str, str] = {}
+        self._tracing.propagator.inject(carrier, self._as_parent())
+        return tuple(carrier.items())
+
+    def _as_parent(self) -> Context:
         from opentelemetry.context import Context
         from opentelemetry.trace import set_span_in_context
 
-        carrier: dict[str, str] = {}
-        self._tracing.propagator.inject(carrier, set_span_in_context(self._span, Context()))
-        return tuple(carrier.items())
+        return set_span_in_context(self._span, Context())
 
 
 def _nanoseconds(seconds: float) -> int:

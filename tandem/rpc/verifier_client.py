@@ -14,10 +14,11 @@ from tandem.rpc.answer_times import AnswerTimes
 from tandem.rpc.channel import TARGET, open_channel, stub
 from tandem.rpc.closing import SessionCloses
 from tandem.rpc.credentials import Credentials
-from tandem.rpc.endpoint_pool import CHECK_SECONDS, EndpointPool, Persistence, disagreement, parse_addresses
-from tandem.rpc.errors import TandemError
+from tandem.rpc.endpoint_pool import CHECK_SECONDS, EndpointPool, disagreement, parse_addresses
+from tandem.rpc.errors import TandemError, contract
 from tandem.rpc.generation_client import GenerationClient
 from tandem.rpc.liveness import Health, check_health
+from tandem.speculation.retry import Persistence
 from tandem.speculation.types import ModelInfo
 from tandem.v1 import target_verifier_pb2 as pb
 
@@ -43,13 +44,12 @@ class Deadlines:
 class VerifierEndpoint:
     """A channel to one TargetVerifier.
 
-    `streams`: whether the server has VerifyStream; None: not tried yet. `suspect`: another server may answer at this
-    address now, so its model is checked again before use.
+    `suspect`: another server may answer at this address now, so its model is checked again before use.
     """
 
     def __init__(self, address: str, credentials: Credentials | None = None) -> None:
         self.address, self._credentials = address, credentials
-        self.streams: bool | None = None
+        self.name = f"the TargetVerifier at {address}"
         self.suspect = True
         self.channel = open_channel(address, credentials)
         self.stub: Any = stub(self.channel, TARGET)
@@ -81,7 +81,8 @@ class VerifierEndpoint:
     async def info(self, seconds: float) -> ModelInfo:
         """Returns the server's model info. Raises TandemError."""
         reply = await calls.unary(self.stub.GetModelInfo, pb.TargetVerifierGetModelInfoRequest(), timeout=seconds)
-        return wire.info_from_wire(reply.model)
+        with contract(self.name):
+            return wire.info_from_wire(reply.model)
 
 
 class VerifierClient:
@@ -117,26 +118,24 @@ class VerifierClient:
 
     async def model_info(self, timeout: float = 30.0) -> ModelInfo:
         """Returns the model info of the first verifier to answer within `timeout` seconds. Raises TandemError."""
-        asking = {
-            asyncio.create_task(GenerationClient(endpoint.channel, TARGET).model_info(timeout)): endpoint
-            for endpoint in self.endpoints.values()
-        }
+
+        async def ask(endpoint: VerifierEndpoint) -> tuple[VerifierEndpoint, ModelInfo]:
+            return endpoint, await GenerationClient(endpoint.channel, TARGET).model_info(timeout)
+
+        asking = [asyncio.create_task(ask(endpoint)) for endpoint in self.endpoints.values()]
         try:
-            while not (answered := [task for task in asking if task.done() and not task.exception()]):
-                pending = [task for task in asking if not task.done()]
-                if not pending:
-                    error = next(iter(asking)).exception()
-                    assert isinstance(error, TandemError)
-                    raise TandemError(error.code, f"no TargetVerifier at {self.pool}: {error.message}")
-                await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for answer in asyncio.as_completed(asking):
+                with contextlib.suppress(TandemError):
+                    endpoint, self.expected = await answer
+                    endpoint.suspect, self.pool.current = False, endpoint.address
+                    return self.expected
         finally:
             for task in asking:
                 task.cancel()
-            await asyncio.gather(*asking, return_exceptions=True)
-        endpoint = asking[answered[0]]
-        endpoint.suspect, self.pool.current = False, endpoint.address
-        self.expected = answered[0].result()
-        return self.expected
+            ended = await asyncio.gather(*asking, return_exceptions=True)
+        first = ended[0]
+        assert isinstance(first, TandemError)
+        raise TandemError(first.code, f"no TargetVerifier at {self.pool}: {first.message}")
 
     def is_only(self, endpoint: VerifierEndpoint) -> bool:
         """True if `endpoint` is the only usable verifier."""
@@ -151,7 +150,7 @@ class VerifierClient:
             return
         found = disagreement(self.expected, await endpoint.info(min(seconds, CHECK_SECONDS)))
         if found:
-            raise TandemError("FAILED_PRECONDITION", f"the TargetVerifier at {endpoint.address}: {found}")
+            raise TandemError("FAILED_PRECONDITION", f"{endpoint.name}: {found}")
         endpoint.suspect = False
 
     async def close(self) -> None:

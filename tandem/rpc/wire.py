@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
+from tandem.rpc import wire_checks as check
 from tandem.rpc.printable import printable
 from tandem.rpc.wire_sampling import logprobs_from_wire, logprobs_to_wire
 from tandem.rpc.wire_sampling import sampling_from_wire as sampling_from_wire
 from tandem.rpc.wire_sampling import sampling_to_wire as sampling_to_wire
 from tandem.speculation.acceptance import known_prefix
-from tandem.speculation.pipeline import Answer
+from tandem.speculation.draft_store import MAX_NODES
+from tandem.speculation.request import Drafts
 from tandem.speculation.types import (
+    MAX_LOGPROBS,
     SAMPLING_FIELDS,
     Chunk,
     Draft,
@@ -21,14 +24,13 @@ from tandem.speculation.types import (
     InvalidField,
     ModelInfo,
     Proposer,
+    Request,
     Rule,
     SparseDistribution,
     SpeculationStats,
-    Verdict,
 )
 from tandem.v1 import draft_worker_pb2 as worker_pb
 from tandem.v1 import generation_pb2 as pb
-from tandem.v1 import target_verifier_pb2 as verifier_pb
 
 _RULES = {
     Rule.AGREEMENT: pb.VERIFICATION_RULE_AGREEMENT,
@@ -54,6 +56,23 @@ def rule_name(value: int) -> str:
     """Returns a rule's name for messages, even if it is unknown."""
     names = {int(known): rule.value for rule, known in _RULES.items()}
     return names.get(value, str(value) if value else "nothing")
+
+
+_DRAFTS = {
+    Drafts.AUTO: pb.DRAFTS_UNSPECIFIED,
+    Drafts.NONE: pb.DRAFTS_NONE,
+    Drafts.LOOKUP: pb.DRAFTS_LOOKUP,
+    Drafts.MODEL: pb.DRAFTS_MODEL,
+    Drafts.HEAD: pb.DRAFTS_HEAD,
+}
+
+
+def drafts_from_wire(value: int) -> Drafts:
+    """Converts what is to draft; unspecified means auto. Raises InvalidField."""
+    for drafts, known in _DRAFTS.items():
+        if value == known:
+            return drafts
+    raise InvalidField("drafts", f"{value} is not a known value")
 
 
 MAX_SUPPORT = 1024
@@ -97,22 +116,53 @@ def draft_to_wire(draft: Draft) -> worker_pb.ProposeResponse:
     )
 
 
-def draft_from_wire(reply: worker_pb.ProposeResponse, vocab_size: int, k: int) -> Draft:
-    """Returns up to `k` tokens within the vocabulary. Raises InvalidField naming the field.
+def draft_from_wire(
+    reply: worker_pb.ProposeResponse, worker_vocab_size: int, vocab_size: int, k: int, rule: Rule, seconds: float
+) -> Draft:
+    """Returns a draft of up to `k` tokens that was asked for `seconds` ago. Raises InvalidField naming the field.
 
-    A distribution with tokens outside the vocabulary is invalid: truncating it would bias the output.
+    Ids are below `worker_vocab_size`; a worker's vocabulary may be larger than the target's, whose `vocab_size` ends
+    the draft. A distribution with tokens outside of that is invalid: truncating it would bias the output.
     """
-    drafted = known_prefix(reply.draft_tokens, vocab_size)[:k]
+    if len(reply.draft_tokens) > k:
+        raise InvalidField("draft_tokens", f"{len(reply.draft_tokens)} where at most {k} were asked for")
+    if rule is Rule.AGREEMENT:
+        check.same_count("distributions", len(reply.distributions), 0, "tokens that are verified by agreement")
+    drafted = known_prefix(check.token_ids("draft_tokens", reply.draft_tokens, worker_vocab_size), vocab_size)
     distributions = distributions_from_wire(reply.distributions, reply.draft_tokens)
     if any(token >= vocab_size for each in distributions for token in each.token_ids):
         raise InvalidField("distributions", f"a token is outside the vocabulary of {vocab_size}")
     return Draft(
         drafted,
-        reply.queue_seconds,
-        reply.compute_seconds,
+        check.seconds("queue_seconds", reply.queue_seconds, seconds),
+        check.seconds("compute_seconds", reply.compute_seconds, seconds),
         proposers_from_wire(reply.proposed_by, len(drafted)),
         distributions[: len(drafted)],
-        max(1, reply.step_rows),
+        max(1, check.count("step_rows", reply.step_rows, check.MOST_ROWS)),
+    )
+
+
+Proposing: TypeAlias = worker_pb.ProposeRequest | worker_pb.ProposeStreamRequest
+"""The messages that a session of proposals may begin with."""
+
+
+def proposing_to_wire(request: Request, message: Proposing) -> None:
+    """Sets in the first message of a session what the request asks of its drafts."""
+    message.sampling.CopyFrom(sampling_to_wire(request.sampling))
+    if isinstance(message, worker_pb.ProposeRequest):
+        message.rule = rule_to_wire(request.rule)
+    message.drafts = _DRAFTS[request.drafts]
+
+
+def proposing_from_wire(message: Proposing) -> Request:
+    """Returns what a session that begins asks for. Raises InvalidField."""
+    if not message.HasField("sampling"):
+        raise InvalidField("sampling", "missing: a session's first call must have it")
+    asks_rule = isinstance(message, worker_pb.ProposeRequest)
+    return Request(
+        sampling=sampling_from_wire(message.sampling),
+        rule=rule_from_wire(message.rule) if asks_rule else Rule.AGREEMENT,
+        drafts=drafts_from_wire(message.drafts),
     )
 
 
@@ -121,45 +171,6 @@ def proposers_from_wire(names: Sequence[str], count: int) -> tuple[Proposer, ...
     known = {Proposer.NGRAM.value: Proposer.NGRAM}
     found = tuple(known.get(name, Proposer.MODEL) for name in names[:count])
     return found if len(found) == count else (Proposer.MODEL,) * count
-
-
-def verdict_to_wire(verdict: Verdict, committed_length: int) -> verifier_pb.VerifyResponse:
-    """Builds the reply to a round after which `committed_length` tokens are committed."""
-    return verifier_pb.VerifyResponse(
-        committed_length=committed_length,
-        token_ids=verdict.token_ids,
-        accepted=verdict.accepted,
-        queue_seconds=verdict.queue_seconds,
-        compute_seconds=verdict.compute_seconds,
-        margins=verdict.margins,
-        step_rows=verdict.rows,
-        step_width=verdict.width,
-        step_tokens=verdict.step_tokens,
-        logprobs=logprobs_to_wire(verdict.logprobs),
-        features=verdict.features,
-    )
-
-
-def logprobs_asked(request: verifier_pb.VerifyRequest) -> int | None:
-    """Returns how many likeliest tokens a round reports, or None if it reports no log-probabilities."""
-    return request.logprobs if request.HasField("logprobs") else None
-
-
-def answer_from_wire(reply: verifier_pb.VerifyResponse, seconds: float) -> Answer:
-    """Converts the reply to a round that took `seconds`."""
-    verdict = Verdict(
-        tuple(reply.token_ids),
-        reply.accepted,
-        reply.queue_seconds,
-        reply.compute_seconds,
-        tuple(reply.margins),
-        max(1, reply.step_rows),
-        reply.step_width,
-        reply.step_tokens,
-        logprobs_from_wire(reply.logprobs),
-    )
-    network_seconds = max(0.0, seconds - reply.server_seconds)
-    return Answer(None if reply.stale else verdict, reply.committed_length, network_seconds)
 
 
 def generation_to_wire(request: GenerationRequest) -> pb.Generation:
@@ -171,11 +182,12 @@ def generation_to_wire(request: GenerationRequest) -> pb.Generation:
         stop_token_ids=request.stop_token_ids,
         stop_strings=request.stop_strings,
         ignore_end_of_sequence=request.ignore_end_of_sequence,
-        report_margins=request.report_margins,
+        report_margins=request.margins,
         max_total_tokens=request.max_total_tokens,
         rule=rule_to_wire(request.rule),
         logprobs=request.logprobs,
         adapter=request.adapter,
+        drafts=_DRAFTS[request.drafts],
     )
     if request.token_ids is not None:
         message.token_ids.ids.extend(request.token_ids)
@@ -199,9 +211,10 @@ def generation_from_wire(message: pb.Generation) -> GenerationRequest:
         stop_token_ids=tuple(message.stop_token_ids),
         stop_strings=tuple(message.stop_strings),
         ignore_end_of_sequence=message.ignore_end_of_sequence,
-        report_margins=message.report_margins,
+        margins=message.report_margins,
         rule=rule_from_wire(message.rule),
         adapter=message.adapter,
+        drafts=drafts_from_wire(message.drafts),
         unset_sampling=frozenset(name for name in SAMPLING_FIELDS if not message.sampling.HasField(name)),
         **{name: getattr(message, name) for name in optional if message.HasField(name)},
     )
@@ -214,8 +227,14 @@ def chunk_to_wire(chunk: Chunk) -> pb.GenerateChunk:
 
 
 def chunk_from_wire(message: pb.GenerateChunk) -> Chunk:
-    logprobs = logprobs_from_wire(message.logprobs)
-    return Chunk(tuple(message.token_ids), message.text, tuple(message.margins), logprobs)
+    """Raises InvalidField for what no server may send."""
+    count = len(message.token_ids)
+    for name in ("margins", "logprobs"):
+        if given := len(getattr(message, name)):
+            check.same_count(name, given, count, "tokens")
+    logprobs = logprobs_from_wire(message.logprobs, check.MOST_TOKENS, MAX_LOGPROBS)
+    ids = check.token_ids("token_ids", message.token_ids, check.MOST_TOKENS)
+    return Chunk(ids, message.text, check.numbers("margins", message.margins), logprobs)
 
 
 def completion_to_wire(completion: GenerationEnd) -> pb.GenerateCompletion:
@@ -228,6 +247,9 @@ def completion_to_wire(completion: GenerationEnd) -> pb.GenerateCompletion:
 
 
 def completion_from_wire(message: pb.GenerateCompletion) -> GenerationEnd:
+    """Raises InvalidField for what no server may send."""
+    if message.finish_reason not in {reason.value for reason in FinishReason}:
+        raise InvalidField("finish_reason", f"{message.finish_reason} is not a known reason")
     return GenerationEnd(
         finish_reason=FinishReason(message.finish_reason),
         prompt_tokens=message.prompt_tokens,
@@ -254,7 +276,7 @@ _COUNTS = (
 _SECONDS = ("draft_seconds", "verify_seconds", "queue_seconds", "network_seconds", "prefill_seconds")
 _LISTS = ("accepted_per_position", "drafted_per_position", "sent_by_depth")
 _BY_PROPOSER = ("drafted_by", "accepted_by")
-_DERIVED = ("wasted_drafts", "rounds_by_length")
+_DERIVED = ("wasted_drafts", "rounds_by_length", "acceptance_histogram")
 
 
 def _stats_to_wire(stats: SpeculationStats) -> pb.SpeculationStats:
@@ -263,7 +285,10 @@ def _stats_to_wire(stats: SpeculationStats) -> pb.SpeculationStats:
 
 
 def _stats_from_wire(message: pb.SpeculationStats) -> SpeculationStats:
-    values: dict[str, Any] = {name: getattr(message, name) for name in (*_COUNTS, *_SECONDS)}
+    values: dict[str, Any] = {name: getattr(message, name) for name in _COUNTS}
+    values |= {name: check.seconds(name, getattr(message, name)) for name in _SECONDS}
+    for name in (*_LISTS, *_BY_PROPOSER):
+        check.count(name, len(getattr(message, name)), MOST_LISTED)
     values |= {name: list(getattr(message, name)) for name in _LISTS}
     values |= {name: dict(getattr(message, name)) for name in _BY_PROPOSER}
     return SpeculationStats(**values)
@@ -290,6 +315,19 @@ _INFO = (
 )
 
 
+MOST_LISTED = 2**14
+"""Most entries of a list of a model's description or of a request's statistics."""
+_INFO_BOUNDS = (
+    ("vocab_size", 1, check.MOST_TOKENS),
+    ("max_sequence_length", 2, check.MOST_TOKENS),
+    ("max_speculation_length", 0, MAX_NODES),
+    ("default_speculation_length", 0, MAX_NODES),
+    ("kv_slots", 0, check.MOST_ROWS),
+    ("plain_width", 0, check.MOST_ROWS),
+    ("feature_size", 0, check.MOST_ROWS),
+)
+
+
 def info_to_wire(info: ModelInfo) -> pb.ModelInfo:
     values = {name: getattr(info, name) for name in _INFO}
     adapters = [pb.Adapter(name=name, revision=revision) for name, revision in info.adapters]
@@ -302,7 +340,13 @@ def info_to_wire(info: ModelInfo) -> pb.ModelInfo:
 
 
 def info_from_wire(message: pb.ModelInfo) -> ModelInfo:
-    """Makes the strings printable, since they go to logs and terminals."""
+    """Makes the strings printable, since they go to logs and terminals. Raises InvalidField naming the field."""
+    for name, least, most in _INFO_BOUNDS:
+        check.count(name, getattr(message, name), most, least)
+    check.seconds("startup_seconds", message.startup_seconds)
+    for name in ("end_of_sequence_ids", "adapters", "feature_layers"):
+        check.count(name, len(getattr(message, name)), MOST_LISTED)
+    check.token_ids("end_of_sequence_ids", message.end_of_sequence_ids, message.vocab_size)
     given: dict[str, Any] = {name: getattr(message, name) for name in _INFO}
     values: dict[str, Any] = {
         name: printable(value) if isinstance(value, str) else value for name, value in given.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 
+from tandem.rpc import wire_checks as check
 from tandem.speculation.sampling import MAX_BIASES
 from tandem.speculation.types import (
     SAMPLING_FIELDS,
@@ -80,9 +81,13 @@ def logprobs_to_wire(logprobs: Sequence[TokenLogprobs]) -> list[pb.TokenLogprobs
     ]
 
 
-def logprobs_from_wire(messages: Sequence[pb.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
-    """Pairs as many ids and log-probabilities as there are of both."""
-    return tuple(
-        TokenLogprobs(each.logprob, tuple(zip(each.top_token_ids, each.top_logprobs, strict=False)))
-        for each in messages
-    )
+def logprobs_from_wire(messages: Sequence[pb.TokenLogprobs], vocab_size: int, top: int) -> tuple[TokenLogprobs, ...]:
+    """Returns those of tokens, with at most `top` likeliest ones each. Raises InvalidField naming the field."""
+    found = []
+    for each in messages:
+        count = check.count("logprobs.top_token_ids", len(each.top_token_ids), top)
+        check.same_count("logprobs.top_logprobs", len(each.top_logprobs), count, "token ids")
+        ids = check.token_ids("logprobs.top_token_ids", each.top_token_ids, vocab_size)
+        own, *values = check.numbers("logprobs", [each.logprob, *each.top_logprobs])
+        found.append(TokenLogprobs(own, tuple(zip(ids, values, strict=True))))
+    return tuple(found)

@@ -11,12 +11,15 @@ in use, and the result says that their bits differ.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from tandem.runners.protocol import Limits, StepShapes
+
+if TYPE_CHECKING:
+    from tandem.runners.torch.fused_graph import FusedGraph
 
 DEEPEST = 1024  # positions that the check fills at most
 
@@ -90,21 +93,7 @@ def check_graph_invariance(
     return StepShapes((width,), batches[-1:], rebuilt and batches[-1] in agreeing, chunks=chunks)
 
 
-class FusedGraphs(Protocol):
-    """A pair's fused graphs (tandem/runners/torch/fused_graph.py)."""
-
-    @property
-    def target(self) -> ShapedModel: ...
-
-    @property
-    def shapes(self) -> Sequence[tuple[int, int]]: ...
-
-    def probe(self, token: int, position: int, batch: int, k: int) -> tuple[Tensor, list[list[int]]]:
-        """Returns the target's logits [batch, width, vocabulary] and the k draft tokens of each row."""
-        ...
-
-
-def check_fused_invariance(fused: FusedGraphs, limits: Limits, shapes: StepShapes) -> bool:
+def check_fused_invariance(fused: FusedGraph, limits: Limits, shapes: StepShapes) -> bool:
     """Whether every fused graph gives the same logits as verifying the tokens that it drafted."""
     width, batch = shapes.widths[-1], shapes.batches[-1]
     probe = _Probe(fused.target, limits, width)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tandem.checkpoints.eagle1 import is_eagle1
+from tandem.checkpoints.eagle_heads import is_eagle1
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.head_config import is_head
 from tandem.checkpoints.locate import (
@@ -226,7 +226,7 @@ class RunnerInputs:
 
     @property
     def only(self) -> Only:
-        return None if self.verifies else frequent_tokens(self.checkpoint)
+        return None if self.verifies else frequent_tokens(self.checkpoint, self.limits.vocab_size)
 
     @property
     def widest(self) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tandem.checkpoints.gguf_blocks import StoredWeights
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, first_line
-from tandem.checkpoints.quantisation import quantisation_of
+from tandem.checkpoints.quantisation import INT8, quantisation_of
 from tandem.checkpoints.scaled_weights import ScaledWeights, check_dense
 from tandem.runners.torch.tensor_parallel import sharding
 
@@ -32,8 +32,9 @@ def in_own_format(execution: Execution, checkpoint: Checkpoint, order: Sequence[
         return execution
     if (file := checkpoint.gguf_file) and execution.dtype == "auto" and StoredWeights(file).runs_as_stored:
         return replace(execution, weights="as-stored")
-    quantisation = None if checkpoint.gguf else quantisation_of(_configuration(checkpoint))
-    return replace(execution, weights="int8") if quantisation and quantisation.is_int8 else execution
+    schemes = None if checkpoint.gguf else quantisation_of(_configuration(checkpoint))
+    is_int8 = schemes is not None and all(scheme.numbers == INT8 for scheme in schemes)
+    return replace(execution, weights="int8") if is_int8 else execution
 
 
 def load_model(

@@ -11,16 +11,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
+from tandem.runners.capabilities import Capabilities
 from tandem.runners.startup import Startup
 from tandem.speculation.acceptance import known_prefix
-from tandem.speculation.draws import BadLogits
-from tandem.speculation.features import FeatureSpec
+from tandem.speculation.draft_store import MAX_NODES
+from tandem.speculation.draws import BadLogits, StructureFailed
 from tandem.speculation.logprobs import Logits, LogprobsOf, all_logprobs
 from tandem.speculation.processing import Processor
-from tandem.speculation.rules import draft_choices, draft_token, verify_draft
-from tandem.speculation.types import Rule, SamplingParams, SecondChoice, SparseDistribution, Verdict
+from tandem.speculation.rules import draft_token, verify_draft
+from tandem.speculation.types import InvalidField, Request, SparseDistribution, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,8 @@ class Limits:
         ):
             if value < least:
                 raise ValueError(f"{name}: {value} is below {least}")
+        if self.max_draft > MAX_NODES:
+            raise ValueError(f"speculation_length: {self.max_draft} is above {MAX_NODES}, the most of a round")
         if self.max_draft >= self.max_length:
             raise ValueError(
                 f"speculation_length: {self.max_draft} does not fit a sequence length of {self.max_length}"
@@ -56,7 +59,7 @@ class Limits:
 class PrefillRow:
     """Feeds `tokens` (at most a chunk) to `slot` at positions `start`, start+1, ...
 
-    `adapter`: the number of the one that changes the model for this row (tandem/runners/adapters.py); 0: none does.
+    `adapter`: the number of the one that changes the model for this row (tandem/runners/capabilities.py); 0: none does.
     """
 
     slot: int
@@ -67,31 +70,25 @@ class PrefillRow:
 
 @dataclass(frozen=True, slots=True)
 class VerifyRow:
-    """Feeds the last committed token at `position` and `draft` after it; `rule` decides what is committed.
+    """Feeds the last committed token at `position` and `draft` after it; the request's rule decides what is committed.
 
     `distributions`: what each draft token was drawn from, for the rejection rule; empty if each had probability 1.
-    `margins`: the verdict reports the margin between the two best logits of each token. `processor` changes the logits
-    that tokens are drawn from. `logprobs`: the verdict reports log-probabilities, and so many likeliest tokens.
-    `adapter`: as for PrefillRow. `features`: the verdict has the features of the committed tokens but the last.
+    `processor` changes the logits that tokens are drawn from. `adapter`: as for PrefillRow.
     """
 
     slot: int
     position: int
     last_token: int
     draft: tuple[int, ...]
-    sampling: SamplingParams
-    margins: bool = False
-    rule: Rule = Rule.AGREEMENT
+    request: Request
     distributions: tuple[SparseDistribution, ...] = ()
     processor: Processor | None = None
-    logprobs: int | None = None
     adapter: int = 0
-    features: FeatureSpec | None = None
 
     @property
     def plain(self) -> bool:
         """Whether the verdict follows from the ids of the largest logits."""
-        return self.sampling.greedy and not self.margins and self.processor is None and self.logprobs is None
+        return self.processor is None and _follows_from_best(self.request)
 
 
 TAIL = 8  # committed tokens that a draft model can catch up on in its first step; if behind by more, it prefills
@@ -104,69 +101,59 @@ class ProposeRow:
     `position` is the position of the last token of `tail`. A tail of several tokens feeds those that the draft model's
     cache lacks: two after a fully accepted draft, more after a draft copied by lookup. `target_vocab_size` is set if it
     is smaller than the draft's; the rejection rule then draws only ids below it.
-    `processor` changes the logits that tokens are drawn from. `second_choices`: report them, under agreement, if the
-    runner can. `adapter`: as for PrefillRow, of the draft model's own.
+    `processor` changes the logits that tokens are drawn from. `adapter`: as for PrefillRow, of the draft model's own.
     """
 
     slot: int
     position: int
     tail: tuple[int, ...]
     k: int
-    sampling: SamplingParams
-    rule: Rule = Rule.AGREEMENT
+    request: Request
     target_vocab_size: int | None = None
     processor: Processor | None = None
-    second_choices: bool = False
     adapter: int = 0
 
     @property
     def plain(self) -> bool:
         """Whether the draft consists of the ids of the largest logits."""
-        return self.sampling.greedy and self.processor is None
-
-    @property
-    def chooses(self) -> bool:
-        """Whether second choices are asked for: only under agreement do they say anything about the target's draw."""
-        return self.second_choices and self.rule is Rule.AGREEMENT
+        return self.request.sampling.greedy and self.processor is None
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Draft tokens, the seconds they took, and the distributions they were drawn from if the verifier needs them.
-
-    `second_choices`: the second choice for each token, if the row asked for them and the runner reports them.
-    """
+    """Draft tokens, the seconds they took, and the distributions they were drawn from if the verifier needs them."""
 
     token_ids: tuple[int, ...]
     seconds: float = 0.0
     distributions: tuple[SparseDistribution, ...] = ()
-    second_choices: tuple[SecondChoice | None, ...] = ()
 
     def within(self, vocab_size: int) -> Proposal:
         """The proposal cut before the first token id that is not below `vocab_size`."""
         ids = known_prefix(self.token_ids, vocab_size)
-        return Proposal(ids, self.seconds, self.distributions[: len(ids)], self.second_choices[: len(ids)])
+        return Proposal(ids, self.seconds, self.distributions[: len(ids)])
 
 
 @dataclass(frozen=True, slots=True)
 class FusedRow:
     """Proposes and verifies in one step; draft and target use the same slot number.
 
-    `copied`: a draft copied by lookup; the draft model then proposes nothing for this row. The processor of
-    `propose` is that of the verification too. `logprobs` and `adapter`: as for VerifyRow; the
-    draft's is that of `propose`.
+    `copied`: a draft copied by lookup; the draft model then proposes nothing for this row. Request and processor of
+    `propose` are those of the verification too. `adapter`: the target's; the draft's is that of `propose`.
     """
 
     propose: ProposeRow
-    margins: bool = False
     copied: tuple[int, ...] = ()
-    logprobs: int | None = None
     adapter: int = 0
 
     @property
     def plain(self) -> bool:
         """Whether the round follows from the ids of the largest logits of both models."""
-        return self.propose.plain and not self.margins and self.logprobs is None
+        return self.propose.plain and _follows_from_best(self.propose.request)
+
+
+def _follows_from_best(request: Request) -> bool:
+    """Whether a verdict without a processor follows from the ids of the largest logits."""
+    return request.sampling.greedy and not request.margins and request.logprobs is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,12 +228,7 @@ class StepShapes:
 
 @dataclass(frozen=True, slots=True)
 class RunnerIdentity:
-    """Describes a runner's model for GetModelInfo.
-
-    `greedy_only`: logits never leave the device. `fused_only`: a draft that proposes only inside its target's graph,
-    which verifies no other drafts. `refeeds`: a draft that wants its accepted tokens fed again, because what it cached
-    for them came from its own guesses.
-    """
+    """Describes a runner's model for GetModelInfo."""
 
     model_name: str
     weights_revision: str
@@ -254,13 +236,14 @@ class RunnerIdentity:
     device: str
     backend: str
     end_of_sequence_ids: tuple[int, ...] = field(default=())
-    greedy_only: bool = False
-    fused_only: bool = False
-    refeeds: bool = False
 
 
 class RowFailed(RuntimeError):
     """One row of a step failed while the others succeeded. Its slot must be prefilled again from position 0."""
+
+
+class StructureEnded(InvalidField, RowFailed):
+    """The row's structure cannot be followed any further, which is the request's fault."""
 
 
 class Runner(Protocol):
@@ -282,6 +265,10 @@ class Runner(Protocol):
     @property
     def shapes(self) -> StepShapes:
         """The step shapes in use; final once `warm_up` has returned."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it has beyond these steps, and what it is (see tandem/engine/compatibility.py)."""
 
     def warm_up(self, startup: Startup | None = None) -> None:
         """Compiles and runs every step once, checks batch invariance and sets `shapes`.
@@ -318,19 +305,23 @@ class Runner(Protocol):
 FusedStep = Callable[[Sequence[FusedRow]], list[FusedResult | RowFailed]]
 
 
-def fused(target: Runner, draft: Runner) -> FusedStep:
-    """The pair's fused step: the runners' single call if they have one, else `propose` and then `verify`."""
+def fused(target: Runner, draft: Runner, fell_back: Callable[[Exception], object] = lambda error: None) -> FusedStep:
+    """The pair's fused step: the runners' single call if they have one, else `propose` and then `verify`.
+
+    `fell_back` is told on the device thread why a single call failed, before its rows are repeated as two steps.
+    """
     apart, together = functools.partial(fused_step, target, draft), target.fused_with(draft)
-    return apart if together is None else functools.partial(_together_or_apart, together, apart)
+    return apart if together is None else functools.partial(_together_or_apart, together, apart, fell_back)
 
 
 def _together_or_apart(
-    together: FusedStep, apart: FusedStep, rows: Sequence[FusedRow]
+    together: FusedStep, apart: FusedStep, fell_back: Callable[[Exception], object], rows: Sequence[FusedRow]
 ) -> list[FusedResult | RowFailed]:
     """Repeats a failed call as propose and verify, which shows whether the draft was at fault."""
     try:
         return together(rows)
-    except Exception:
+    except Exception as error:
+        fell_back(error)
         return apart(rows)
 
 
@@ -345,45 +336,24 @@ def verify_row(
     `best`: as for verify_draft. Raises BadLogits.
     """
     return verify_draft(
-        row.draft,
-        row.distributions,
-        logits,
-        row.sampling,
-        row.rule,
-        row.position + 1,
-        row.margins,
-        row.processor,
-        row.logprobs,
-        logprobs_of,
-        best,
+        row.draft, row.distributions, logits, row.request, row.position + 1, row.processor, logprobs_of, best
     )
 
 
 def draft_next(row: ProposeRow, logits: Logits, drafted: Sequence[int]) -> tuple[int, SparseDistribution | None]:
     """Draws the row's next draft token after `drafted` from the draft's logits, float32 [vocabulary]."""
     position = row.position + 1 + len(drafted)
-    return draft_token(logits, row.sampling, row.rule, position, row.target_vocab_size, row.processor, drafted)
-
-
-def draft_two(row: ProposeRow, logits: Logits, drafted: Sequence[int]) -> tuple[int, SecondChoice | None]:
-    """Like `draft_next` for a row that `chooses`: also returns the second choice."""
-    return draft_choices(logits, row.sampling, row.position + 1 + len(drafted), row.processor, drafted)
+    return draft_token(logits, row.request, position, row.target_vocab_size, row.processor, drafted)
 
 
 def verdict_or_failure(verdict: Callable[[], Verdict]) -> Verdict | RowFailed:
-    """The verdict, or RowFailed if the row's logits are not finite."""
+    """The verdict, or RowFailed if the row's logits are not finite or its structure cannot be followed."""
     try:
         return verdict()
+    except StructureFailed as error:
+        return StructureEnded("structure", str(error))
     except BadLogits as error:
         return RowFailed(f"target logits: {error}")
-
-
-@runtime_checkable
-class Fuses(Protocol):
-    """A runner that can make one graph of a pair's whole round."""
-
-    def fuse(self, draft: Runner, startup: Startup) -> None:
-        """Makes the graph if it can, at startup, on the device thread; `fused_with(draft)` returns it afterwards."""
 
 
 def fused_step(target: Runner, draft: Runner, rows: Sequence[FusedRow]) -> list[FusedResult | RowFailed]:
@@ -445,16 +415,5 @@ def _sound(proposal: Proposal | RowFailed, vocab_size: int) -> Proposal:
 def to_verify(row: FusedRow, proposal: Proposal) -> VerifyRow:
     """The row's verification, of a proposal that the target's vocabulary knows."""
     p = row.propose
-    return VerifyRow(
-        p.slot,
-        p.position,
-        p.tail[-1],
-        proposal.token_ids,
-        p.sampling,
-        row.margins,
-        p.rule,
-        proposal.distributions,
-        p.processor,
-        row.logprobs,
-        row.adapter,
-    )
+    ids, sent = proposal.token_ids, proposal.distributions
+    return VerifyRow(p.slot, p.position, p.tail[-1], ids, p.request, sent, p.processor, row.adapter)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tandem.checkpoints.adapters import Adapter, AdapterChoice
 from tandem.checkpoints.locate import Checkpoint
 from tandem.runners.backends import LoadRequest
+from tandem.runners.capabilities import Capabilities, FeaturesOut, MemoryOnDemand, Pages, Trait
 from tandem.runners.pages import PAGE
 from tandem.runners.protocol import (
     FusedStep,
@@ -32,13 +33,12 @@ from tandem.runners.protocol import (
     StepShapes,
     VerifyRow,
     draft_next,
-    draft_two,
     verdict_or_failure,
     verify_row,
 )
 from tandem.runners.startup import Startup
 from tandem.runners.toy_features import HIDDEN, LAYERS, ToyFeatures
-from tandem.speculation.types import SecondChoice, SparseDistribution, Verdict
+from tandem.speculation.types import SparseDistribution, Verdict
 
 VOCAB_SIZE = 258
 END = 257
@@ -94,8 +94,8 @@ class ToyRunner:
     def __init__(self, limits: Limits, config: ToyConfig | None = None) -> None:
         self.config = config or ToyConfig()
         self.limits = limits
-        self._steps = 0
-        self._revisions = dict[int, str]()  # of adapters
+        self.steps = 0
+        self.revisions = dict[int, str]()  # of adapters
         self.hands_out = False
         self.digests = np.zeros((limits.slots, limits.max_length + limits.max_draft + limits.chunk), dtype=np.uint32)
         self._cache = np.full((limits.slots, limits.max_length + limits.max_draft + limits.chunk), -1, dtype=np.int64)
@@ -115,30 +115,26 @@ class ToyRunner:
     def page_bytes(self) -> int:
         return PAGE * (self._cache.itemsize + self.digests.itemsize)
 
-    @property
-    def page_format(self) -> str:
-        return "tokens"
-
     def page_store(self, pages: int) -> ToyPages:
         return ToyPages(self._cache, self.digests, pages)
 
-    layer_count, hidden_size = LAYERS, HIDDEN
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            traits=frozenset({Trait.READ} if self.hands_out else ()),
+            pages=Pages(self.page_bytes, "tokens", self.page_store),
+            adapters=self,
+            memory_on_demand=MemoryOnDemand(0, self.kv_bytes, self.give_back),
+            features_out=FeaturesOut(LAYERS, HIDDEN, self.hand_out),
+        )
 
     def hand_out(self, layers: Sequence[int]) -> ToyFeatures:
-        """Like HandsOut.hand_out."""
+        """Like FeaturesOut.hand_out."""
         self.hands_out = True
         return ToyFeatures(self.digests, tuple(layers))
 
-    @property
-    def reserved_whole(self) -> str:
-        return "an EAGLE head reads its states" if self.hands_out else ""
-
-    @property
-    def spare_bytes(self) -> int:
-        return 0
-
     def kv_bytes(self, tokens: int) -> int:
-        """Like TakesMemoryOnDemand: a token takes 8 bytes, in pages of 16 positions."""
+        """Like MemoryOnDemand.kv_bytes: a token takes 8 bytes, in pages of 16 positions."""
         return self._positions(tokens) * self._cache.itemsize
 
     def give_back(self, slot: int, tokens: int = 0) -> None:
@@ -152,64 +148,57 @@ class ToyRunner:
     def _positions(self, tokens: int) -> int:
         return -(-(tokens + self.limits.max_draft + 1) // PAGE) * PAGE
 
-    @property
-    def no_adapters(self) -> str:
-        return "an EAGLE head reads its target's states, and was trained without them" if self.hands_out else ""
-
     def put_adapter(self, number: int, adapter: Adapter) -> None:
-        self._revisions[number] = adapter.revision
+        self.revisions[number] = adapter.revision
 
     def drop_adapter(self, number: int) -> None:
-        del self._revisions[number]
+        del self.revisions[number]
 
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
-        self._work()
+        self.work()
         for row in rows:
             self._write(row.slot, row.start, self._adapted(row.tokens, row.adapter))
         return [None] * len(rows)
 
     def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
-        self._work()
-        return [self._verify(row) for row in rows]
+        self.work()
+        return [self.verify_one(row) for row in rows]
 
     def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
-        self._work()
+        self.work()
         return [self._propose(row) for row in rows]
 
     def fused_with(self, draft: Runner) -> FusedStep | None:
         return None
 
-    def _verify(self, row: VerifyRow) -> Verdict | RowFailed:
+    def verify_one(self, row: VerifyRow) -> Verdict | RowFailed:
+        """`verify` of one row."""
         self._write(row.slot, row.position, self._adapted((row.last_token, *row.draft), row.adapter))
-        if any(token < 0 for token in self._cache[row.slot, : row.position]):
-            return RowFailed("a position before the row's was never written")
+        if any(not 0 <= token < 2**32 for token in self._cache[row.slot, : row.position]):
+            return RowFailed("a position before the row's was never written, or holds what is no token")
         return verdict_or_failure(lambda: verify_row(row, functools.partial(self._after, row)))
 
     def _after(self, row: VerifyRow, i: int) -> NDArray[np.float32]:
-        return self._logits(row.slot, row.position + i)
+        return self.logits(row.slot, row.position + i)
 
     def _propose(self, row: ProposeRow) -> Proposal:
         self._write(row.slot, row.position + 1 - len(row.tail), self._adapted(row.tail, row.adapter))
         proposed: list[int] = []
         distributions: list[SparseDistribution] = []
-        choices: list[SecondChoice | None] = []
         for i in range(row.k):
             if i:
                 self._write(row.slot, row.position + i, self._adapted(proposed[-1:], row.adapter))
-            logits = self._logits(row.slot, row.position + i)
-            if row.chooses:
-                token, choice = draft_two(row, logits, proposed)
-                choices.append(choice)
-            else:
-                token, distribution = draft_next(row, logits, proposed)
-                distributions += [distribution] if distribution is not None else []
+            logits = self.logits(row.slot, row.position + i)
+            token, distribution = draft_next(row, logits, proposed)
+            distributions += [distribution] if distribution is not None else []
             proposed.append(token)
-        return Proposal(tuple(proposed), distributions=tuple(distributions), second_choices=tuple(choices))
+        return Proposal(tuple(proposed), distributions=tuple(distributions))
 
     def _adapted(self, tokens: Sequence[int], adapter: int) -> Sequence[int]:
-        return adapted(tokens, self._revisions[adapter]) if adapter else tokens
+        return adapted(tokens, self.revisions[adapter]) if adapter else tokens
 
-    def _logits(self, slot: int, position: int) -> NDArray[np.float32]:
+    def logits(self, slot: int, position: int) -> NDArray[np.float32]:
+        """Returns the logits [vocabulary] of the token after `position`, from what the slot holds."""
         return toy_logits(self._cache[slot, : position + 1].tolist(), self.config)
 
     def _write(self, slot: int, start: int, tokens: Sequence[int]) -> None:
@@ -218,9 +207,10 @@ class ToyRunner:
         for position, token in enumerate(tokens, start):
             self.digests[slot, position] = digest = toy_digest((token,), digest)
 
-    def _work(self) -> None:
-        self._steps += 1
-        if 0 < self.config.fails < self._steps:
+    def work(self) -> None:
+        """Simulates a device's step: counts it, takes its time, and fails where the configuration says so."""
+        self.steps += 1
+        if 0 < self.config.fails < self.steps:
             raise RuntimeError(f"toy device gone after {self.config.fails} steps")
         if self.config.step_seconds:
             time.sleep(self.config.step_seconds)
@@ -350,16 +340,16 @@ class ToyBackend:
         from tandem.runners.toy_head import ToyHead
 
         assert isinstance(target, ToyRunner)
-        return ToyHead(target, toy_config(checkpoint.name))
+        return ToyHead(target.limits, toy_config(checkpoint.name), target)
 
     def load_remote_head(
         self, checkpoint: Checkpoint, target: Checkpoint, request: LoadRequest, startup: Startup
     ) -> Runner:
-        from tandem.runners.toy_remote_head import ToyRemoteHead
+        from tandem.runners.toy_head import ToyHead
 
         shape = request.shape
         limits = Limits(shape.slots, shape.max_length, shape.max_draft, CHUNK, VOCAB_SIZE)
-        return ToyRemoteHead(limits, toy_config(checkpoint.name))
+        return ToyHead(limits, toy_config(checkpoint.name))
 
     def fuses(self, request: LoadRequest) -> bool:
         return False

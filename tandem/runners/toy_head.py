@@ -1,7 +1,9 @@
-"""A toy EAGLE head: an oracle for how features are handed out, taken, and fed again.
+"""A toy EAGLE head: an oracle for how features are handed out, cross a wire, are taken, and are fed again.
 
-A feature is the target's digest of all tokens up to a position. With the right features and a whole cache the head
-knows the target's logits, so that a wrong, stale or missing one shows as rejected drafts.
+A feature is the target's digest of all tokens up to a position. With the right features, each used where it belongs,
+and a whole cache the head knows the target's logits, so that a wrong, stale or missing one shows as rejected drafts.
+Where features have not come it goes on from its own guesses, which are right for the tokens that it drafted itself, and
+wrong for others.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from tandem.runners.capabilities import UNABLE, Capabilities, FeaturesIn, Trait
 from tandem.runners.protocol import (
+    Limits,
     PrefillRow,
     Proposal,
     ProposeRow,
@@ -21,55 +25,89 @@ from tandem.runners.protocol import (
     draft_next,
 )
 from tandem.runners.toy import ToyConfig, ToyRunner, digest_logits, toy_digest
+from tandem.runners.toy_features import HIDDEN, toy_digests
+from tandem.speculation.features import FeatureInbox
 from tandem.speculation.types import SparseDistribution, Verdict
 
 
 class ToyHead(ToyRunner):
-    """Drafts from the digests of `target`, in the slots of the same numbers."""
+    """Reads three layers, in an order of its own, from the inboxes of its slots.
 
-    def __init__(self, target: ToyRunner, config: ToyConfig) -> None:
-        super().__init__(target.limits, config)
-        self._target = target
-        target.hands_out = True
-        self._rows = np.zeros_like(target.digests)  # what the head cached for each token
+    Beside a `target` the features of all committed tokens are known: those are its digests, in slots of the same
+    numbers.
+    """
+
+    layers = (3, 1, 2)
+
+    def __init__(self, limits: Limits, config: ToyConfig, target: ToyRunner | None = None) -> None:
+        super().__init__(limits, config)
+        self._inboxes: dict[int, FeatureInbox] | None = {}
+        if target is not None:
+            target.hands_out, self.digests, self._inboxes = True, target.digests, None
+        self._first, self._end = [0] * limits.slots, [0] * limits.slots
+        self._rows = np.zeros(self.digests.shape, dtype=np.int64)  # what it cached; negative where that was a guess
+        self._own = np.zeros_like(self.digests)
+        self._drafted = np.full(self.digests.shape, -1, dtype=np.int64)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        reads = UNABLE if self._inboxes is None else FeaturesIn(self.layers, HIDDEN, "", self.follow)
+        return Capabilities(frozenset({Trait.HEAD}), features_in=reads, refeeds=True)
 
     @property
     def identity(self) -> RunnerIdentity:
-        return replace(super().identity, model_name="toy-head", refeeds=True)
+        return replace(super().identity, model_name="toy-head")
 
-    @property
-    def page_bytes(self) -> int:
-        """0: its rows are soon made again from the features in its target's pages."""
-        return 0
+    def follow(self, slot: int, inbox: FeatureInbox) -> None:
+        """Like FeaturesIn.follow."""
+        assert self._inboxes is not None
+        self._inboxes[slot] = inbox
 
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
-        self._work()
+        self.work()
         for row in rows:
+            self._take(row.slot, row.start + len(row.tokens) - 1)
             self._feed(row.slot, row.start, row.tokens)
         return [None] * len(rows)
 
     def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
         raise NotImplementedError("an EAGLE head drafts and verifies nothing")
 
+    def _take(self, slot: int, committed: int) -> None:
+        """Takes the features that have come for a slot; beside the target, those before position `committed`."""
+        if self._inboxes is None:
+            self._first[slot], self._end[slot] = -1, committed  # before the first token there is no feature to miss
+            return
+        inbox = self._inboxes[slot]
+        self._first[slot], self._end[slot] = inbox.seen
+        for start, values in inbox.take():
+            self.digests[slot, start : start + len(values)] = toy_digests(values, self.layers)
+
     def _propose(self, row: ProposeRow) -> Proposal:
+        self._take(row.slot, row.position)
         self._feed(row.slot, row.position + 1 - len(row.tail), row.tail)
-        before = slice(0, row.position)
-        whole = bool((self._rows[row.slot, before] == self._target.digests[row.slot, before]).all())
-        digest = int(self._rows[row.slot, row.position])
-        proposed: list[int] = []
+        whole, proposed = self._whole(row.slot, row.position), list[int]()
         distributions: list[SparseDistribution] = []
         for i in range(row.k):
-            if i:  # its own guess of a feature: not the target's, so this row has to be fed again
-                digest = toy_digest(proposed[-1:], digest)
-                self._rows[row.slot, row.position + i] = ~np.uint32(digest)
-            logits = digest_logits(digest, self.config)
+            if i:
+                self._feed(row.slot, row.position + i, proposed[-1:])
+            logits = digest_logits(int(self._own[row.slot, row.position + i]), self.config)
             token, distribution = draft_next(row, logits if whole else np.roll(logits, 1), proposed)
             distributions += [distribution] if distribution is not None else []
             proposed.append(token)
+            self._drafted[row.slot, row.position + i + 1] = token
         return Proposal(tuple(proposed), distributions=tuple(distributions))
 
+    def _whole(self, slot: int, position: int) -> bool:
+        """Whether all tokens from the first feature up to `position` were fed with features, where those have come."""
+        first, end = self._first[slot], self._end[slot]
+        fed, known = self._rows[slot], slice(first + 1, min(end, position))
+        return bool((fed[known] == self.digests[slot, known]).all()) and (end > position or fed[end] >= 0)
+
     def _feed(self, slot: int, start: int, tokens: Sequence[int]) -> None:
-        """Caches `tokens`, each with the target's feature of the position before it."""
         for position, token in enumerate(tokens, start):
-            feature = int(self._target.digests[slot, position - 1]) if position else 0
-            self._rows[slot, position] = toy_digest((token,), feature)
+            come = self._first[slot] <= position - 1 < self._end[slot]
+            before = int((self.digests if come else self._own)[slot, position - 1]) if position else 0
+            guessed = come or token == self._drafted[slot, position]
+            digest = self._own[slot, position] = toy_digest((token,), before if guessed else ~before & 0xFFFFFFFF)
+            self._rows[slot, position] = digest if come else ~int(digest)

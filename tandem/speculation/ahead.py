@@ -7,18 +7,16 @@ follow the path, which is then only extended, or leave it, and drafting starts a
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tandem.speculation.branches import MOST_BRANCHES, Costs, where_to_branch
-from tandem.speculation.draft_store import AheadDraft, Branch
+from tandem.speculation.draft_store import AheadDraft
 from tandem.speculation.drafters import Drafter
 from tandem.speculation.reach import Plan, RunMeasurements
 from tandem.speculation.run_on import MAX_UNREAD, RunMessage
-from tandem.speculation.types import Proposer, SecondChoice, SpeculationStats
+from tandem.speculation.types import Proposer, SpeculationStats
 
 PROBED_FIRST, PROBED = 8, 4
 """A drafter that rests drafts a token after each of the first tokens of a run, and then after so many, to see whether
@@ -58,10 +56,10 @@ class DraftingAhead:
     window: int = MAX_UNREAD
     clock: Callable[[], float] = time.perf_counter
     measures: bool = True
-    branches: bool = False
-    """Second choices are followed too, where that is expected to pay and the drafter reports them."""
     drafts_here: bool = True
     """If not, drafts are made elsewhere and adopted."""
+    heard: Callable[[], None] | None = None
+    """Called when more tokens have arrived."""
     drafted: int = 0
     """Tokens that were drafted."""
     used: int = 0
@@ -72,8 +70,6 @@ class DraftingAhead:
     _acknowledged: int = 0
     _until: int = 0
     _starts: int = 0  # how often the path was left
-    _second_choices: dict[int, SecondChoice] = field(default_factory=dict)
-    _branches: dict[int, tuple[int, ...]] = field(default_factory=dict)  # by the length that they extend
     _observed: int = 0  # the length up to which `reach` knows what was drafted for each place
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -94,11 +90,11 @@ class DraftingAhead:
                 self._observe(at, self._path[at] == token)
             follows = at < len(self._path) and self._path[at] == token
             self.known.append(token)
-            branch = self._compare_choices(at, token, follows)
             if not follows:
                 self._leave_path()
-                self._path += branch[1:]
         self._news.set()
+        if self.heard:
+            self.heard()
 
     def adopt(self, base: int, token_ids: Sequence[int], proposed_by: Sequence[Proposer] = ()) -> None:
         """Takes a draft that was made elsewhere from the first `base` tokens known. Overtaken drafts are dropped."""
@@ -119,11 +115,6 @@ class DraftingAhead:
         self._proposers.update((at, one) for at, one in enumerate(proposed_by, base) if at >= self.used)
         self._news.set()
 
-    def draft_here(self) -> None:
-        """Drafts with the drafter from now on."""
-        self.drafts_here = True
-        self._news.set()
-
     def was_used(self, token_ids: Sequence[int]) -> None:
         """Records that these tokens went on to the caller, who is slower than the verifier or as fast."""
         for at in range(self.used, self.used + len(token_ids)):
@@ -142,7 +133,7 @@ class DraftingAhead:
         while True:
             await self._news.wait()
             self._news.clear()
-            while self.drafts_here and (await self._draft_more() or (self.branches and await self._branch())):
+            while self.drafts_here and await self._draft_more():
                 pass
             plan = self.reach.plan
             if (plan.width and len(self._path) > self._told) or self._must_acknowledge():
@@ -164,7 +155,6 @@ class DraftingAhead:
             return True  # overtaken while it was drafted
         for at, proposer in enumerate(draft.proposed_by, len(self._path)):
             self._proposers[at] = proposer
-        self._second_choices.update((at, one) for at, one in enumerate(draft.second_choices, len(self._path)) if one)
         self._path += draft.token_ids
         ahead = len(self._path) - len(self.known)
         if plan.width and ahead >= plan.fresh and len(self._path) - self._told >= plan.width:
@@ -177,45 +167,6 @@ class DraftingAhead:
         since = len(self.known) - self._began_at
         return since < PROBED_FIRST or since % PROBED == 0
 
-    async def _branch(self) -> bool:
-        """Drafts what may follow the second choice where that gains most; returns whether it paid to."""
-        known, length, costs = len(self.known), self.chunk, self._branch_costs()
-        if costs is None or len(self._branches) >= MOST_BRANCHES:
-            return False
-        seconds = [self._second_choices.get(at) for at in range(known, len(self._path))]
-        taken = [at - known for at in self._branches]
-        offset = where_to_branch(seconds, taken, self.reach.measured.choices, length, costs)
-        if offset is None or (second := seconds[offset]) is None:
-            return False
-        at, starts, began = known + offset, self._starts, self.clock()
-        path = [*self._path[:at], second.token]
-        draft = await self.drafter.propose(path, min(length, self.end - 1 - len(path)))
-        if self.measures:
-            self.reach.measured.times.drafted(len(draft.token_ids), self.clock() - began)
-        self.stats.spent(draft)
-        self.drafted += 1 + len(draft.token_ids)
-        if starts == self._starts and at >= len(self.known):
-            self._branches[at] = (second.token, *draft.token_ids)
-            self._tell(self.reach.plan)
-        return True
-
-    def _branch_costs(self) -> Costs | None:
-        """Returns what decides about branches, or None until it is measured."""
-        measured, plan = self.reach.measured, self.reach.plan
-        known = measured.times.known
-        if known is None or not measured.steps.steps or not plan.width:
-            return None
-        step = measured.step_table(1)[0]
-        late = max(1, math.ceil((known.rtt + self.chunk * known.draft) / max(step, 1e-9)))
-        return Costs(known.draft, step, late, measured.acceptance.rate, plan.width)
-
-    def _compare_choices(self, at: int, token: int, first: bool) -> tuple[int, ...]:
-        """Learns from the target's token at `at`; returns the branch that it follows, if there is one."""
-        if choice := self._second_choices.pop(at, None):
-            self.reach.measured.choices.observe(choice, first, choice.token == token)
-        branch = self._branches.pop(at, ())
-        return branch if not first and branch[:1] == (token,) else ()
-
     def _observe(self, at: int, hit: bool) -> None:
         self._observed = at + 1
         self.reach.observe(hit)
@@ -224,8 +175,6 @@ class DraftingAhead:
         self._path = list(self.known)
         self._told = len(self._path)
         self._starts += 1
-        self._second_choices.clear()
-        self._branches.clear()
 
     @property
     def _allowed(self) -> int:
@@ -240,6 +189,5 @@ class DraftingAhead:
     def _tell(self, plan: Plan) -> None:
         known = len(self.known)
         self._told, self._acknowledged, self._until = len(self._path), known, self._allowed
-        branches = tuple(Branch(at - known, tokens) for at, tokens in self._branches.items())
-        draft = AheadDraft(known, self.known[-1], tuple(self._path[known:]), branches)
+        draft = AheadDraft(known, self.known[-1], tuple(self._path[known:]))
         self.send(RunMessage(draft, self._until, plan.width))

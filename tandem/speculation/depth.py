@@ -38,13 +38,6 @@ class Pipeline(enum.Enum):
     NEVER_WAITING = "never-waiting"
     AUTO = "auto"
 
-    @classmethod
-    def named(cls, name: str) -> Pipeline:
-        """Returns the member called `name`. Raises ValueError."""
-        if name not in {one.value for one in cls}:
-            raise ValueError(f"pipeline: {name!r} is not one of {', '.join(one.value for one in cls)}")
-        return cls(name)
-
 
 class Depth:
     """Chooses the depth for one request; `times` are shared by all requests to a target."""

@@ -12,35 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 MAX_NODES = 256
-"""Tokens that a store holds, in all its branches; also the most that one message may bring."""
-
-
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """An alternative to the first `offset` tokens of a draft being followed by its own: these follow them instead."""
-
-    offset: int
-    token_ids: tuple[int, ...]
+"""Tokens that a store holds, in all its drafts; also the most that one message may bring."""
 
 
 @dataclass(frozen=True, slots=True)
 class AheadDraft:
-    """A draft that begins after `base_length` tokens ending in `last_token`, and branches that leave it on the way."""
+    """A draft that begins after `base_length` tokens ending in `last_token`."""
 
     base_length: int
     last_token: int
     token_ids: tuple[int, ...] = ()
-    branches: tuple[Branch, ...] = ()
-
-    @property
-    def nodes(self) -> int:
-        """The number of drafted tokens."""
-        return len(self.token_ids) + sum(len(branch.token_ids) for branch in self.branches)
-
-    def paths(self) -> list[tuple[int, ...]]:
-        """Returns the draft and, after it, the path of each branch."""
-        branches = ((*self.token_ids[: branch.offset], *branch.token_ids) for branch in self.branches)
-        return [self.token_ids, *branches]
 
 
 @dataclass(slots=True)
@@ -52,7 +33,7 @@ class _Node:
 
 
 class DraftStore:
-    """The drafts of one session. The branch of the newest draft that fits is the best: its drafter knew most tokens."""
+    """The drafts of one session. The newest draft that fits is the best: its drafter knew most tokens."""
 
     def __init__(self, tokens: Sequence[int], most_nodes: int = MAX_NODES) -> None:
         if most_nodes < 1:
@@ -72,29 +53,26 @@ class DraftStore:
         if not 1 <= base <= len(self.committed) or self.committed[base - 1] != draft.last_token:
             return False
         late = tuple(self.committed[base:])
-        fitting = [path[len(late) :] for path in draft.paths() if path[: len(late)] == late]
-        oldest = next(self._stamps)
-        stamps = [next(self._stamps) for _ in fitting]
-        for path, stamp in zip(fitting, reversed(stamps), strict=True):
-            self._insert(path, stamp, oldest)
+        if draft.token_ids[: len(late)] == late:
+            self._insert(draft.token_ids[len(late) :], next(self._stamps))
         return True
 
-    def _insert(self, path: Sequence[int], stamp: int, oldest: int) -> None:
-        """Inserts a path. If there is no room, drafts older than the stamp `oldest` go first, then the path's end."""
+    def _insert(self, path: Sequence[int], stamp: int) -> None:
+        """Inserts a path. If there is no room, older drafts go first, then the path's end."""
         node = self._root
         for token in path:
             if token not in node.after:
                 if self._nodes >= self._most:
-                    self._nodes -= _drop_older(self._root, oldest)
+                    self._nodes -= _drop_older(self._root, stamp)
                 if self._nodes >= self._most:
                     return
                 node.after[token] = _Node()
                 self._nodes += 1
             node = node.after[token]
-            node.stamp = max(node.stamp, stamp)
+            node.stamp = stamp
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """Follows newly committed tokens; branches that they contradict are dropped."""
+        """Follows newly committed tokens; drafts that they contradict are dropped."""
         self.committed += token_ids
         for token in token_ids:
             self._root = self._root.after.get(token) or _Node()

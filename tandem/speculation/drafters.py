@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from tandem.speculation.types import Draft, Proposer, SamplingParams
+from tandem.speculation.common_prefix import common
+from tandem.speculation.types import Draft, Proposer
 
 
 class Drafter(Protocol):
     """Proposes draft tokens for one request."""
 
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+    async def open(self, prompt: Sequence[int]) -> None:
         """Prepares for a request whose prompt is `prompt`."""
 
     async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
@@ -64,7 +65,7 @@ class NgramDrafter:
         self._indexed: list[int] = []
         self._entries: list[_IndexEntry] = []  # by position
 
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+    async def open(self, prompt: Sequence[int]) -> None:
         self._forget()
 
     async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
@@ -95,10 +96,8 @@ class NgramDrafter:
 
     def note(self, tokens: Sequence[int]) -> None:
         """Indexes `tokens`: stores for every n-gram the position of the token that last followed it."""
-        start = len(self._indexed)
-        if self._indexed != list(tokens[:start]):
-            start = _common(self._indexed, tokens)
-            self._roll_back(start)
+        start = common(self._indexed, tokens)
+        self._roll_back(start)
         for at in range(start, len(tokens)):
             before = tuple(tokens[max(0, at - self._sizes[0]) : at])
             grams = [(before[-n:], self._follower.get(before[-n:])) for n in self._sizes if n <= at]
@@ -124,12 +123,6 @@ class NgramDrafter:
             if at is not None:
                 return n, at
         return 0, 0
-
-
-def _common(left: Sequence[int], right: Sequence[int]) -> int:
-    """Returns the length of the common prefix."""
-    pairs = enumerate(zip(left, right, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(left), len(right)))
 
 
 def _copy(tokens: Sequence[int], start: int, k: int, end: int) -> list[int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,16 +30,16 @@ class BadLogits(ArithmeticError):
     """No token can be drawn from the model's logits: they are NaN or infinite."""
 
 
+class StructureFailed(BadLogits):
+    """The structure of a request cannot be followed any further. The message says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A token and its margin: the distance to the runner-up in logits, before temperature; 0 is a tie.
-
-    `second`: the runner-up, -1 if there is none or it was not looked for.
-    """
+    """A token and its margin: the distance to the runner-up in logits, before temperature; 0 is a tie."""
 
     token: int
     margin: float
-    second: int = field(default=-1, compare=False)
 
 
 class Purpose(enum.IntEnum):
@@ -153,10 +153,8 @@ def _greedy(logits: NDArray[np.float32]) -> Drawn:
     best = float(logits[token])
     if len(logits) == 1:
         return Drawn(token, float("inf"))
-    rest = (0, logits[:token]), (token + 1, logits[token + 1 :])
-    others = [start + int(np.argmax(part)) for start, part in rest if len(part)]
-    second = max(others, key=lambda other: logits[other])
-    return Drawn(token, best - float(logits[second]), second if np.isfinite(logits[second]) else -1)
+    second = max(float(part.max()) for part in (logits[:token], logits[token + 1 :]) if len(part))
+    return Drawn(token, best - second)
 
 
 def _best(noisy: Floats, candidates: Ids, temperature: float) -> Drawn:
@@ -164,9 +162,7 @@ def _best(noisy: Floats, candidates: Ids, temperature: float) -> Drawn:
     if len(noisy) == 1:
         return Drawn(int(candidates[winner]), float("inf"))
     best, noisy[winner] = noisy[winner], -np.inf
-    second = int(np.argmax(noisy))
-    found = int(candidates[second]) if np.isfinite(noisy[second]) else -1
-    return Drawn(int(candidates[winner]), float(best - noisy[second]) * temperature, found)
+    return Drawn(int(candidates[winner]), float(best - noisy.max()) * temperature)
 
 
 def surviving(scores: Floats, params: SamplingParams) -> Ids | None:

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from tandem.speculation.drafters import BonusDrafter, Drafter, teach
-from tandem.speculation.types import Draft, SamplingParams, SpeculationStats
+from tandem.speculation.retry import Backoff
+from tandem.speculation.types import Draft, SpeculationStats
 
 log = logging.getLogger("tandem.drafter")
-
-FIRST_SECONDS, LONGEST_SECONDS = 1.0, 30.0
 
 
 class DrafterRefused(RuntimeError):
@@ -27,76 +25,35 @@ class DrafterLate(RuntimeError):
     """A drafter missed a deadline that was too short to conclude that it has failed."""
 
 
-class Backoff:
-    """Schedules trials after a failure: the first after `first` seconds, then doubling the wait up to `longest`.
-
-    A failure soon after a success does not reset the wait: it keeps growing.
-    """
-
-    def __init__(
-        self,
-        clock: Callable[[], float] = time.monotonic,
-        first: float = FIRST_SECONDS,
-        longest: float = LONGEST_SECONDS,
-    ) -> None:
-        self._clock, self._first, self._longest = clock, first, longest
-        self._wait = 0.0
-        self._changed = -longest
-        self._next_trial = 0.0
-        self.up = True
-
-    @property
-    def wait_seconds(self) -> float:
-        return self._wait
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since it last went up or down."""
-        return self._clock() - self._changed
-
-    def due(self) -> bool:
-        """Returns True to one caller per wait period, which must then make the trial."""
-        if self.up or self._clock() < self._next_trial:
-            return False
-        self._next_trial = self._clock() + self._wait
-        return True
-
-    def failed(self, trial: bool = False) -> bool:
-        """Records a failure.
-
-        Returns True if the state changes. Calls already under way at the first failure are ignored.
-        """
-        if not self.up and not trial:
-            return False
-        changed, again = self.up, trial or self.seconds < self._longest
-        self._wait = min(2 * self._wait, self._longest) if again and self._wait else self._first
-        if changed:
-            self.up, self._changed = False, self._clock()
-        self._next_trial = self._clock() + self._wait
-        return changed
-
-    def succeeded(self) -> bool:
-        """Records a success; returns True if the state changes."""
-        changed = not self.up
-        if changed:
-            self.up, self._changed = True, self._clock()
-        return changed
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Attempt:
     """A call of a drafter, whose outcome must be reported. `trial`: made to find out whether the drafter is back."""
 
     health: DrafterHealth
     trial: bool = False
+    _open: bool = True
 
     def failed(self, error: Exception) -> None:
         """Reports that the call failed."""
+        self._open = False
         self.health.failed(error, self.trial)
 
     def succeeded(self) -> None:
         """Reports that the drafter answered."""
+        self._open = False
         self.health.succeeded()
+
+    def refused(self, backoff: Backoff, reason: object) -> None:
+        """Reports that the drafter refused the request that has this `backoff`: a refusal is an answer."""
+        self.succeeded()
+        if backoff.failed(trial=not backoff.up):
+            log.debug("drafter %s refused a request: %s", self.health.name, reason)
+
+    def ended(self) -> None:
+        """Leaves a trial that was not made, or was given up, to others soon. Does nothing after a report."""
+        if self.trial and self._open:
+            self.health.backoff.given_up()
+        self._open = False
 
 
 class DrafterHealth:
@@ -110,8 +67,13 @@ class DrafterHealth:
     def up(self) -> bool:
         return self.backoff.up
 
-    def attempt(self) -> Attempt | None:
-        """Returns the attempt that may be made now: a call if the drafter is up, a trial if one is due, or None."""
+    def attempt(self, own: Backoff | None = None) -> Attempt | None:
+        """Returns the attempt that may be made now: a call if the drafter is up, a trial if one is due, or None.
+
+        `own`: the backoff of the request that asks; a request that must wait takes no trial from others.
+        """
+        if own and not own.ready():
+            return None
         if self.up:
             return Attempt(self)
         return Attempt(self, trial=True) if self.backoff.due() else None
@@ -160,12 +122,10 @@ class FallibleDrafter:
         self._drafter, self._health = drafter, health
         self._stats = stats if stats is not None else SpeculationStats()
         self._refusals, self._backoff = refusals, backoff or Backoff()
-        self._sampling = SamplingParams()
         self._opened = False
         self._trial: asyncio.Task[Draft | None] | None = None
 
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
-        self._sampling = sampling
+    async def open(self, prompt: Sequence[int]) -> None:
         if self._health.up:
             await self._call(prompt, _nothing, Attempt(self._health))
 
@@ -189,14 +149,14 @@ class FallibleDrafter:
         """Calls the drafter if it is up; otherwise begins a trial if one is due, and returns None."""
         if self._trial and not self._trial.done():
             return None  # one call at a time
-        attempt = self._health.attempt()
-        if attempt is None or not (self._backoff.up or self._backoff.due()):
+        attempt = self._health.attempt(self._backoff)
+        if attempt is None:
             return None
         if self._backoff.up and not attempt.trial:
             return await self._call(tokens, call, attempt)
         # A trial runs beside the rounds and brings the drafter up to date; its proposal comes too late to be used.
-        trial = Attempt(self._health, trial=True)
-        self._trial = asyncio.create_task(self._call(list(tokens), call, trial), name="drafter trial")
+        self._trial = asyncio.create_task(self._call(list(tokens), call, attempt), name="drafter trial")
+        self._trial.add_done_callback(lambda _: attempt.ended())
         return None
 
     async def _call(self, tokens: Sequence[int], call: _Call, attempt: Attempt) -> Draft | None:
@@ -204,16 +164,14 @@ class FallibleDrafter:
         try:
             if not self._opened:
                 await self._drafter.close()  # frees what a failed `open` may hold
-                await self._drafter.open(tokens, self._sampling)
+                await self._drafter.open(tokens)
                 self._opened = True
             draft = await call(tokens)
         except DrafterLate:
-            self._backoff.failed(attempt.trial)
+            self._backoff.failed(trial=not self._backoff.up)
             return None
         except self._refusals as error:
-            attempt.succeeded()  # a refusal is an answer
-            if self._backoff.failed(attempt.trial):
-                log.debug("drafter %s refused a request: %s", self._health.name, error)
+            attempt.refused(self._backoff, error)
             return None
         except Exception as error:  # no error of a drafter may end a request
             attempt.failed(error)

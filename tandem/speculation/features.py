@@ -27,13 +27,6 @@ class FeatureFormat(enum.Enum):
     BFLOAT16 = "bfloat16"
     INT8 = "int8"
 
-    @classmethod
-    def named(cls, name: str) -> FeatureFormat:
-        """Returns the format called `name`. Raises InvalidField."""
-        if name not in {each.value for each in cls}:
-            raise InvalidField("feature_format", f"{name!r} is not one of {', '.join(each.value for each in cls)}")
-        return cls(name)
-
     def layer_bytes(self, hidden_size: int) -> int:
         """Bytes of one layer's hidden state of one position."""
         return 2 * hidden_size if self is FeatureFormat.BFLOAT16 else _SCALE + hidden_size
@@ -69,7 +62,7 @@ class FeatureSpec:
 
     def encode(self, values: NDArray[np.float32]) -> bytes:
         """Bytes of values [positions, layers, hidden]."""
-        values = np.nan_to_num(values.astype(np.float32), nan=0.0, posinf=0.0, neginf=0.0)
+        values = _finite(values.astype(np.float32))
         if self.format is FeatureFormat.BFLOAT16:
             return _as_bfloat16(values).tobytes()
         scales = (np.abs(values).max(axis=-1, keepdims=True) / 127).astype("<f4")
@@ -83,11 +76,15 @@ class FeatureSpec:
         count = len(data) // self.position_bytes
         if self.format is FeatureFormat.BFLOAT16:
             wide = np.frombuffer(data, dtype="<u2").astype(np.uint32) << 16
-            values: NDArray[np.float32] = wide.view(np.float32)
-            return values.reshape(count, -1)
+            return _finite(wide.view(np.float32)).reshape(count, -1)
         rows = np.frombuffer(data, dtype=np.int8).reshape(count, len(self.layers), -1)
-        scales = np.ascontiguousarray(rows[..., :_SCALE]).view("<f4").astype(np.float32)
-        return (rows[..., _SCALE:] * scales).reshape(count, -1)
+        scales = _finite(np.ascontiguousarray(rows[..., :_SCALE]).view("<f4").astype(np.float32))
+        with np.errstate(over="ignore"):
+            return _finite(rows[..., _SCALE:] * scales).reshape(count, -1)
+
+
+def _finite(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    return np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _as_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
@@ -99,10 +96,11 @@ def _as_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
 class FeatureInbox:
     """The features of one request, on their way from verdicts to a head.
 
-    `opened` and `came` are called where the verdicts arrive, `take` on the head's device thread. Those of positions
-    `first` up to `end` have come, without a gap. `epoch` counts how often a gap made them start anew. `seen`: first and
-    end when a step was planned, which uses those features and no later ones. `handed_out`: the target in use hands
-    features out.
+    `opened`, `came` and `look` are called where the verdicts arrive, `take` on the head's device thread. Those of
+    positions `first` up to `end` have come, without a gap. `epoch` counts how often a gap made them start anew. `seen`:
+    first and end when a step was planned, which uses those features and no later ones. `handed_out`: the target in use
+    hands features out. While a head rests, those of the last `context` positions wait, or DEFAULT_CONTEXT if that is
+    more; what it did not get before them is a gap.
     """
 
     def __init__(self, spec: FeatureSpec, context: int = DEFAULT_CONTEXT) -> None:
@@ -111,7 +109,8 @@ class FeatureInbox:
         self.seen = 0, 0
         self.handed_out = True
         self._begun = False
-        self._waiting: deque[tuple[int, bytes]] = deque()
+        self._waiting: deque[tuple[int, bytes]] = deque()  # without a gap, up to `end`
+        self._planned: deque[tuple[int, bytes]] = deque()
 
     def wanted(self, prefix_length: int) -> int:
         """The first position whose features an opening with a prefix of so many tokens has to bring."""
@@ -125,16 +124,20 @@ class FeatureInbox:
             self.epoch += self._begun
             self.first = self.end = start
             self._begun = True
+            self._waiting.clear()
         self.came(start, data)
 
     def came(self, start: int, data: bytes) -> None:
-        """Takes the features of a verdict. Those behind a gap are of no use. Raises InvalidField."""
+        """Takes the features of a verdict. Those behind a gap, or known, are of no use. Raises InvalidField."""
         count = self._check(data)
-        if not self._begun or not self.first <= start <= self.end:
+        if not self._begun or not self.first <= start <= self.end < start + count:
             return
-        self.end = max(self.end, start + count)
-        if count:
-            self._waiting.append((start, data))
+        self._waiting.append((self.end, data[(self.end - start) * self.spec.position_bytes :]))
+        self.end = start + count
+        while len(self._waiting) > 1 and self.end - self._waiting[0][0] > max(self._context, DEFAULT_CONTEXT):
+            self._waiting.popleft()
+            self.first = self._waiting[0][0]
+            self.epoch += 1
 
     def _check(self, data: bytes) -> int:
         """Returns of how many positions these are the features. Raises InvalidField."""
@@ -146,12 +149,14 @@ class FeatureInbox:
     def look(self) -> int:
         """Makes the next steps use what has come up to now, and returns `end`."""
         self.seen = self.first, self.end
+        self._planned += self._waiting
+        self._waiting.clear()
         return self.end
 
     def take(self) -> list[tuple[int, NDArray[np.float32]]]:
-        """What has come since the last call: start and values [positions, layers * hidden] of each."""
+        """What was planned with since the last call: start and values [positions, layers * hidden] of each."""
         taken = []
-        while self._waiting:
-            start, data = self._waiting.popleft()
+        while self._planned:
+            start, data = self._planned.popleft()
             taken.append((start, self.spec.decode(data)))
         return taken

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tandem.speculation.drafters import BonusDrafter
 from tandem.speculation.lookup_policy import PolicedLookup
-from tandem.speculation.types import Draft, SamplingParams
+from tandem.speculation.types import Draft
 
 
 class HybridDrafter:
@@ -15,9 +15,9 @@ class HybridDrafter:
     def __init__(self, lookup: PolicedLookup, model: BonusDrafter) -> None:
         self._lookup, self._model = lookup, model
 
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
-        await self._lookup.open(prompt, sampling)
-        await self._model.open(prompt, sampling)
+    async def open(self, prompt: Sequence[int]) -> None:
+        await self._lookup.open(prompt)
+        await self._model.open(prompt)
 
     async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
         copied = await self._lookup.propose(tokens, k)

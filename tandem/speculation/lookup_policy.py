@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from tandem.speculation.acceptance_rates import AcceptanceCounts
 from tandem.speculation.drafters import NgramDrafter
-from tandem.speculation.types import Draft, Proposer, SamplingParams
+from tandem.speculation.types import Draft, Proposer
 
 LONGEST = 8
 """Longest match to look for, in tokens. It exceeds LONG so that the best of the long matches is found."""
@@ -70,8 +70,8 @@ class PolicedLookup:
         self._open: list[_Prediction] = []
         self._learned = 0
 
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
-        await self._lookup.open(prompt, sampling)
+    async def open(self, prompt: Sequence[int]) -> None:
+        await self._lookup.open(prompt)
         self._open, self._learned = [], len(prompt)
 
     async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:

@@ -16,7 +16,6 @@ from tandem.speculation.types import (
     Chunk,
     Draft,
     DraftLength,
-    SamplingParams,
     SparseDistribution,
     SpeculationStats,
     Verdict,
@@ -26,7 +25,7 @@ from tandem.speculation.types import (
 class Verifier(Protocol):
     """The target model for one request, in this process or remote."""
 
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+    async def open(self, prompt: Sequence[int]) -> None:
         """Takes a KV slot and processes the prompt."""
 
     async def verify(
@@ -44,7 +43,7 @@ class Verifier(Protocol):
 class Rounds(Protocol):
     """Rounds of draft and verification, wherever the two models run."""
 
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+    async def open(self, prompt: Sequence[int]) -> None:
         """Prepares for a request whose prompt is `prompt`."""
 
     async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
@@ -64,10 +63,10 @@ class DraftThenVerify:
     verifier: Verifier
     drafter: Drafter | None = None
 
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
-        await self.verifier.open(prompt, sampling)
+    async def open(self, prompt: Sequence[int]) -> None:
+        await self.verifier.open(prompt)
         if self.drafter:
-            await self.drafter.open(prompt, sampling)
+            await self.drafter.open(prompt)
 
     async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
         draft = await self.drafter.propose(tokens, k, model_k) if self.drafter and k else Draft()
@@ -77,7 +76,7 @@ class DraftThenVerify:
     def learn(self, tokens: Sequence[int]) -> None:
         teach(self.drafter, tokens)
 
-    async def take_over(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+    async def take_over(self, prompt: Sequence[int]) -> None:
         """Goes on with a session and a drafter that are open (see ways.py)."""
 
     async def hand_over(self, tokens: Sequence[int]) -> None:
@@ -93,7 +92,6 @@ class DraftThenVerify:
 
 async def speculate(
     prompt: Sequence[int],
-    sampling: SamplingParams,
     lengths: LengthPolicy,
     rounds: Rounds,
     stopping: Stopping,
@@ -109,7 +107,7 @@ async def speculate(
     under_way: _Round | None = None
     try:
         started = time.perf_counter()
-        await rounds.open(tokens, sampling)
+        await rounds.open(tokens)
         stats.prefill_seconds = time.perf_counter() - started
         length = lengths.choose(stopping.remaining)
         while stopping.remaining:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,7 +17,7 @@ from tandem.speculation.drafters import Drafter, teach
 from tandem.speculation.pipeline import ATTEMPTS, OutOfStep, RoundsLost
 from tandem.speculation.reach import Reach
 from tandem.speculation.run_on import RunMessage
-from tandem.speculation.types import Draft, SamplingParams, SpeculationStats, Verdict
+from tandem.speculation.types import Draft, SpeculationStats, Verdict
 
 REJECTED = -1
 """Stands for a draft token that was rejected: the verifier does not send it back, and only the number counts."""
@@ -39,7 +39,7 @@ class RunVerifier(Protocol):
     def window(self) -> int:
         """Tokens that it may be ahead of those acknowledged."""
 
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+    async def open(self, prompt: Sequence[int]) -> None:
         """Takes a KV slot and processes the prompt."""
 
     def begin(self, tokens: Sequence[int]) -> None:
@@ -61,14 +61,8 @@ class RunVerifier(Protocol):
         """Ends the run and frees the slot. May be called at any time, and more than once."""
 
 
-class DraftsElsewhere(Protocol):
-    """A drafter for one request that follows the committed tokens by itself, in another process."""
-
-    def arrived(self) -> None:
-        """Reports that more tokens are known."""
-
-    async def run(self, ahead: DraftingAhead, prompt_length: int, sampling: SamplingParams) -> None:
-        """Lets `ahead` adopt what is drafted, until cancelled. Returns if each draft has to be asked for."""
+DraftsElsewhere = Callable[[DraftingAhead, int], Awaitable[None]]
+"""Lets a run, after a prompt of so many tokens, adopt what another process drafts for it, until cancelled."""
 
 
 @dataclass(slots=True)
@@ -76,8 +70,8 @@ class NeverWaitingRounds:
     """Rounds of a drafter and a verifier that never waits.
 
     The verifier goes no further than `most_total` tokens, prompt included, or `most_new` tokens without it. A call of
-    the drafter drafts at most `chunk` tokens. `measures`: see DraftingAhead. `elsewhere`: drafts without being asked;
-    `drafter` is then opened only if that is not possible. `branches`: see DraftingAhead.
+    the drafter drafts at most `chunk` tokens. `measures`: see DraftingAhead. `elsewhere`: drafts without being asked,
+    in place of `drafter`.
     """
 
     verifier: RunVerifier
@@ -90,9 +84,7 @@ class NeverWaitingRounds:
     clock: Callable[[], float] = time.perf_counter
     measures: bool = True
     elsewhere: DraftsElsewhere | None = None
-    branches: bool = False
     _end: int = 0
-    _sampling: SamplingParams = field(default_factory=SamplingParams)
     _prompt: list[int] = field(default_factory=list)
     _ahead: DraftingAhead | None = None
     _steps: asyncio.Queue[RunStep | Exception] = field(default_factory=asyncio.Queue)
@@ -101,12 +93,12 @@ class NeverWaitingRounds:
     _drafter_open: bool = False
     _verified: int = 0  # draft tokens that steps of this run verified
 
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
-        await self.verifier.open(prompt, sampling)
-        self._begin_request(prompt, sampling)
+    async def open(self, prompt: Sequence[int]) -> None:
+        await self.verifier.open(prompt)
+        self._begin_request(prompt)
 
-    def _begin_request(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
-        self._prompt, self._sampling = list(prompt), sampling
+    def _begin_request(self, prompt: Sequence[int]) -> None:
+        self._prompt = list(prompt)
         self._end = self.most_total if self.most_new is None else min(self.most_total, len(prompt) + self.most_new)
 
     async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
@@ -133,12 +125,12 @@ class NeverWaitingRounds:
             self._ahead.was_used(found.verdict.token_ids)
             return draft, found.verdict
 
-    async def take_over(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+    async def take_over(self, prompt: Sequence[int]) -> None:
         """Goes on with a session and a drafter that are open (see ways.py)."""
         self._drafter_open = True
         if self.elsewhere:
             await self._close_drafter()
-        self._begin_request(prompt, sampling)
+        self._begin_request(prompt)
 
     async def hand_over(self, tokens: Sequence[int]) -> None:
         """Ends the run, so that the session holds `tokens` and the drafter is open."""
@@ -168,7 +160,6 @@ class NeverWaitingRounds:
             min(self.verifier.window, self._end),
             self.clock,
             self.measures,
-            self.branches,
             self.elsewhere is None,
         )
         self._steps = asyncio.Queue()
@@ -188,8 +179,6 @@ class NeverWaitingRounds:
                 step = await self.verifier.step()
                 self._measure(step)
                 ahead.arrived(step.verdict.token_ids)
-                if self.elsewhere:
-                    self.elsewhere.arrived()
                 self._steps.put_nowait(step)
         except Exception as error:
             self._steps.put_nowait(error)
@@ -204,11 +193,9 @@ class NeverWaitingRounds:
             self._steps.put_nowait(error)
 
     async def _adopt(self, elsewhere: DraftsElsewhere, ahead: DraftingAhead) -> None:
-        """Uses drafts that are made elsewhere, or if there are none, opens the drafter."""
+        """Uses drafts that are made elsewhere."""
         try:
-            await elsewhere.run(ahead, len(self._prompt), self._sampling)
-            await self._open_drafter()
-            ahead.draft_here()
+            await elsewhere(ahead, len(self._prompt))
         except Exception as error:
             self._steps.put_nowait(error)
 
@@ -219,7 +206,7 @@ class NeverWaitingRounds:
     async def _open_drafter(self) -> None:
         if not self._drafter_open:
             await self.drafter.close()  # frees what an opening that was cancelled may hold
-            await self.drafter.open(self._prompt, self._sampling)
+            await self.drafter.open(self._prompt)
             self._drafter_open = True
 
     def _draft_of(self, step: RunStep, ahead: DraftingAhead) -> Draft:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from tandem.speculation.depth import Depth
 from tandem.speculation.drafters import BonusDrafter, teach
-from tandem.speculation.types import Draft, SamplingParams, SpeculationStats, Verdict
+from tandem.speculation.types import Draft, SpeculationStats, Verdict
 
 MAX_IN_FLIGHT = 8
 ATTEMPTS = 3
@@ -48,11 +48,7 @@ class Answer:
 class FlightVerifier(Protocol):
     """A target for one request that accepts several rounds at once and answers them in order."""
 
-    @property
-    def most_in_flight(self) -> int:
-        """How many rounds may be unanswered now."""
-
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+    async def open(self, prompt: Sequence[int]) -> None:
         """Takes a KV slot and processes the prompt."""
 
     def send(self, base_length: int, last_token: int, draft: Draft) -> asyncio.Future[Answer]:
@@ -101,12 +97,12 @@ class PipelinedRounds:
     _model_k: int | None = None
     _answered: float = 0.0
 
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
-        await self.verifier.open(prompt, sampling)
-        await self.drafter.open(prompt, sampling)
-        await self.take_over(prompt, sampling)
+    async def open(self, prompt: Sequence[int]) -> None:
+        await self.verifier.open(prompt)
+        await self.drafter.open(prompt)
+        await self.take_over(prompt)
 
-    async def take_over(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+    async def take_over(self, prompt: Sequence[int]) -> None:
         """Goes on with a session and a drafter that are open (see ways.py)."""
         self._end = self.most_total if self.most_new is None else min(self.most_total, len(prompt) + self.most_new)
 
@@ -176,8 +172,8 @@ class PipelinedRounds:
         return answer.result()
 
     def _start_ahead(self) -> None:
-        """Starts drafting another round, if depth, the verifier and the token limits allow one."""
-        deepest = min(self.depth.of(self._k), self.verifier.most_in_flight)
+        """Starts drafting another round, if depth and the token limits allow one."""
+        deepest = self.depth.of(self._k)
         room = len(self._path) + 1 < self._end
         if self._ahead is None and not self._no_bonus and room and len(self._flights) < deepest:
             self._ahead = asyncio.create_task(self._draft_ahead(), name="draft ahead")

@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tandem.speculation.common_prefix import common
 from tandem.speculation.sampling import SamplingParams
 
 Logits = NDArray[np.float32]
@@ -23,10 +24,13 @@ class Matcher(Protocol):
     """Follows the output through a structure, token by token."""
 
     def mask(self) -> Mask:
-        """Returns which tokens may come next, bool [vocabulary]. Raises BadLogits if the structure is too complex."""
+        """Returns which tokens may come next, bool [vocabulary].
+
+        Raises StructureFailed if the structure can be followed no further, like `allows` and `advance`.
+        """
 
     def allows(self, token: int) -> bool:
-        """Returns whether the mask has `token`, in less time than the whole mask takes. Raises BadLogits."""
+        """Returns whether the mask has `token`, in less time than the whole mask takes."""
 
     def advance(self, token: int) -> bool:
         """Takes a token. Returns False, and takes nothing, if it does not match. A mask may have fewer tokens."""
@@ -39,14 +43,16 @@ class Processing:
     """The logits processing of one sequence whose first `prompt_length` tokens are the prompt.
 
     Follows the sequence: a row costs as much as the tokens by which it differs from the row before. Only one thread at
-    a time may call `logits`, `keeps` and `mask`; `after` may be called from any.
+    a time may call `logits`, `keeps` and `mask`; `after` may be called from any. `output`: what `matcher` has taken.
     """
 
-    def __init__(self, sampling: SamplingParams, prompt_length: int, matcher: Matcher | None = None) -> None:
+    def __init__(
+        self, sampling: SamplingParams, prompt_length: int, matcher: Matcher | None = None, output: Sequence[int] = ()
+    ) -> None:
         self._sampling, self._prompt_length = sampling, prompt_length
         self._seen = Counts() if sampling.repetition_penalty != 1 else None
         self._generated = Counts() if sampling.presence_penalty or sampling.frequency_penalty else None
-        self._structure = None if matcher is None else StructureMasks(matcher)
+        self._structure = None if matcher is None else StructureMasks(matcher, output)
         self._bias_ids = np.array([token for token, _ in sampling.logit_bias], dtype=np.int64)
         self._biases = np.array([bias for _, bias in sampling.logit_bias], dtype=np.float32)
         self._changes = any(name != "structure" for name in sampling.processed)
@@ -99,10 +105,6 @@ class Processing:
         if self._structure is None or self._changes:
             return None
         return self._structure.mask(tokens[self._prompt_length :], draft)
-
-    def matches(self, tokens: Sequence[int]) -> bool:
-        """Returns whether the output in `tokens` can still become one that matches the structure."""
-        return self._structure is None or self._structure.matches(tuple(tokens[self._prompt_length :]))
 
     def _penalize(self, logits: Logits) -> None:
         params = self._sampling
@@ -205,18 +207,13 @@ class StructureMasks:
     Keeps what it knows along the draft followed last: after the draft model, the target asks for the same.
     """
 
-    def __init__(self, matcher: Matcher) -> None:
+    def __init__(self, matcher: Matcher, output: Sequence[int] = ()) -> None:
         self._matcher = matcher
-        self._followed: list[int] = []
-        self._taken = 0  # tokens that the matcher took: all, or those before the first that does not match
+        self._followed = list(output)
+        self._taken = len(output)  # tokens that the matcher took: all, or those before the first that does not match
         self._masks: dict[int, Mask] = {}  # by the number of followed tokens before it
         self._allowed: dict[int, int] = {}  # likewise, a token of the mask
         self._output: tuple[int, ...] = ()
-
-    def matches(self, output: tuple[int, ...]) -> bool:
-        """Returns whether the structure allows an output that begins like this."""
-        self._follow(common(self._followed, output), output)
-        return self._taken == len(output)
 
     def allows(self, output: tuple[int, ...], draft: Sequence[int], token: int) -> bool:
         """Returns whether `token` may follow `output` and `draft`; False if these do not match."""
@@ -270,14 +267,6 @@ class StructureMasks:
         for known in (self._masks, self._allowed):
             for at in [at for at in known if where(at)]:
                 del known[at]
-
-
-def common(left: Sequence[int], right: Sequence[int]) -> int:
-    """Returns the length of the common prefix."""
-    length = min(len(left), len(right))
-    if list(left[:length]) == list(right[:length]):
-        return length
-    return next(i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b)
 
 
 def _apply(mask: Mask, logits: Logits) -> None:

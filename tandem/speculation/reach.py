@@ -13,7 +13,6 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tandem.speculation.branches import Choices
 from tandem.speculation.contention import Contention
 from tandem.speculation.never_waiting_theory import MIN_STEP, plain_steps
 from tandem.speculation.round_statistics import ANY_ROWS, tokens_of_step
@@ -70,7 +69,6 @@ class RunMeasurements:
     steps: StepTimes = field(default_factory=lambda: StepTimes(growing_share=0.1))
     acceptance: _Share = field(default_factory=lambda: _Share(PRIOR_RATE, PRIOR_TRIALS, PROCESS_FADING))
     contention: Contention = field(default_factory=Contention)
-    choices: Choices = field(default_factory=Choices)
     ways: WayRatios = field(default_factory=WayRatios)
     others: float = 0.0
     """Tokens that other rows add to a step."""

@@ -7,8 +7,13 @@ import itertools
 import json
 import math
 from dataclasses import dataclass
+from typing import TypeVar
+
+Member = TypeVar("Member", bound=enum.Enum)
 
 MAX_BIASES = 1024
+LEAST_REPETITION_PENALTY = 0.01
+"""Far below it, a logit divided by it is infinite in 32 bits."""
 LONGEST_STRUCTURE = 65536
 """Characters of a structure's text."""
 
@@ -19,6 +24,13 @@ class InvalidField(ValueError):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
         self.field, self.reason = field, message
+
+
+def member_named(kind: type[Member], field: str, name: str) -> Member:
+    """Returns the member of an enumeration whose value is `name`. Raises InvalidField naming the field."""
+    if name not in {member.value for member in kind}:
+        raise InvalidField(field, f"{name!r} is not one of {', '.join(member.value for member in kind)}")
+    return kind(name)
 
 
 class StructureKind(enum.Enum):
@@ -100,8 +112,9 @@ class SamplingParams:
         for name in ("presence_penalty", "frequency_penalty"):
             if not -2 <= getattr(self, name) <= 2:
                 raise InvalidField(name, f"{getattr(self, name)} is outside [-2, 2]")
-        if not 0 < self.repetition_penalty <= 2:
-            raise InvalidField("repetition_penalty", f"{self.repetition_penalty} is outside (0, 2]")
+        if not LEAST_REPETITION_PENALTY <= self.repetition_penalty <= 2:
+            least = f"[{LEAST_REPETITION_PENALTY}, 2]"
+            raise InvalidField("repetition_penalty", f"{self.repetition_penalty} is outside {least}")
         self._check_biases()
 
     def _check_biases(self) -> None:

@@ -16,6 +16,7 @@ FEW = 8  # with fewer values the lower quartile is used
 HALF_LIFE = 400  # steps without a new value after which a median counts half
 LINE_WEIGHT = 4.0  # steps that the line counts as beside a size's own median, per token of the smallest size + 1
 REFRESH = 4  # steps after which tables are computed again
+MOST_CELLS = 1024  # sizes that are remembered: a server could report any
 SMOOTHING = 0.2  # weight of a new time in a smoothed one
 
 
@@ -56,6 +57,8 @@ class StepTimes:
         """Records that a step of `rows` rows and this size took `seconds`."""
         self.steps += 1
         self._cells.setdefault((rows, size), RecentMedian()).note(seconds, self.steps)
+        if len(self._cells) > MOST_CELLS:
+            del self._cells[min(self._cells, key=lambda cell: self._cells[cell].noted_at)]
 
     def table(self, rows: int, most: int, first: int = 0) -> tuple[float, ...]:
         """Returns the expected seconds of steps of `rows` rows and sizes `first` to `first + most`.
@@ -65,6 +68,8 @@ class StepTimes:
         found = self._tables.get((rows, most, first))
         if found is None or self.steps >= found[0] + min(REFRESH, found[0]):
             found = (self.steps, self._compute(rows, range(first, first + most + 1)))
+            if len(self._tables) >= MOST_CELLS:
+                self._tables.clear()
             self._tables[rows, most, first] = found
         return found[1]
 

@@ -11,34 +11,18 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from tandem.speculation.model_info import ModelInfo as ModelInfo
+from tandem.speculation.request import MAX_LOGPROBS as MAX_LOGPROBS
+from tandem.speculation.request import GenerationRequest as GenerationRequest
+from tandem.speculation.request import Request as Request
+from tandem.speculation.request import Rule as Rule
+from tandem.speculation.request import TooLong as TooLong
 from tandem.speculation.sampling import SAMPLING_FIELDS as SAMPLING_FIELDS
 from tandem.speculation.sampling import InvalidField as InvalidField
 from tandem.speculation.sampling import SamplingParams as SamplingParams
 from tandem.speculation.sampling import Structure as Structure
 from tandem.speculation.sampling import StructureKind as StructureKind
-
-MAX_LOGPROBS = 20
-
-
-class TooLong(ValueError):
-    """The prompt and the tokens to generate exceed the sequence length."""
-
-
-class Rule(enum.Enum):
-    """How draft tokens are verified. The values are used on the command line and in reports."""
-
-    AGREEMENT = "agreement"
-    REJECTION = "rejection"
-
-    @classmethod
-    def named(cls, name: str) -> Rule:
-        """Returns the rule called `name`. Raises InvalidField."""
-        if name not in {rule.value for rule in cls}:
-            raise InvalidField("rule", f"{name!r} is not one of {', '.join(rule.value for rule in cls)}")
-        return cls(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,53 +58,6 @@ class FinishReason(enum.Enum):
     STOP_TOKEN = 2
     STOP_STRING = 3
     LENGTH = 4
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationRequest:
-    """A request for one continuation. Exactly one of `text` and `token_ids` is set.
-
-    Limits that are None take the server's defaults, and so do the fields of `sampling` named in `unset_sampling`, which
-    are not sent. `deadline` (seconds of time.monotonic) is local to this process and never sent: nothing waits beyond
-    it. `logprobs`: report the log-probability of every token, and the `logprobs` likeliest tokens in its place.
-    `adapter`: the name of the LoRA adapter that changes the target for this request; empty: none.
-    """
-
-    text: str | None = None
-    token_ids: tuple[int, ...] | None = None
-    chat: bool = False
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    max_new_tokens: int | None = None
-    max_total_tokens: int | None = None
-    speculation_length: int | None = None
-    stop_token_ids: tuple[int, ...] = ()
-    stop_strings: tuple[str, ...] = ()
-    ignore_end_of_sequence: bool = False
-    report_margins: bool = False
-    rule: Rule = Rule.AGREEMENT
-    deadline: float | None = None
-    unset_sampling: frozenset[str] = frozenset()
-    logprobs: int | None = None
-    adapter: str = ""
-
-    def __post_init__(self) -> None:
-        if (self.text is None) == (self.token_ids is None):
-            raise InvalidField("prompt", "give exactly one of text and token_ids")
-        if self.max_new_tokens is not None and self.max_new_tokens < 1:
-            raise InvalidField("max_new_tokens", f"{self.max_new_tokens} is below 1")
-        if self.max_total_tokens is not None and self.max_total_tokens < 2:
-            raise InvalidField("max_total_tokens", f"{self.max_total_tokens} is below 2")
-        if self.speculation_length is not None and self.speculation_length < 0:
-            raise InvalidField("speculation_length", f"{self.speculation_length} is below 0")
-        if any(not s for s in self.stop_strings):
-            raise InvalidField("stop_strings", "an empty string would end every generation")
-        check_logprobs(self.logprobs)
-
-
-def check_logprobs(top: int | None) -> None:
-    """Raises InvalidField if so many likeliest tokens cannot be reported."""
-    if top is not None and not 0 <= top <= MAX_LOGPROBS:
-        raise InvalidField("logprobs", f"{top} is outside 0 to {MAX_LOGPROBS}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,20 +102,12 @@ class Verdict:
     features: bytes = b""
 
 
-class SecondChoice(NamedTuple):
-    """The token that a draft model would have drawn next to the one it drew, and the distance to that in logits."""
-
-    token: int
-    margin: float
-
-
 @dataclass(frozen=True, slots=True)
 class Draft:
     """Proposed tokens, the proposer of each, and the seconds they took in steps shared by `rows` rows.
 
     Under the rejection rule `distributions` holds the distribution that each token was drawn from; if it is empty, each
-    token was proposed with probability 1. `ahead`: the round did not wait for it. `second_choices`: one for each
-    token, if it was asked for and there is one.
+    token was proposed with probability 1. `ahead`: the round did not wait for it.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -188,7 +117,6 @@ class Draft:
     distributions: tuple[SparseDistribution, ...] = ()
     rows: int = 1
     ahead: bool = False
-    second_choices: tuple[SecondChoice | None, ...] = ()
 
     def __post_init__(self) -> None:
         if self.distributions and len(self.distributions) != len(self.token_ids):
@@ -290,6 +218,11 @@ class SpeculationStats:
         """Entry n is the number of rounds that verified n draft tokens."""
         return rounds_by_length(self.rounds, self.drafted_per_position)
 
+    @property
+    def acceptance_histogram(self) -> tuple[int, ...]:
+        """Entry n is the number of rounds of which n draft tokens were accepted, up to the longest draft."""
+        return tuple(rounds_by_length(self.rounds, self.accepted_per_position))
+
     def observe(self, drafted: Sequence[int], verdict: Verdict) -> None:
         """Counts a verified round."""
         self.rounds += 1
@@ -313,7 +246,7 @@ class SpeculationStats:
 
 
 def rounds_by_length(rounds: int, drafted_per_position: Sequence[int]) -> list[int]:
-    """Returns how many of the rounds had exactly 0, 1, 2, ... draft tokens."""
+    """Returns how many of the rounds had exactly 0, 1, 2, ... draft tokens, or accepted ones, by those of positions."""
     at_least = [rounds, *drafted_per_position]
     return [max(0, n - longer) for n, longer in itertools.zip_longest(at_least, at_least[1:], fillvalue=0)]
 

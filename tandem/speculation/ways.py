@@ -11,7 +11,7 @@ import functools
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from tandem.speculation.depth import expected_tpot
@@ -21,7 +21,7 @@ from tandem.speculation.reach import Reach, RunMeasurements, cycle_of, late_step
 from tandem.speculation.round_statistics import ANY_ROWS
 from tandem.speculation.step_times import Times
 from tandem.speculation.theory import expected_tokens
-from tandem.speculation.types import Draft, SamplingParams, Verdict
+from tandem.speculation.types import Draft, Verdict
 
 NEAR_SECONDS = 0.005
 """Until the costs are known, a round trip below this is waited for."""
@@ -156,7 +156,7 @@ class WayChoice:
 class Way(Rounds, Protocol):
     """Rounds that can be taken over between two of them, at the same open session and with the same drafter."""
 
-    async def take_over(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+    async def take_over(self, prompt: Sequence[int]) -> None:
         """Goes on with a session and a drafter that are open."""
 
     async def hand_over(self, tokens: Sequence[int]) -> None:
@@ -171,7 +171,7 @@ class ChosenRounds:
     `took` is told how long the rounds since took: whether the target ran, the tokens, and the seconds.
     """
 
-    opens: Callable[[Sequence[int], SamplingParams], Awaitable[None]]
+    opens: Callable[[Sequence[int]], Awaitable[None]]
     runs: Callable[[bool | None], bool]
     took: Callable[[bool, int, float], None]
     waiting: Way
@@ -186,13 +186,12 @@ class ChosenRounds:
     _chosen: Way | None = None
     _rounds: int = 0
     _prompt: Sequence[int] = ()
-    _sampling: SamplingParams = field(default_factory=SamplingParams)
 
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
-        await self.opens(prompt, sampling)
-        self._prompt, self._sampling = list(prompt), sampling
+    async def open(self, prompt: Sequence[int]) -> None:
+        await self.opens(prompt)
+        self._prompt = list(prompt)
         self._chosen = self.running if self.runs(None) else self.waiting
-        await self._chosen.open(prompt, sampling)
+        await self._chosen.open(prompt)
 
     async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
         assert self._chosen is not None, "open comes first"
@@ -226,7 +225,7 @@ class ChosenRounds:
         now = self.running if self.runs(before is self.running) else self.waiting
         if now is not before:
             await before.hand_over(tokens)
-            await now.take_over(self._prompt, self._sampling)
+            await now.take_over(self._prompt)
             self._chosen = now
 
     def learn(self, tokens: Sequence[int]) -> None:

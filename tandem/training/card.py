@@ -24,7 +24,8 @@ def card(found: Sequence[PairMeasurement], training: dict[str, Any], curve: Sequ
     return "\n".join(part for part in parts if part)
 
 
-def _table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+def markdown_table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """A table in Markdown, whose first column is text and whose others are numbers."""
     head = list(head)
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *([str(cell) for cell in row] for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -88,7 +89,7 @@ Share of all tokens on which the drafter's next token was the target's. {sum(fou
 them used in training, {found.tokens:,} tokens; {found.dtype} on {found.device}. Tandem uses hybrid: n-gram lookup where
 the text repeats itself, the model elsewhere.
 
-{_table(["workload", *names], rows)}"""
+{markdown_table(["workload", *names], rows)}"""
 
 
 def _rounds(found: PairMeasurement) -> str:
@@ -102,10 +103,10 @@ def _rounds(found: PairMeasurement) -> str:
 
 Share of rounds of {longest} in which draft token i was accepted:
 
-{_table(["drafter", *numbers], rows)}
+{markdown_table(["drafter", *numbers], rows)}
 Tokens per round (the target's own included), by speculation length:
 
-{_table(["drafter", *numbers], lengths)}"""
+{markdown_table(["drafter", *numbers], lengths)}"""
 
 
 def _costs(found: PairMeasurement) -> str:
@@ -118,7 +119,7 @@ def _costs(found: PairMeasurement) -> str:
 Measured in one run ({found.dtype} on {found.device}): a draft step {1000 * costs.draft_step:.2f} ms, a target step
 {1000 * costs.verify[0]:.1f} ms, ratio {costs.ratio:.3f}. From these and the rounds above:
 
-{_table(["drafter", "best speculation length", "predicted speedup"], rows)}"""
+{markdown_table(["drafter", "best speculation length", "predicted speedup"], rows)}"""
 
 
 def _curve(training: dict[str, Any], curve: Sequence[dict[str, Any]]) -> str:
@@ -132,7 +133,7 @@ def _curve(training: dict[str, Any], curve: Sequence[dict[str, Any]]) -> str:
 
 The model alone, greedy, on held-out continuations of training prompts, by the number of training tokens:
 
-{_table(["tokens", "steps", *kinds], rows)}"""
+{markdown_table(["tokens", "steps", *kinds], rows)}"""
 
 
 def _limits() -> str:

@@ -50,8 +50,8 @@ async def evaluate(config: EvaluateConfig, show: Callable[[str], None]) -> list[
         found.append(await measure(_accept(config, temperature), show))
         figures = json.dumps([json.loads(one.as_json()) for one in found], indent=1)
         (config.draft / "acceptance.json").write_text(figures + "\n")
-    training = _training(config.draft)
-    (config.draft / "README.md").write_text(card(found, training, [_training(run) for run in config.curve]))
+    training = training_of(config.draft)
+    (config.draft / "README.md").write_text(card(found, training, [training_of(run) for run in config.curve]))
     return found
 
 
@@ -71,7 +71,8 @@ def _accept(config: EvaluateConfig, temperature: float) -> AcceptConfig:
     )
 
 
-def _training(folder: Path) -> dict[str, Any]:
+def training_of(folder: Path) -> dict[str, Any]:
+    """The training.json of a folder that a training run wrote. Raises ValueError."""
     file = folder / "training.json"
     if not file.is_file():
         raise ValueError(f"{file}: missing; train writes it")

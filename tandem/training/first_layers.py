@@ -15,6 +15,7 @@ from typing import Any
 
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import Checkpoint, find
+from tandem.checkpoints.tensors import save_whole
 
 
 def write_first_layers(target: str | None, layers: int, output: Path) -> Checkpoint:
@@ -31,7 +32,7 @@ def write_first_layers(target: str | None, layers: int, output: Path) -> Checkpo
     module.config.num_hidden_layers = layers
     if getattr(module.config, "layer_types", None):
         module.config.layer_types = module.config.layer_types[:layers]
-    module.save_pretrained(output)
+    save_whole(output, module.save_pretrained)
     AutoTokenizer.from_pretrained(**source).save_pretrained(output)
     return Checkpoint(f"first-{layers}-layers", str(output))
 

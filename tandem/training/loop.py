@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ import torch
 from tandem.training.distill import Softmax, agreement, batch_groups, copies, loss_of, make_batch
 from tandem.training.settings import TrainConfig
 from tandem.training.shards import TrainingSequence
+
+if TYPE_CHECKING:
+    from tandem.training.heads.settings import HeadTrainConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,84 +37,118 @@ def rate_at(step: int, steps: int, warm_up: int) -> float:
     return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, along)))
 
 
-class Training:
-    """Runs the steps of a training run, with saving and resuming."""
+class Resumable:
+    """A run of `total` steps in a seeded order, saved every few minutes and resumed after an interruption.
 
-    def __init__(self, config: TrainConfig, student: Any, softmax: Softmax, data: TrainingData, steps: int, device: str,
-                 show: Callable[[str], None]) -> None:  # fmt: skip
-        self.config, self.student, self.softmax, self.data = config, student, softmax, data
-        self.steps, self.device, self.show = steps, device, show
-        decayed = [p for p in student.parameters() if p.ndim > 1]
-        other = [p for p in student.parameters() if p.ndim <= 1]
-        groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": other, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(groups, lr=config.rate, betas=(0.9, 0.98), fused=True)
+    trained: what is saved, on its device. seconds: those that the steps took, including runs before.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig | HeadTrainConfig,
+        trained: Any,
+        optimizer: torch.optim.Optimizer,
+        total: int,
+        show: Callable[[str], None],
+    ) -> None:
+        self._run, self._trained, self.optimizer, self.total, self.show = config, trained, optimizer, total, show
+        self.device = next(trained.parameters()).device.type
         self.step, self.seconds, self.saved = 0, 0.0, time.monotonic()
         config.output.mkdir(parents=True, exist_ok=True)
         if config.state.exists():
-            self._take_up(torch.load(config.state, weights_only=True))
+            self._take_up(torch.load(config.state, weights_only=True, map_location=self.device))
 
     def _take_up(self, state: dict[str, Any]) -> None:
-        if state["steps"] != self.steps:
-            raise ValueError(f"{self.config.state}: of a run of {state['steps']} steps, not {self.steps}; remove it")
-        self.student.load_state_dict(state["student"])
+        if state["total"] != self.total:
+            raise ValueError(f"{self._run.state}: of a run of {state['total']} steps, not {self.total}; remove it")
+        self._trained.load_state_dict(state["trained"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step, self.seconds = state["step"], state["seconds"]
         self.show(f"resuming from step {self.step}")
 
-    def _save(self) -> None:
-        state = {"student": self.student.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step,
-                 "steps": self.steps, "seconds": self.seconds}  # fmt: skip
-        partial = self.config.state.with_suffix(".partial")
+    def save(self) -> None:
+        """Writes what a later run resumes from, whole."""
+        state = {"trained": self._trained.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step,
+                 "total": self.total, "seconds": self.seconds}  # fmt: skip
+        partial = self._run.state.with_suffix(".partial")
         torch.save(state, partial)
-        partial.replace(self.config.state)
+        partial.replace(self._run.state)
+        self.saved = time.monotonic()
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to save."""
+        return time.monotonic() - self.saved > 60 * self._run.save_minutes
+
+    @property
+    def minutes_left(self) -> float:
+        return self.seconds / self.step * (self.total - self.step) / 60
+
+    def groups(self, sequences: Sequence[TrainingSequence]) -> Iterator[list[int]]:
+        """The batches of the steps that are left, each to be counted before the next."""
+        lengths = [(len(one.prompt), len(one.answer)) for one in sequences]
+        epoch = first = 0
+        while self.step < self.total:
+            groups = batch_groups(lengths, self._run.batch, np.random.default_rng([self._run.seed, epoch]))
+            yield from groups[max(0, self.step - first) : self.total - first]
+            first += len(groups)
+            epoch += 1
+
+    def set_rate(self) -> None:
+        """Gives the optimizer the learning rate of this step."""
+        for part in self.optimizer.param_groups:
+            part["lr"] = rate_at(self.step, self.total, self._run.warm_up) * self._run.rate
+
+    def count(self, began: float) -> None:
+        """Counts a step that began at this time."""
+        self.step += 1
+        self.seconds += time.monotonic() - began
+
+
+class Training(Resumable):
+    """Trains a draft."""
+
+    def __init__(self, config: TrainConfig, student: Any, softmax: Softmax, data: TrainingData, steps: int,
+                 show: Callable[[str], None]) -> None:  # fmt: skip
+        decayed = [p for p in student.parameters() if p.ndim > 1]
+        other = [p for p in student.parameters() if p.ndim <= 1]
+        groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": other, "weight_decay": 0.0}]
+        optimizer = torch.optim.AdamW(groups, lr=config.rate, betas=(0.9, 0.98), fused=True)
+        self.config, self.student, self.softmax, self.data = config, student, softmax, data
+        super().__init__(config, student, optimizer, steps, show)
 
     def run(self) -> float:
         """Trains to the last step; returns the seconds that it took, including runs before an interruption."""
         self.student.train()
-        epoch = first = 0
-        lengths = [(len(s.prompt), len(s.answer)) for s in self.data.train]
-        while self.step < self.steps:
-            rng = np.random.default_rng([self.config.seed, epoch])
-            upcoming = batch_groups(lengths, self.config.batch, rng)
-            if self.step < first + len(upcoming):
-                self._epoch(upcoming[self.step - first :])
-            first += len(upcoming)
-            epoch += 1
-        return self.seconds
-
-    def _epoch(self, groups: Sequence[list[int]]) -> None:
         last_show = time.monotonic()
         loss_sum = agreed = tokens = 0.0
-        for group in groups:
-            if self.step >= self.steps:
-                return
+        for group in self.groups(self.data.train):
             began = time.monotonic()
-            loss, hits, n = self._one(group)
+            loss, hits, n = self.train_group(group)
+            self.count(began)
             now = time.monotonic()
-            self.seconds += now - began
             loss_sum, agreed, tokens = loss_sum + loss * n, agreed + hits, tokens + n
-            self.step += 1
-            if now - last_show > 20 or self.step == self.steps:
-                left = self.seconds / self.step * (self.steps - self.step) / 60
+            if now - last_show > 20 or self.step == self.total:
+                rate = tokens / (now - last_show)
                 self.show(
-                    f"step {self.step:,} of {self.steps:,}: loss {loss_sum / tokens:.3f}, agreement"
-                    f" {agreed / tokens:.3f}, {tokens / (now - last_show):,.0f} tokens/s, {left:.0f} min left"
+                    f"step {self.step:,} of {self.total:,}: loss {loss_sum / tokens:.3f}, agreement"
+                    f" {agreed / tokens:.3f}, {rate:,.0f} tokens/s, {self.minutes_left:.0f} min left"
                 )
                 loss_sum = agreed = tokens = 0.0
                 last_show = now
-            if now - self.saved > 60 * self.config.save_minutes:
-                self._save()
+            if self.due:
+                self.save()
                 self._show_held_out()
-                self.saved = last_show = time.monotonic()
+                last_show = time.monotonic()
+        return self.seconds
 
     def _show_held_out(self) -> None:
         counts = agreement(self.student, self.data.held_out[:400])
         self.show("held out: " + ", ".join(f"{k} {h / n:.3f}" for k, (h, n) in counts.items()))
 
-    def _one(self, group: list[int]) -> tuple[float, int, int]:
-        rate = rate_at(self.step, self.steps, self.config.warm_up) * self.config.rate
-        for part in self.optimizer.param_groups:
-            part["lr"] = rate
+    def train_group(self, group: list[int]) -> tuple[float, int, int]:
+        """One step, on the samples of a batch. Returns the loss, the hits and the tokens."""
+        self.set_rate()
         torch.manual_seed(self.config.seed * 1_000_003 + self.step)
         said = [self.data.train[i] for i in group]
         rng = np.random.default_rng([self.config.seed, self.step])

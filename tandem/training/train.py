@@ -21,6 +21,7 @@ import torch
 
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import FREQUENT_TOKENS, find, weights_revision
+from tandem.checkpoints.tensors import save_whole
 from tandem.training.distill import Softmax, agreement
 from tandem.training.loop import Training, TrainingData
 from tandem.training.settings import HELD_OUT, TrainConfig
@@ -33,7 +34,7 @@ def read_data(config: TrainConfig, revision: str, vocab_size: int) -> TrainingDa
     if folder.meta()["target"] != revision:
         raise ValueError(f"{config.data}: holds data of the target {folder.meta()['target']}, not {revision}")
     everything = [answered for number in folder.numbers() for answered in split(folder.read(number))]
-    apart = _held_out({answered.prompt.tobytes() for answered in everything})
+    apart = held_out_prompts({answered.prompt.tobytes() for answered in everything})
     held_out = [answered for answered in everything if answered.prompt.tobytes() in apart]
     train: list[TrainingSequence] = []
     tokens, counts = 0, np.zeros(vocab_size, np.int64)
@@ -48,7 +49,7 @@ def read_data(config: TrainConfig, revision: str, vocab_size: int) -> TrainingDa
     return TrainingData(train, held_out, tokens, torch.from_numpy(counts))
 
 
-def _held_out(prompts: set[bytes]) -> set[bytes]:
+def held_out_prompts(prompts: set[bytes]) -> set[bytes]:
     """Selects one prompt in HELD_OUT, at least one, independently of the order of the data."""
     return set(sorted(prompts, key=lambda p: (zlib.crc32(p), p))[: -(-len(prompts) // HELD_OUT)])
 
@@ -95,7 +96,7 @@ def train(config: TrainConfig, show: Callable[[str], None]) -> dict[str, Any]:
     steps = max(1, round(config.epochs * data.tokens / config.batch))
     show(f"{data.tokens:,} tokens in {len(data.train):,} sequences, {len(seen):,} tokens in every softmax, "
          f"{sum(p.numel() for p in student.parameters()):,} parameters, about {steps:,} steps")  # fmt: skip
-    seconds = Training(config, student, softmax, data, steps, device, show).run()
+    seconds = Training(config, student, softmax, data, steps, show).run()
     report = {
         "config": json.loads(json.dumps(asdict(config) | {"student": asdict(shape_of(student))}, default=str)),
         "target": revision,
@@ -105,7 +106,7 @@ def train(config: TrainConfig, show: Callable[[str], None]) -> dict[str, Any]:
         "seconds": round(seconds, 1),
         "held_out_agreement": {k: round(h / n, 4) for k, (h, n) in agreement(student, data.held_out).items()},
     }
-    student.half().save_pretrained(config.output)
+    save_whole(config.output, student.half().save_pretrained)
     (config.output / FREQUENT_TOKENS).write_text(json.dumps(seen.tolist()) + "\n")
     AutoTokenizer.from_pretrained(**source).save_pretrained(config.output)
     _without_spaces(config.output / "tokenizer.json")

@@ -31,7 +31,7 @@ class DraftWorkerGenerateResponse(_message.Message):
     def __init__(self, chunk: _Optional[_Union[_generation_pb2.GenerateChunk, _Mapping]] = ..., completion: _Optional[_Union[_generation_pb2.GenerateCompletion, _Mapping]] = ...) -> None: ...
 
 class ProposeRequest(_message.Message):
-    __slots__ = ("session_id", "known_length", "tokens", "speculation_length", "sampling", "tokenizer_sha256", "rule", "model_speculation_length", "prompt_length")
+    __slots__ = ("session_id", "known_length", "tokens", "speculation_length", "sampling", "tokenizer_sha256", "rule", "model_speculation_length", "prompt_length", "drafts")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     KNOWN_LENGTH_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +41,7 @@ class ProposeRequest(_message.Message):
     RULE_FIELD_NUMBER: _ClassVar[int]
     MODEL_SPECULATION_LENGTH_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     known_length: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -50,7 +51,8 @@ class ProposeRequest(_message.Message):
     rule: _generation_pb2.VerificationRule
     model_speculation_length: int
     prompt_length: int
-    def __init__(self, session_id: _Optional[str] = ..., known_length: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., speculation_length: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ..., tokenizer_sha256: _Optional[str] = ..., rule: _Optional[_Union[_generation_pb2.VerificationRule, str]] = ..., model_speculation_length: _Optional[int] = ..., prompt_length: _Optional[int] = ...) -> None: ...
+    drafts: _generation_pb2.Drafts
+    def __init__(self, session_id: _Optional[str] = ..., known_length: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., speculation_length: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ..., tokenizer_sha256: _Optional[str] = ..., rule: _Optional[_Union[_generation_pb2.VerificationRule, str]] = ..., model_speculation_length: _Optional[int] = ..., prompt_length: _Optional[int] = ..., drafts: _Optional[_Union[_generation_pb2.Drafts, str]] = ...) -> None: ...
 
 class ProposeResponse(_message.Message):
     __slots__ = ("unknown", "draft_tokens", "proposed_by", "queue_seconds", "compute_seconds", "server_seconds", "distributions", "step_rows")
@@ -73,7 +75,7 @@ class ProposeResponse(_message.Message):
     def __init__(self, unknown: bool = ..., draft_tokens: _Optional[_Iterable[int]] = ..., proposed_by: _Optional[_Iterable[str]] = ..., queue_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., server_seconds: _Optional[float] = ..., distributions: _Optional[_Iterable[_Union[_generation_pb2.SparseDistribution, _Mapping]]] = ..., step_rows: _Optional[int] = ...) -> None: ...
 
 class ProposeStreamRequest(_message.Message):
-    __slots__ = ("session_id", "tokens", "draft_ahead", "send_first", "send_more", "sampling", "tokenizer_sha256", "prompt_length", "max_total_tokens")
+    __slots__ = ("session_id", "tokens", "draft_ahead", "send_first", "send_more", "sampling", "tokenizer_sha256", "prompt_length", "max_total_tokens", "drafts")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_AHEAD_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +85,7 @@ class ProposeStreamRequest(_message.Message):
     TOKENIZER_SHA256_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     MAX_TOTAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     tokens: _containers.RepeatedScalarFieldContainer[int]
     draft_ahead: int
@@ -92,7 +95,8 @@ class ProposeStreamRequest(_message.Message):
     tokenizer_sha256: str
     prompt_length: int
     max_total_tokens: int
-    def __init__(self, session_id: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., draft_ahead: _Optional[int] = ..., send_first: _Optional[int] = ..., send_more: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ..., tokenizer_sha256: _Optional[str] = ..., prompt_length: _Optional[int] = ..., max_total_tokens: _Optional[int] = ...) -> None: ...
+    drafts: _generation_pb2.Drafts
+    def __init__(self, session_id: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., draft_ahead: _Optional[int] = ..., send_first: _Optional[int] = ..., send_more: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ..., tokenizer_sha256: _Optional[str] = ..., prompt_length: _Optional[int] = ..., max_total_tokens: _Optional[int] = ..., drafts: _Optional[_Union[_generation_pb2.Drafts, str]] = ...) -> None: ...
 
 class ProposeStreamResponse(_message.Message):
     __slots__ = ("base_length", "draft_tokens", "proposed_by", "drafted", "queue_seconds", "compute_seconds", "messages_read", "server_seconds")

@@ -20,6 +20,14 @@ class VerificationRule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     VERIFICATION_RULE_AGREEMENT: _ClassVar[VerificationRule]
     VERIFICATION_RULE_REJECTION: _ClassVar[VerificationRule]
 
+class Drafts(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DRAFTS_UNSPECIFIED: _ClassVar[Drafts]
+    DRAFTS_NONE: _ClassVar[Drafts]
+    DRAFTS_LOOKUP: _ClassVar[Drafts]
+    DRAFTS_MODEL: _ClassVar[Drafts]
+    DRAFTS_HEAD: _ClassVar[Drafts]
+
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
@@ -41,6 +49,11 @@ STRUCTURE_KIND_GRAMMAR: StructureKind
 VERIFICATION_RULE_UNSPECIFIED: VerificationRule
 VERIFICATION_RULE_AGREEMENT: VerificationRule
 VERIFICATION_RULE_REJECTION: VerificationRule
+DRAFTS_UNSPECIFIED: Drafts
+DRAFTS_NONE: Drafts
+DRAFTS_LOOKUP: Drafts
+DRAFTS_MODEL: Drafts
+DRAFTS_HEAD: Drafts
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_END_OF_SEQUENCE: FinishReason
 FINISH_REASON_STOP_TOKEN: FinishReason
@@ -115,7 +128,7 @@ class SparseDistribution(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Generation(_message.Message):
-    __slots__ = ("text", "token_ids", "chat", "sampling", "max_new_tokens", "speculation_length", "stop_token_ids", "stop_strings", "ignore_end_of_sequence", "report_margins", "max_total_tokens", "rule", "logprobs", "adapter")
+    __slots__ = ("text", "token_ids", "chat", "sampling", "max_new_tokens", "speculation_length", "stop_token_ids", "stop_strings", "ignore_end_of_sequence", "report_margins", "max_total_tokens", "rule", "logprobs", "adapter", "drafts")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
@@ -130,6 +143,7 @@ class Generation(_message.Message):
     RULE_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
     text: str
     token_ids: TokenIds
     chat: bool
@@ -144,7 +158,8 @@ class Generation(_message.Message):
     rule: VerificationRule
     logprobs: int
     adapter: str
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: bool = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., speculation_length: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., stop_strings: _Optional[_Iterable[str]] = ..., ignore_end_of_sequence: bool = ..., report_margins: bool = ..., max_total_tokens: _Optional[int] = ..., rule: _Optional[_Union[VerificationRule, str]] = ..., logprobs: _Optional[int] = ..., adapter: _Optional[str] = ...) -> None: ...
+    drafts: Drafts
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: bool = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., speculation_length: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., stop_strings: _Optional[_Iterable[str]] = ..., ignore_end_of_sequence: bool = ..., report_margins: bool = ..., max_total_tokens: _Optional[int] = ..., rule: _Optional[_Union[VerificationRule, str]] = ..., logprobs: _Optional[int] = ..., adapter: _Optional[str] = ..., drafts: _Optional[_Union[Drafts, str]] = ...) -> None: ...
 
 class GenerateChunk(_message.Message):
     __slots__ = ("token_ids", "text", "margins", "logprobs", "adapter")
@@ -181,7 +196,7 @@ class PartialGeneration(_message.Message):
     def __init__(self, output_tokens: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SpeculationStats(_message.Message):
-    __slots__ = ("rounds", "drafted", "accepted", "accepted_per_position", "drafted_per_position", "draft_seconds", "verify_seconds", "queue_seconds", "network_seconds", "prefill_seconds", "bytes_up", "bytes_down", "wasted_drafts", "drafted_by", "accepted_by", "stale_rounds", "stale_drafts", "sent_by_depth", "guessed_rounds", "rounds_by_length", "undrafted_rounds", "run_steps", "wasted_steps", "cached_prompt_tokens", "feature_bytes")
+    __slots__ = ("rounds", "drafted", "accepted", "accepted_per_position", "drafted_per_position", "draft_seconds", "verify_seconds", "queue_seconds", "network_seconds", "prefill_seconds", "bytes_up", "bytes_down", "wasted_drafts", "drafted_by", "accepted_by", "stale_rounds", "stale_drafts", "sent_by_depth", "guessed_rounds", "rounds_by_length", "undrafted_rounds", "run_steps", "wasted_steps", "cached_prompt_tokens", "feature_bytes", "acceptance_histogram")
     class DraftedByEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -221,6 +236,7 @@ class SpeculationStats(_message.Message):
     WASTED_STEPS_FIELD_NUMBER: _ClassVar[int]
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FEATURE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_HISTOGRAM_FIELD_NUMBER: _ClassVar[int]
     rounds: int
     drafted: int
     accepted: int
@@ -246,7 +262,8 @@ class SpeculationStats(_message.Message):
     wasted_steps: int
     cached_prompt_tokens: int
     feature_bytes: int
-    def __init__(self, rounds: _Optional[int] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., drafted_per_position: _Optional[_Iterable[int]] = ..., draft_seconds: _Optional[float] = ..., verify_seconds: _Optional[float] = ..., queue_seconds: _Optional[float] = ..., network_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., wasted_drafts: _Optional[int] = ..., drafted_by: _Optional[_Mapping[str, int]] = ..., accepted_by: _Optional[_Mapping[str, int]] = ..., stale_rounds: _Optional[int] = ..., stale_drafts: _Optional[int] = ..., sent_by_depth: _Optional[_Iterable[int]] = ..., guessed_rounds: _Optional[int] = ..., rounds_by_length: _Optional[_Iterable[int]] = ..., undrafted_rounds: _Optional[int] = ..., run_steps: _Optional[int] = ..., wasted_steps: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., feature_bytes: _Optional[int] = ...) -> None: ...
+    acceptance_histogram: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, rounds: _Optional[int] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., drafted_per_position: _Optional[_Iterable[int]] = ..., draft_seconds: _Optional[float] = ..., verify_seconds: _Optional[float] = ..., queue_seconds: _Optional[float] = ..., network_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., wasted_drafts: _Optional[int] = ..., drafted_by: _Optional[_Mapping[str, int]] = ..., accepted_by: _Optional[_Mapping[str, int]] = ..., stale_rounds: _Optional[int] = ..., stale_drafts: _Optional[int] = ..., sent_by_depth: _Optional[_Iterable[int]] = ..., guessed_rounds: _Optional[int] = ..., rounds_by_length: _Optional[_Iterable[int]] = ..., undrafted_rounds: _Optional[int] = ..., run_steps: _Optional[int] = ..., wasted_steps: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., feature_bytes: _Optional[int] = ..., acceptance_histogram: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Adapter(_message.Message):
     __slots__ = ("name", "revision")

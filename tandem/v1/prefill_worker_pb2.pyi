@@ -59,12 +59,14 @@ class PrefillResponse(_message.Message):
     def __init__(self, header: _Optional[_Union[PrefillHeader, _Mapping]] = ..., pages: _Optional[_Union[KvPages, _Mapping]] = ..., end: _Optional[_Union[PrefillEnd, _Mapping]] = ...) -> None: ...
 
 class PrefillHeader(_message.Message):
-    __slots__ = ("layout", "pages")
+    __slots__ = ("layout", "pages", "instance")
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
     layout: PageLayout
     pages: int
-    def __init__(self, layout: _Optional[_Union[PageLayout, _Mapping]] = ..., pages: _Optional[int] = ...) -> None: ...
+    instance: str
+    def __init__(self, layout: _Optional[_Union[PageLayout, _Mapping]] = ..., pages: _Optional[int] = ..., instance: _Optional[str] = ...) -> None: ...
 
 class KvPages(_message.Message):
     __slots__ = ("first_page", "data", "checksums")

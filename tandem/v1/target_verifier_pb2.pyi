@@ -31,7 +31,7 @@ class TargetVerifierGenerateResponse(_message.Message):
     def __init__(self, chunk: _Optional[_Union[_generation_pb2.GenerateChunk, _Mapping]] = ..., completion: _Optional[_Union[_generation_pb2.GenerateCompletion, _Mapping]] = ...) -> None: ...
 
 class OpenSessionRequest(_message.Message):
-    __slots__ = ("session_id", "prefix", "prompt_length", "sampling", "rule", "tokenizer_sha256", "max_total_tokens", "weights_revision", "dtype", "vocab_size", "adapter", "adapter_revision", "features")
+    __slots__ = ("session_id", "prefix", "prompt_length", "sampling", "rule", "tokenizer_sha256", "max_total_tokens", "weights_revision", "dtype", "vocab_size", "adapter", "adapter_revision", "features", "report_margins", "logprobs")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,8 @@ class OpenSessionRequest(_message.Message):
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_REVISION_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
+    REPORT_MARGINS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     prefix: _containers.RepeatedScalarFieldContainer[int]
     prompt_length: int
@@ -58,7 +60,9 @@ class OpenSessionRequest(_message.Message):
     adapter: str
     adapter_revision: str
     features: FeatureRequest
-    def __init__(self, session_id: _Optional[str] = ..., prefix: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ..., rule: _Optional[_Union[_generation_pb2.VerificationRule, str]] = ..., tokenizer_sha256: _Optional[str] = ..., max_total_tokens: _Optional[int] = ..., weights_revision: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., adapter: _Optional[str] = ..., adapter_revision: _Optional[str] = ..., features: _Optional[_Union[FeatureRequest, _Mapping]] = ...) -> None: ...
+    report_margins: bool
+    logprobs: int
+    def __init__(self, session_id: _Optional[str] = ..., prefix: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ..., rule: _Optional[_Union[_generation_pb2.VerificationRule, str]] = ..., tokenizer_sha256: _Optional[str] = ..., max_total_tokens: _Optional[int] = ..., weights_revision: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., adapter: _Optional[str] = ..., adapter_revision: _Optional[str] = ..., features: _Optional[_Union[FeatureRequest, _Mapping]] = ..., report_margins: bool = ..., logprobs: _Optional[int] = ...) -> None: ...
 
 class FeatureRequest(_message.Message):
     __slots__ = ("layers", "format", "start")
@@ -105,38 +109,24 @@ class OpenSessionResponse(_message.Message):
     def __init__(self, committed_length: _Optional[int] = ..., reused_length: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., queue_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., max_speculation_length: _Optional[int] = ..., rule: _Optional[_Union[_generation_pb2.VerificationRule, str]] = ..., processed_fields: _Optional[_Iterable[str]] = ..., max_unread_tokens: _Optional[int] = ..., adapter_revision: _Optional[str] = ..., features: _Optional[_Union[Features, _Mapping]] = ...) -> None: ...
 
 class VerifyRequest(_message.Message):
-    __slots__ = ("session_id", "base_length", "last_token", "draft_tokens", "report_margins", "distributions", "logprobs", "run_until", "branches", "max_step_drafts", "stop_token_ids")
+    __slots__ = ("session_id", "base_length", "last_token", "draft_tokens", "distributions", "run_until", "max_step_drafts", "stop_token_ids")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     LAST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    REPORT_MARGINS_FIELD_NUMBER: _ClassVar[int]
     DISTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
-    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     RUN_UNTIL_FIELD_NUMBER: _ClassVar[int]
-    BRANCHES_FIELD_NUMBER: _ClassVar[int]
     MAX_STEP_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     base_length: int
     last_token: int
     draft_tokens: _containers.RepeatedScalarFieldContainer[int]
-    report_margins: bool
     distributions: _containers.RepeatedCompositeFieldContainer[_generation_pb2.SparseDistribution]
-    logprobs: int
     run_until: int
-    branches: _containers.RepeatedCompositeFieldContainer[DraftBranch]
     max_step_drafts: int
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, session_id: _Optional[str] = ..., base_length: _Optional[int] = ..., last_token: _Optional[int] = ..., draft_tokens: _Optional[_Iterable[int]] = ..., report_margins: bool = ..., distributions: _Optional[_Iterable[_Union[_generation_pb2.SparseDistribution, _Mapping]]] = ..., logprobs: _Optional[int] = ..., run_until: _Optional[int] = ..., branches: _Optional[_Iterable[_Union[DraftBranch, _Mapping]]] = ..., max_step_drafts: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
-
-class DraftBranch(_message.Message):
-    __slots__ = ("offset", "token_ids")
-    OFFSET_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    offset: int
-    token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, offset: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[str] = ..., base_length: _Optional[int] = ..., last_token: _Optional[int] = ..., draft_tokens: _Optional[_Iterable[int]] = ..., distributions: _Optional[_Iterable[_Union[_generation_pb2.SparseDistribution, _Mapping]]] = ..., run_until: _Optional[int] = ..., max_step_drafts: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class VerifyResponse(_message.Message):
     __slots__ = ("stale", "committed_length", "token_ids", "accepted", "replayed", "queue_seconds", "compute_seconds", "margins", "server_seconds", "step_rows", "step_width", "step_tokens", "logprobs", "drafted", "messages_read", "features")

@@ -259,7 +259,7 @@ def test_an_endpoint_that_is_not_there_is_passed_over() -> None:
     assert beside(target_site, ask) == SAID
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_request_goes_on_at_the_next_endpoint_when_its_server_is_killed(tmp_path: Path) -> None:
     with (
         server_process(tmp_path, *SLOW, ready_file="one.json") as one,
@@ -320,3 +320,30 @@ def test_tls_and_a_token_let_a_client_in(tmp_path: Path) -> None:
 def test_a_token_does_not_leave_this_machine_in_clear_text(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="clear text"):
         tandem.Client("10.1.2.3:50051", credentials=tandem.Credentials(token_file=token_file(tmp_path / "t", "abc\n")))
+
+
+def test_a_request_chooses_what_drafts_and_a_wrong_choice_is_named() -> None:
+    def ask(address: str) -> list[tandem.Completion]:
+        with tandem.Client(address) as client:
+            with pytest.raises(tandem.TandemError, match="drafts: model is not available: this server has auto, none"):
+                client.generate(PROMPT, max_new_tokens=12, drafts="model")
+            with pytest.raises(ValueError, match="drafts: 'copies' is not one of auto, none, lookup, model, head"):
+                client.generate(PROMPT, max_new_tokens=12, drafts="copies")
+            with pytest.raises(TypeError, match="a request has no option draft"):
+                client.generate(PROMPT, max_new_tokens=12, draft="lookup")  # type: ignore[call-arg]
+            return [client.generate(PROMPT, max_new_tokens=12, drafts=drafts) for drafts in ("auto", "none", "lookup")]
+
+    automatic, plain, copied = beside(fused_site, ask)
+    assert automatic.token_ids == plain.token_ids == copied.token_ids == SAID
+    assert plain.statistics.drafted == 0 and plain.statistics.rounds == 12
+    assert set(copied.statistics.drafted_by) <= {"ngram"}
+
+
+def test_an_asynchronous_client_chooses_what_drafts() -> None:
+    async def test() -> tuple[int, ...]:
+        async with fused_site() as site, tandem.AsyncClient(site.address) as client:
+            chunks = [chunk async for chunk in client.stream(PROMPT, max_new_tokens=12, drafts="none")]
+            assert all(len(chunk.token_ids) == 1 for chunk in chunks)
+            return tuple(token for chunk in chunks for token in chunk.token_ids)
+
+    assert run(test()) == SAID

@@ -166,7 +166,7 @@ def test_a_deadline_and_a_target_that_is_not_there() -> None:
         tandem.DraftSession("127.0.0.1:1", Oracle(), connect_seconds=0.2)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_request_goes_on_at_the_next_verifier_when_its_own_is_killed(tmp_path: Path) -> None:
     slow = ("--role", "target", "--model", "step=0.05")
     with (

@@ -52,7 +52,7 @@ def test_own_drafter(address: str, tmp_path: Path) -> None:
     assert tokens == " ".join(map(str, said)) and rounds.endswith(f"rounds for {len(said)} tokens")
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_compare_two(tmp_path: Path) -> None:
     pytest.importorskip("tandem.comparison.api")
     shown = run_example("compare_two.py", tmp_path, "toy")

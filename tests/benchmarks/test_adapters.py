@@ -31,7 +31,12 @@ def test_a_ratio_is_the_median_over_turns_of_the_same_turns_base() -> None:
     assert [line.split()[-1] for line in lines[1:]] == ["1.000", "1.500", "1.000"]
 
 
-def test_a_run_times_every_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("embedded", [False, pytest.param(True, marks=pytest.mark.thorough)])
+def test_a_run_times_every_kind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, embedded: bool
+) -> None:
+    if not embedded:
+        monkeypatch.setattr("benchmarks.adapters.loaded", lambda settings, weights, rows: native(module_of()))
     small = ("--runs", "1", "--rows", "2", "--widths", "2", "--ranks", "2", "--adapters", "2", "--context", "8")
     assert main([*small, "--formats", "auto", "--output", str(tmp_path / "it.json")]) == 0
     said = capsys.readouterr().out

@@ -21,7 +21,7 @@ def test_differences_are_those_of_the_same_prompt_and_turn() -> None:
     assert added(found, GATEWAY, "tpot") == pytest.approx([0.2, 0.0])
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_benchmark_measures_all_ways_with_real_processes(tmp_path: Path) -> None:
     few = ("--prompts", "2", "--repeats", "1", "--max-new-tokens", "6", "--server-flags", "--backend toy")
     assert main([*few, "--output", str(tmp_path / "out.json")]) == 0

@@ -137,7 +137,7 @@ def test_no_process_is_left_when_the_benchmark_is_cancelled(planted):
     ports = []
 
     async def use(server, info):
-        ports.append(server._port)
+        ports.append(server.port)
         raise asyncio.CancelledError
 
     async def connects():

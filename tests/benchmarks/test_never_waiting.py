@@ -29,7 +29,7 @@ def test_bad_cores_are_refused_before_anything_starts(capsys: pytest.CaptureFixt
     assert "none" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_every_way_gives_plain_decodings_tokens_and_each_request_is_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -43,7 +43,7 @@ def test_every_way_gives_plain_decodings_tokens_and_each_request_is_kept(
     assert "never-waiting" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_clients_at_the_same_time_get_plain_decodings_tokens_too(tmp_path: Path) -> None:
     output = tmp_path / "turns.json"
     assert never_waiting_load.main([*TOY, "--rtt-ms", "0", "--clients", "3", "--output", str(output)]) == 0

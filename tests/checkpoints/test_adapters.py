@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tandem.checkpoints.adapters import Adapter, AdapterChoice, adapter_choices, read_adapter
+from tandem.checkpoints.adapter_config import AdapterConfig
+from tandem.checkpoints.adapters import MOST_CHANGE, Adapter, AdapterChoice, adapter_choices, read_adapter
 from tandem.checkpoints.locate import CheckpointError
 from tests.adapters import write_adapter
 
@@ -36,6 +38,15 @@ def test_ranks_and_alphas_may_differ_by_pattern(tmp_path: Path) -> None:
     patterns = {"rank_pattern": {"down_proj": 2}, "alpha_pattern": {r"layers\.1\.mlp\.down_proj": 5, "k_proj": 7}}
     adapter = read(tmp_path, tensors() | tensors(2, DOWN), **patterns)
     assert {module: (part.rank, part.scale) for module, part in adapter.parts.items()} == {Q: (4, 2.0), DOWN: (2, 2.5)}
+
+
+def test_a_pattern_matches_the_end_of_a_path_from_a_dot_on() -> None:
+    """Whole names, as with PEFT: a pattern that matches anywhere gives layers another's factor, and wrong tokens."""
+    config = AdapterConfig(
+        4, 8, alphas={"proj": 1, "model": 2, "attn.q_proj": 3, "mlp": 4, "q_proj": 5}, ranks={"q": 1}
+    )
+    assert config.rank_and_scale(Q) == (4, 5 / 4) and config.rank_and_scale(DOWN) == (4, 2.0)
+    assert config.rank_and_scale("attn.q_proj") == (4, 3 / 4) and config.rank_and_scale("q") == (1, 8.0)
 
 
 def test_rank_stabilised_adapters_are_scaled_by_the_root(tmp_path: Path) -> None:
@@ -76,9 +87,15 @@ def test_equal_files_have_equal_revisions_and_others_do_not(tmp_path: Path) -> N
         ({"r": "4"}, "r: '4'"),
         ({"r": 8}, f"{Q} has rank 4, and adapter_config.json says 8"),
         ({"lora_alpha": "8"}, "lora_alpha: '8'"),
-        ({"lora_alpha": float("inf")}, "lora_alpha: inf"),
+        ({"lora_alpha": float("inf")}, "'lora_alpha' is inf, not a finite number"),
+        ({"lora_alpha": 10**299}, f"{Q} would overflow: its factor (lora_alpha or alpha_pattern by rank) is 2.5e+298"),
+        ({"lora_alpha": 10**400}, "a number has 401 digits"),
+        ({"lora_alpha": 1e39}, f"{Q} would overflow"),
+        ({"alpha_pattern": {"q_proj": 1e39}}, f"{Q} would overflow"),
         ({"rank_pattern": [1]}, "rank_pattern"),
-        ({"alpha_pattern": {"(": 1}}, "pattern '('"),
+        ({"alpha_pattern": {"(": 1}}, "alpha_pattern: '(': a group has no end"),
+        ({"rank_pattern": {"(?=x)": 4}}, "rank_pattern: '(?=x)': '?=x)' in it is not served"),
+        ({"rank_pattern": {"((.?){9999}){9999}q_proj": 4}}, "rank_pattern: its patterns take more than"),
         ({"use_rslora": "yes"}, "use_rslora: 'yes'"),
     ],
 )
@@ -98,6 +115,9 @@ def test_what_is_not_served_is_refused_by_its_field(fields: dict[str, Any], said
         (tensors() | {f"base_model.model.{Q}.lora_B.weight": torch.ones(8, 3)}, "share no rank"),
         (tensors() | {f"base_model.model.{Q}.lora_B.weight": torch.full((8, 4), math.nan)}, "not finite"),
         (tensors() | {f"base_model.model.{Q}.lora_A.weight": torch.ones(4, 6, 1)}, "not a matrix"),
+        ({name: value * 1e30 for name, value in tensors().items()}, f"{Q} would overflow"),
+        ({name: value * 1e9 for name, value in tensors().items()}, "the norms of lora_A and lora_B are 4.9e+09 and"),
+        (tensors() | {f"base_model.model.{Q}.lora_A.weight": torch.ones(4, 6).double() * 1e39}, "not finite"),
     ],
 )
 def test_tensors_that_are_no_lora_of_a_linear_layer_are_refused_by_name(
@@ -123,6 +143,49 @@ def test_a_folder_that_is_no_adapter_says_what_it_lacks(tmp_path: Path) -> None:
     assert "no adapter_model.safetensors" in refusal(tmp_path)
     (tmp_path / "adapter_config.json").write_text("[]")
     assert "not an object" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"[" * 100_000, "nested more than 64 deep"),
+        (b'{"auto_mapping": ' + b"[" * 65 + b"]" * 65 + b"}", "nested more than 64 deep"),
+        (b'{"r": ' + b"1" * 5000 + b"}", "a number has 5000 digits"),
+        (b'{"lora_alpha": 1e999}', "'lora_alpha' is inf, not a finite number"),
+        (b'{"r": NaN}', "'r' is nan, not a finite number"),
+        (b'{"r": 4, "r": 8}', "a name stands twice"),
+        (b'{"r": "\xff"}', "can't decode byte"),
+        (b" " * (1 << 20) + b"{}", "longer than 1048576 bytes"),
+        (b"", "Expecting value"),
+    ],
+    ids=["nested", "nested a little", "digits", "infinite", "NaN", "twice", "no UTF-8", "long", "empty"],
+)
+def test_a_configuration_that_is_no_plain_json_is_refused(content: bytes, said: str, tmp_path: Path) -> None:
+    write_adapter(tmp_path, tensors())
+    (tmp_path / "adapter_config.json").write_bytes(content)
+    with pytest.raises(CheckpointError) as refused:
+        read_adapter(AdapterChoice("red", str(tmp_path)))
+    assert said in str(refused.value) and "\n" not in str(refused.value) and len(str(refused.value)) < 500
+
+
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    write_adapter(tmp_path, tensors())
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        (tmp_path / name).unlink()
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(CheckpointError, match=name):
+            read_adapter(AdapterChoice("red", str(tmp_path)))
+
+
+def test_what_an_adapter_may_change_ends_at_a_limit(tmp_path: Path) -> None:
+    side = math.sqrt(MOST_CHANGE / 2 / (math.sqrt(24) * math.sqrt(32)))  # of all weights, with the factor 8 / 4
+    for times, fits in ((0.999, True), (1.001, False)):
+        values = {name: value * side * math.sqrt(times) for name, value in tensors().items()}
+        if fits:
+            read(tmp_path, values)
+        else:
+            with pytest.raises(CheckpointError, match="would overflow"):
+                read(tmp_path, values)
 
 
 def test_adapters_are_named_on_the_command_line_once_each() -> None:

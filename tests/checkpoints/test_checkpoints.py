@@ -131,7 +131,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 # Above 2 GiB heads and tails alone were hashed once.
-LARGE = [pytest.param((2 << 30) + (48 << 20), 1 << 30, marks=pytest.mark.slow), (64 << 20, 32 << 20), (64 << 20, 0)]
+LARGE = [pytest.param((2 << 30) + (48 << 20), 1 << 30, marks=pytest.mark.thorough), (64 << 20, 32 << 20), (64 << 20, 0)]
 
 
 @pytest.mark.parametrize(("size", "at"), LARGE)

@@ -11,14 +11,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from tandem.checkpoints.eagle1 import check_grafted
+from tandem.checkpoints.convert import ConvertConfig, run_convert
+from tandem.checkpoints.eagle_heads import check_completed
 from tandem.checkpoints.locate import CheckpointError
 from tandem.checkpoints.tensors import Tensors
 from tandem.cli import main
-from tests.checkpoints.heads import eagle1_folder, eagle1_tensors
+from tandem.runners.eagle.files import read_head
+from tests.checkpoints.heads import CONFIG, eagle1_folder, eagle1_tensors, eagle3_folder, eagle3_tensors
 from tests.runners.tiny import model_folder
 
 FACTOR = 448 / 240
+SIZES = {"hidden_size": 8, "vocab_size": 10}
 
 
 def folder(path: Path, tensors: dict[str, Tensor], **config: object) -> Path:
@@ -99,7 +102,7 @@ def test_an_eagle_head_gets_the_targets_output_matrix(tmp_path: Path, tied: bool
     assert {name: grafted[name].tolist() for name in head} == {name: one.tolist() for name, one in head.items()}
     config = json.loads((tmp_path / "grafted" / "config.json").read_text())
     assert config["fc_bias"] is False and config["num_hidden_layers"] == 1 and config["tie_word_embeddings"] is False
-    check_grafted(tmp_path / "grafted", 8, 10, normed_inputs=False)
+    check_completed(tmp_path / "grafted", SIZES, normed_inputs=False)
 
 
 def test_what_a_head_has_of_its_own_is_kept_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,23 +118,23 @@ def test_what_a_head_has_of_its_own_is_kept_and_said(tmp_path: Path, capsys: pyt
     grafted = load_file(output / "model.safetensors")
     assert torch.equal(grafted["embed_tokens.weight"], head["embed_tokens.weight"])
     assert json.loads((output / "config.json").read_text())["fc_bias"] is True
-    check_grafted(output, 8, 10, normed_inputs=True)
+    check_completed(output, SIZES, normed_inputs=True)
     with pytest.raises(CheckpointError, match=r"has layers\.0\.input_layernorm\.weight: set enable_eagle_draft_in"):
-        check_grafted(output, 8, 10, normed_inputs=False)
+        check_completed(output, SIZES, normed_inputs=False)
 
 
 WHOLE = eagle1_tensors()
 OTHER = {
     "another width": (eagle1_tensors(6), {}, "fc.weight is [6, 12], not [8, 16] as config.json has it"),
     "another target's": (
-        eagle1_tensors(6),
-        {"hidden_size": 6},
-        "hidden_size: 6, and the target's lm_head.weight has 8",
+        eagle1_tensors(12),
+        {"hidden_size": 12},
+        "hidden_size: 12, and the target's lm_head.weight has 8",
     ),
     "another vocabulary": (WHOLE, {"vocab_size": 12}, "vocab_size: 12, and the target's lm_head.weight has 10 rows"),
     "whole already": (WHOLE | {"lm_head.weight": torch.ones(10, 8)}, {}, "has lm_head.weight already"),
     "no head": ({"layers.0.w": torch.ones(1)}, {}, "no fc.weight: not an EAGLE-1 head"),
-    "two layers": (WHOLE, {"num_hidden_layers": 2}, "num_hidden_layers: 2 is not 1"),
+    "two layers": (WHOLE, {"num_hidden_layers": 2}, "num_hidden_layers: 2 is not supported, only 1"),
     "half a layer": (
         {name: one for name, one in WHOLE.items() if "k_proj" not in name},
         {},
@@ -155,6 +158,70 @@ def test_a_head_that_does_not_fit_is_refused_by_name(
     assert convert("--convert", "eagle", *words) == 2
     assert why in capsys.readouterr().err
     assert not (output / "config.json").exists()
+
+
+def deep_target(path: Path, layers: int = 8) -> Path:
+    table = {"model.embed_tokens.weight": torch.randn(10, 8), "lm_head.weight": torch.randn(10, 8)}
+    return folder(path, table, **SIZES, num_hidden_layers=layers)
+
+
+@pytest.mark.parametrize("layout", ["specforge", "speculators"])
+@pytest.mark.parametrize("drafted", [4, 10])
+def test_an_eagle3_head_is_written_under_llamas_names_for_the_whole_vocabulary(
+    tmp_path: Path, drafted: int, layout: str
+) -> None:
+    """A token that the head cannot draft never has the largest logit; those that it can have the logits of before."""
+    tensors = eagle3_tensors(drafted=drafted, layer="midlayer" if layout == "specforge" else "layers.0")
+    config = {} if layout == "specforge" else {"speculators_model_type": "eagle3", "transformer_layer_config": CONFIG}
+    source = eagle3_folder(tmp_path / "head", tensors, norm_before_residual=False, **config)
+    target, output = deep_target(tmp_path / "target"), tmp_path / "whole"
+    words = ("--draft_model", str(source), "--target_model", str(target), "--output", str(output))
+    assert convert("--convert", "eagle", *words) == 0
+    made = load_file(output / "model.safetensors")
+    assert not [name for name in made if "midlayer" in name or name in ("d2t", "t2d")]
+    assert torch.equal(made["layers.0.hidden_norm.weight"], torch.ones(8, dtype=torch.float16))
+    matrix, states = made["lm_head.weight"].double(), torch.randn(1000, 8, dtype=torch.float64)
+    ids = torch.arange(drafted) * (2 if drafted == 4 else 1)
+    assert torch.equal(made["lm_head.weight"][ids], tensors["lm_head.weight"])
+    assert torch.equal((states @ matrix.T).argmax(1), ids[(states @ tensors["lm_head.weight"].double().T).argmax(1)])
+    assert torch.equal(
+        made["embed_tokens.weight"], load_file(target / "model.safetensors")["model.embed_tokens.weight"].half()
+    )
+    check_completed(output, {**SIZES, "num_hidden_layers": 8}, normed_inputs=True)
+    again, _ = read_head(output)
+    assert again.config.draft_vocab_size == 10, "what is written is a head that other backends read too"
+
+
+@pytest.mark.parametrize(
+    ("config", "layers", "why"),
+    [
+        ({}, 6, "the target has 6; NxD Inference reads three layers for an EAGLE-3 head, of 7 or more"),
+        (
+            {"eagle_aux_hidden_state_layer_ids": [1, 4, 5]},
+            8,
+            "hands out those after [2, 4, 5] alone; train one with --la",
+        ),
+        ({"norm_before_residual": True}, 8, "norm_before_residual: true: NxD Inference computes false"),
+        ({"draft_vocab_size": 5}, 8, "d2t is [4], not [5] as config.json has it"),
+        ({"target_hidden_size": 6}, 8, "fc.weight is [8, 24], not [8, 18] as config.json has it"),
+        ({"vocab_size": 12}, 8, "vocab_size: 12, and the target's embed_tokens.weight has 10 rows"),
+    ],
+)
+def test_an_eagle3_head_that_nxdi_cannot_run_is_refused_by_name(
+    tmp_path: Path, config: dict[str, object], layers: int, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target = eagle3_folder(tmp_path / "head", eagle3_tensors(), **config), deep_target(tmp_path / "t", layers)
+    words = ("--draft_model", str(source), "--target_model", str(target), "--output", str(tmp_path / "out"))
+    assert convert("--convert", "eagle", *words) == 2
+    assert why in capsys.readouterr().err
+    assert not (tmp_path / "out" / "config.json").exists()
+
+
+def test_a_map_that_names_a_token_twice_is_refused(tmp_path: Path) -> None:
+    tensors = eagle3_tensors() | {"d2t": torch.tensor([0, 1, 0, 1])}
+    source, target = eagle3_folder(tmp_path / "head", tensors), deep_target(tmp_path / "target")
+    with pytest.raises(CheckpointError, match="d2t does not name 4 tokens of 10"):
+        run_convert(ConvertConfig(source, tmp_path / "out", "eagle", target))
 
 
 def test_pytorchs_files_become_safetensors_of_the_size_asked_for(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ def test_the_card_tells_what_was_measured() -> None:
         assert f"{shares[0]:.3f}" in card
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_fused_target_drafts_with_it_and_says_what_plain_decoding_says(temperature: str) -> None:
     """Acceptance far below what the card says, so that other machines' low bits don't matter; far above chance."""

@@ -42,7 +42,7 @@ class FakeGenerator:
         position = 0
         for ids in self.chunks:
             self.bytes_down += 10
-            margins = self.margins[position : position + len(ids)] if request.report_margins else ()
+            margins = self.margins[position : position + len(ids)] if request.margins else ()
             position += len(ids)
             yield Chunk(ids, f"<{len(ids)}>", margins)
         if not self.without_completion:

@@ -17,8 +17,8 @@ from tandem.comparison.measuring.calibration import PLAIN, Calibration
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint
 from tandem.comparison.measuring.environment import Machine, Versions
+from tandem.comparison.measuring.record_log import RunData
 from tandem.comparison.measuring.records import Failure, Measurement, Record, Seconds
-from tandem.comparison.measuring.run_data import RunData
 from tandem.speculation.types import Rule
 from tests.comparison.fakes import MODEL, prompt
 

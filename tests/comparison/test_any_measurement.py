@@ -16,10 +16,9 @@ from rich.console import Console
 from tandem.comparison.analysis.advice import advice_lines, advise
 from tandem.comparison.analysis.regression import compare_with_baseline, regression_lines
 from tandem.comparison.analysis.run_analysis import analyse
-from tandem.comparison.measuring.history import run_as_json
-from tandem.comparison.measuring.run_data import RunData
-from tandem.comparison.report import comparison_file
-from tandem.comparison.report.files import comparison_as_csv, comparison_as_json
+from tandem.comparison.measuring.record_log import RunData
+from tandem.comparison.report import reading
+from tandem.comparison.report.files import comparison_as_csv, comparison_as_json, run_as_json
 from tandem.comparison.report.html import html
 from tandem.comparison.report.load_tables import loads_as_csv
 from tandem.comparison.report.markdown import markdown
@@ -30,7 +29,7 @@ from tandem.speculation.types import Rule
 from tests.comparison.made_up import NAMES, POOLS, SHAPES, Shape, measured
 
 SCHEMA = jsonschema.Draft202012Validator(
-    json.loads((Path(comparison_file.__file__).parent / "comparison.schema.json").read_text())
+    json.loads((Path(reading.__file__).parent / "comparison.schema.json").read_text())
 )
 UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)
 """A smaller seed is no simpler case, and looking for one takes minutes."""
@@ -42,9 +41,9 @@ def said(of: RunData) -> str:
     comparison = analyse(of)
     as_json = json.loads(json.dumps(comparison_as_json(comparison), allow_nan=False))
     SCHEMA.validate(as_json)
-    json.dumps(run_as_json(comparison), allow_nan=False)
+    json.dumps(run_as_json(as_json, Path("nowhere")), allow_nan=False)
     screen = Console(width=130, file=io.StringIO(), color_system=None)
-    print_comparison(comparison, screen)
+    print_comparison(as_json, screen)
     assert isinstance(screen.file, io.StringIO)
     report = report_of(as_json)
     texts = [screen.file.getvalue(), html(report, {}), markdown(report, {}), comparison_as_csv(comparison.records)]
@@ -94,6 +93,7 @@ WORST = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", WORST)
 def test_the_worst_cases_are_said_and_drawn(name: str, tmp_path: Path) -> None:
     shape, times = WORST[name]

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import json
 from pathlib import Path
 
 import pytest
 
-from tandem.comparison.api import Settings, compare
-from tandem.comparison.measuring.config import ComparisonConfig
+from tandem.comparison.api import compare
 from tandem.comparison.measuring.driver import Unreachable
+from tandem.rpc.generation_client import GenerationClient
 
 
-def test_settings_are_the_fields_of_the_configuration() -> None:
-    fields = {field.name: field.type for field in dataclasses.fields(ComparisonConfig)}
-    del fields["prompts"], fields["output_dir"]
-    assert {name: kind.__forward_arg__ for name, kind in Settings.__annotations__.items()} == fields
+def test_settings_are_the_fields_of_the_configuration(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="max_tokens"):
+        compare(["one"], output_dir=tmp_path, max_tokens=4)
+    with pytest.raises(ValueError, match="max-new-tokens: 0 is below 1"):
+        compare(["one"], output_dir=tmp_path, max_new_tokens=0)
 
 
 def test_a_comparison_is_measured_written_and_returned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,7 +44,9 @@ def test_without_a_folder_nothing_is_left_behind() -> None:
     assert not found.config.output_dir.exists()
 
 
-def test_what_cannot_be_measured_raises(tmp_path: Path) -> None:
+def test_what_cannot_be_measured_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    soon = functools.partialmethod(GenerationClient.model_info, timeout=0.3)
+    monkeypatch.setattr(GenerationClient, "model_info", soon)
     with pytest.raises(ValueError, match="architectures: 'x' is not one of"):
         compare(["one"], output_dir=tmp_path, architectures=("x",))
     with pytest.raises(Unreachable, match="does not answer"):

@@ -158,6 +158,10 @@ def test_help_imports_nothing_heavy() -> None:
         ("--backend toy --threads 1", "threads: --backend toy does not take it; torch does"),
         ("--backend toy --dtype auto", "dtype: --backend toy does not take it; torch and nxdi do"),
         ("--backend nxdi --device neuron", "device: --backend nxdi does not take it; torch does"),
+        (
+            "--backend nxdi --hand-out-features on",
+            "hand-out-features: --backend nxdi does not take it",
+        ),
         ("--neuron-config {}", "neuron-config: --backend torch does not take it; nxdi does"),
         ("--draft-cores 1", "draft-cores: give --cores as well, which these are some of"),
         ("--cores 0-1", "cores: name the --device whose cores these are"),

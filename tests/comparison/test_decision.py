@@ -7,7 +7,7 @@ from dataclasses import replace
 from tandem.comparison.analysis.decision import Decision, decide
 from tandem.comparison.analysis.findings import Theory
 from tandem.comparison.analysis.predictions import best_length
-from tandem.comparison.analysis.summary import References, summarize
+from tandem.comparison.analysis.summary import summarize
 from tandem.comparison.measuring.conditions import LinkChoice, plan
 from tandem.comparison.measuring.records import Record
 from tandem.speculation.types import SamplingParams
@@ -30,7 +30,7 @@ def decision(of: Theory | None, tokens: tuple[int, ...] | None = None, slower: f
         else r
         for r in same
     ]
-    summaries = summarize(diverged_prompts, References("autoregressive", "autoregressive"))
+    summaries = summarize(diverged_prompts, "autoregressive", "autoregressive")
     return decide(plan(SamplingParams())[0], summaries, of)
 
 
@@ -76,7 +76,7 @@ def test_plain_decoding_wins_with_length_0_where_drafts_only_cost() -> None:
         for name, tpot in (("autoregressive", 0.04), ("fused", 0.05))
         for i in range(3)
     ]
-    found = decide(plan(SamplingParams())[0], summarize(records, References("autoregressive", None)), None)
+    found = decide(plan(SamplingParams())[0], summarize(records, "autoregressive", None), None)
     assert found is not None
     assert (found.architecture, found.speculation_length) == ("autoregressive", 0)
     assert found.headline == "On this link (not emulated) plain decoding is 1.25 times faster than fused."
@@ -84,7 +84,7 @@ def test_plain_decoding_wins_with_length_0_where_drafts_only_cost() -> None:
 
 def test_nothing_is_decided_from_one_architecture() -> None:
     records = [Record("fused", "code/a", "code", 0, request("fused", 3))]
-    assert decide(plan(SamplingParams())[0], summarize(records, References(None, None)), None) is None
+    assert decide(plan(SamplingParams())[0], summarize(records, None, None), None) is None
 
 
 def test_an_emulated_link_is_called_so() -> None:
@@ -93,7 +93,7 @@ def test_an_emulated_link_is_called_so() -> None:
         for name, length in (("autoregressive", 0), ("fused", 3))
     ]
     (base,) = plan(SamplingParams(), (20.0,))
-    found = decide(base, summarize(records, References("autoregressive", None)), None)
+    found = decide(base, summarize(records, "autoregressive", None), None)
     assert found is not None and found.headline.startswith("On this link (emulated, RTT 20 ms) fused is")
 
 

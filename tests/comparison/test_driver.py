@@ -23,7 +23,7 @@ from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.driver import run_comparison
 from tandem.comparison.measuring.record_log import read_records
 from tandem.comparison.measuring.workloads import Prompt
-from tandem.comparison.report import plots_time, sections, terminal
+from tandem.comparison.report import reading, style, tables
 from tandem.planning.host_placement import CoreGroup, HostPlacement
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest
 from tests.comparison.fakes import MODEL, FakeError, FakeGenerator, prompt
@@ -160,12 +160,14 @@ def test_divergences_are_shown_with_the_gap_of_a_second_pass_and_are_no_failure(
     plain = FakeGenerator("autoregressive", margins=(5.0, 4.0, 0.5, 2.0, 1.0))
     fused = FakeGenerator("fused", chunks=((1, 2, 8, 4, 5),))
     assert run_comparison(config, Network(generators=[plain, fused]).connect) == 0
-    assert "fused differs from the autoregressive output on 2 of 2" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "outputs. 2 differ:" in shown
+    assert sum(line.split()[:2] == ["fused", "base"] for line in shown.splitlines()) == 2
     divergences = written(config)["conditions"][0]["architectures"]["fused"]["identical_to_autoregressive"][
         "divergences"
     ]
     assert [one["logit_gap"] for one in divergences] == [0.5, 0.5]
-    assert sum(request.report_margins for _, request in plain.calls) == 2
+    assert sum(request.margins for _, request in plain.calls) == 2
 
 
 def test_a_failed_request_gives_exit_code_1_and_the_rest_is_still_measured(config: ComparisonConfig) -> None:
@@ -339,14 +341,15 @@ def test_what_fails_in_the_measuring_itself_costs_nothing_that_was_measured(
 def test_an_analysis_that_fails_is_a_remark_in_a_report_of_all_the_rest(
     config: ComparisonConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(*arguments: object) -> None:
+    def broken(*arguments: object, **named: object) -> None:
         raise ZeroDivisionError("float division by zero")
 
     monkeypatch.setitem(sys.modules, "matplotlib", matplotlib)
     for name in ("theory_of", "decide"):
         monkeypatch.setattr(run_analysis, name, broken)
-    for module, name in ((plots_time, "_rows"), (sections, "cause_table"), (terminal, "workload_table")):
+    for module, name in ((style, "new_figure"), (reading, "workloads")):
         monkeypatch.setattr(module, name, broken)
+    monkeypatch.setattr(tables, "LINK_KINDS", None)
     assert run_comparison(config, Network().connect) == 0
     found = written(config)
     assert (found["theory"], found["decision"], found["partial"]) == (None, None, None)
@@ -356,9 +359,9 @@ def test_an_analysis_that_fails_is_a_remark_in_a_report_of_all_the_rest(
     ]
     page = (config.output_dir / "report.html").read_text()
     assert "Left out: it could not be drawn: ZeroDivisionError" in page
-    assert "Remark: The table of causes could not be made: ZeroDivisionError" in page
+    assert "Remark: The table of links could not be made: AttributeError" in page
     shown = capsys.readouterr().out
-    assert "The table by workload could not be made: ZeroDivisionError" in shown
+    assert "The table of workloads could not be made: ZeroDivisionError" in shown
     assert "Milliseconds per token, by cause" in shown
 
 

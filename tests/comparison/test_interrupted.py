@@ -85,7 +85,7 @@ def comparison_in(folder: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)])
 def test_a_signal_leaves_a_partial_report_and_its_exit_code(number: signal.Signals, tmp_path: Path) -> None:
     process = measuring(tmp_path)
     process.send_signal(number)

@@ -74,7 +74,7 @@ def test_servers_are_added_while_the_link_is_in_use():
     asyncio.run(run())
 
 
-def test_the_overhead_is_measured_at_the_settings_of_the_moment_and_the_lateness_with_it():
+def test_the_overhead_is_measured_at_the_settings_of_the_moment():
     async def run() -> None:
         async with DelayLink() as link:
             for rtt_ms in (0, 10):
@@ -86,9 +86,6 @@ def test_the_overhead_is_measured_at_the_settings_of_the_moment_and_the_lateness
                     assert (found.samples, found.nominal_s) == (20, rtt_ms / 1000)
                     assert 0 < found.direct_p50_s < took < HANG
                     assert rtt_ms / 1000 < found.link_p50_s <= found.link_p95_s < took
-                late = await link.lateness()
-                assert late.chunks > 0  # messages go out on time, answered or not: what is late may travel as one
-                assert 0 <= late.p50_s <= late.p95_s <= late.max_s < time.monotonic() - began
 
     asyncio.run(run())
 

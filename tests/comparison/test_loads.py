@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from tandem.comparison.analysis.summary import References, Summary, summarize
+from tandem.comparison.analysis.summary import Summary, summarize
 from tandem.comparison.analysis.under_load import UnderLoad, load_figures, under_load
 from tandem.comparison.measuring.conditions import Condition, LinkChoice
 from tandem.comparison.measuring.config import ComparisonConfig
@@ -186,7 +186,7 @@ def decided(*records: Record, requests: int = 2, users: int = 2) -> UnderLoad:
 
 
 def summaries(records: tuple[Record, ...]) -> list[Summary]:
-    return summarize(records, References("autoregressive", "autoregressive"))
+    return summarize(records, "autoregressive", "autoregressive")
 
 
 def test_figures_are_over_the_time_from_the_first_request_to_the_last_end() -> None:

@@ -15,7 +15,8 @@ from tandem.comparison.analysis.metrics import (
     sent_ahead,
     speedup,
 )
-from tandem.comparison.analysis.summary import References, summarize, summary_as_json
+from tandem.comparison.analysis.summary import summarize
+from tandem.comparison.measuring.json_form import encoded
 from tandem.comparison.measuring.records import Failure, Record, attribute_seconds
 from tandem.speculation.types import SpeculationStats
 from tests.comparison.fakes import MEASUREMENT, record
@@ -156,8 +157,8 @@ def test_a_summary_uses_llmperfs_names_and_covers_every_workload() -> None:
         record("fused", "a", tpot_s=0.1),
         record("fused", "p", kind="prose", tpot_s=0.3, output_token_ids=(1, 2, 4)),
     ]
-    plain, fused = summarize(records, References("autoregressive", "autoregressive"))
-    found = summary_as_json(fused)
+    plain, fused = summarize(records, "autoregressive", "autoregressive")
+    found = encoded(fused)
     for name in (
         "ttft_s",
         "tpot_s",
@@ -174,21 +175,21 @@ def test_a_summary_uses_llmperfs_names_and_covers_every_workload() -> None:
     assert found["workloads"]["code"]["speedup_vs_autoregressive"] == pytest.approx(4.0)
     assert found["workloads"]["prose"]["speedup_vs_autoregressive"] == pytest.approx(1.0)
     assert found["workloads"]["prose"]["identical_to_autoregressive"]["count"] == 0
-    assert summary_as_json(plain)["speedup_vs_autoregressive"] == 1.0
+    assert encoded(plain)["speedup_vs_autoregressive"] == 1.0
     assert (found["bytes_up_per_token"], found["bytes_down_per_token"]) == (10, 20)
 
 
 def test_without_plain_decoding_there_is_neither_speedup_nor_identity() -> None:
-    (fused,) = summarize([record("fused")], References(None, None))
-    found = summary_as_json(fused)
+    (fused,) = summarize([record("fused")], None, None)
+    found = encoded(fused)
     assert found["speedup_vs_autoregressive"] is None
     assert found["identical_to_autoregressive"] is None
 
 
 def test_a_summary_of_nothing_but_failures_has_no_figures() -> None:
     failed = Record("fused", "code/a", "code", 0, error=Failure("UNAVAILABLE", "gone"))
-    (summary,) = summarize([failed], References(None, None))
-    found = summary_as_json(summary)
+    (summary,) = summarize([failed], None, None)
+    found = encoded(summary)
     assert (found["requests"], found["failed"]) == (1, 1)
     assert found["acceptance_rate"] is None
     assert found["output_throughput_token_per_s"] is None

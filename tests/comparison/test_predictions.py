@@ -9,7 +9,7 @@ import pytest
 from tandem.comparison.analysis.costs import costs_by_architecture
 from tandem.comparison.analysis.findings import Theory, model_from_json, theory_as_json, theory_of
 from tandem.comparison.analysis.predictions import best_length, crossing, drafted
-from tandem.comparison.analysis.summary import References, summarize
+from tandem.comparison.analysis.summary import summarize
 from tandem.comparison.measuring.calibration import Calibration
 from tandem.comparison.measuring.conditions import LinkChoice, plan
 from tandem.comparison.measuring.records import Measurement, Record, Seconds
@@ -67,8 +67,7 @@ def theory(rtts: tuple[float, ...] = (0.0, 20.0, 60.0), names: tuple[str, ...] =
     found = [Calibration(name, g, request(name, g)) for name in costed for g in range(1, 6)]
     found.append(Calibration("autoregressive", 0, request("autoregressive", 0)))
     summaries = {
-        c.name: summarize([r for r in records if r.condition == c.name], References("autoregressive", None))
-        for c in conditions
+        c.name: summarize([r for r in records if r.condition == c.name], "autoregressive", None) for c in conditions
     }
     made = theory_of(conditions, summaries, records, found, 3)
     assert made is not None
@@ -198,7 +197,7 @@ def test_what_was_written_predicts_as_before() -> None:
 def test_without_plain_decoding_or_drafts_there_is_no_theory() -> None:
     conditions = plan(SamplingParams())
     records = [Record("fused", "code/a", "code", 0, request("fused", 3))]
-    summaries = {"base": summarize(records, References(None, None))}
+    summaries = {"base": summarize(records, None, None)}
     assert theory_of(conditions, summaries, records, [Calibration("fused", 3, request("fused", 3))], 3) is None
     plain = [Calibration("autoregressive", 0, request("autoregressive", 0))]
     assert theory_of(conditions, summaries, records, plain, 3) is None
@@ -222,7 +221,7 @@ def test_steps_that_grow_faster_than_a_line_are_costed_without_a_negative_part_a
     records = [Record(name, "code/a", "code", 0, bent(name, length)) for name, length in names.items()]
     found = [Calibration("fused", g, bent("fused", g)) for g in range(1, 6) for _ in range(2)]
     found.append(Calibration("autoregressive", 0, bent("autoregressive", 0)))
-    summaries = {"base": summarize(records, References("autoregressive", None))}
+    summaries = {"base": summarize(records, "autoregressive", None)}
     made = theory_of(plan(SamplingParams()), summaries, records, found, 3)
     assert made is not None
     costs = made.model.costs["fused"]

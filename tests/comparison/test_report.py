@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from tandem.comparison.analysis.identity import MarginTrace
-from tandem.comparison.analysis.summary import References, summarize
+from tandem.comparison.analysis.summary import summarize
 from tandem.comparison.links.overhead import LinkOverhead
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, FUSED
 from tandem.comparison.measuring.conditions import LinkChoice
@@ -28,8 +28,10 @@ from tandem.comparison.report.files import (
     write_csv,
     write_json,
 )
-from tandem.comparison.report.terminal import print_comparison
+from tandem.comparison.report.load_tables import load_table
+from tandem.comparison.report.terminal import print_comparison, rich_table
 from tests.comparison.fakes import MODEL, prompt, record
+from tests.comparison.report.example_comparison import example
 
 RECORD_KEYS = {
     "architecture",
@@ -52,7 +54,6 @@ FAILED = Record("fused", "code/b", "code", 0, error=Failure("UNAVAILABLE", "gone
 
 
 def comparison(tmp_path: Path, *records: Record, address: str = "127.0.0.1:1") -> Comparison:
-    references = References("autoregressive", "autoregressive")
     traces = {"code/a": MarginTrace((1, 2, 3), (1.0, 0.0625, 1.0))}
     config = ComparisonConfig(prompts=(prompt("a"), prompt("b")), output_dir=tmp_path / "out")
     return Comparison(
@@ -62,7 +63,11 @@ def comparison(tmp_path: Path, *records: Record, address: str = "127.0.0.1:1") -
             Endpoint(FUSED, address, replace(MODEL, draft_name="ngram")),
         ),
         records=records,
-        results=(ConditionResult(config.conditions[0], tuple(summarize(records, references, traces))),),
+        results=(
+            ConditionResult(
+                config.conditions[0], tuple(summarize(records, "autoregressive", "autoregressive", traces))
+            ),
+        ),
         machine=this_machine(),
         versions=these_versions(),
         started_at="2026-01-01T00:00:00+00:00",
@@ -71,7 +76,7 @@ def comparison(tmp_path: Path, *records: Record, address: str = "127.0.0.1:1") -
 
 def shown(of: Comparison, width: int = 200) -> str:
     console = Console(width=width, file=io.StringIO(), color_system=None)
-    print_comparison(of, console)
+    print_comparison(comparison_as_json(of), console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -138,6 +143,16 @@ def test_every_figure_is_whole_on_a_terminal_of_80_columns(tmp_path: Path) -> No
     text = shown(comparison(tmp_path, record("autoregressive_width_1"), record("autoregressive"), record("fused")), 80)
     assert "…" not in text
     assert max(len(line) for line in text.splitlines()) <= 80
+    assert "tical" in text and text.count("1/1") == 2  # the last column is not cut off
+
+
+def test_every_figure_under_load_is_whole_on_a_terminal_of_80_columns() -> None:
+    console = Console(width=80, file=io.StringIO(), color_system=None)
+    console.print(rich_table(load_table(example()).on_terminal()))
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert "…" not in text and "tical" in text
+    assert text.count("10/10") == 20 and text.count("* fused") == 5
 
 
 def test_a_server_elsewhere_is_named_in_the_link(tmp_path: Path) -> None:
@@ -150,7 +165,8 @@ def test_what_an_emulated_link_takes_and_adds_is_printed(tmp_path: Path) -> None
     base = replace(plain.base.condition, link=LinkChoice(20.0))
     result = replace(plain.base, condition=base, link=LinkOverhead(0.02, 0.0001, 0.0202, 0.021, 50))
     text = shown(replace(plain, results=(result,)))
-    assert "emulated RTT 20 ms: a small message takes 20.20 ms for a round trip, 0.10 ms more than configured" in text
+    link = next(line for line in text.splitlines() if "emulated: a delay proxy on loopback" in line)
+    assert link.split()[-5:] == ["20", "–", "0.10", "20.20", "0.10"]  # RTT, bandwidth, without, over, added
     assert "Architectures: base, emulated RTT 20 ms" in text
 
 
@@ -158,8 +174,9 @@ def test_a_divergence_is_plain_to_see(tmp_path: Path) -> None:
     of = comparison(tmp_path, record("autoregressive"), record("fused", output_token_ids=(1, 9, 3)))
     text = shown(of)
     assert "0/1" in text
-    assert "fused differs from the autoregressive output on 1 of 1:" in text
-    assert "code/a, run 0, token 1: 9 instead of 2, logit gap 0.0625" in text
+    assert "Token-identical to plain decoding: 0 of 1 outputs. 1 differ:" in text
+    found = next(line for line in text.splitlines() if "code/a, run 0" in line)
+    assert found.split() == ["fused", "base", "code/a,", "run", "0", "1", "9", "2", "0.0625"]
     divergence = comparison_as_json(of)["conditions"][0]["architectures"]["fused"]["identical_to_autoregressive"][
         "divergences"
     ][0]
@@ -176,9 +193,21 @@ def test_a_divergence_is_plain_to_see(tmp_path: Path) -> None:
 def test_failures_are_counted_and_quoted(tmp_path: Path) -> None:
     text = shown(comparison(tmp_path, record("autoregressive"), record("fused"), FAILED))
     assert "1 of 2 failed" in text
-    assert "fused failed on code/b, run 0: UNAVAILABLE: gone [away]" in text
+    found = next(line for line in text.splitlines() if "code/b, run 0" in line)
+    assert found.split() == ["fused", "base", "code/b,", "run", "0", "UNAVAILABLE", "gone", "[away]"]
+
+
+def test_a_terminal_shows_the_first_rows_of_what_pages_fold_and_all_of_other_tables(tmp_path: Path) -> None:
+    many = [replace(FAILED, run=run) for run in range(40)]
+    text = shown(comparison(tmp_path, record("autoregressive"), record("fused"), *many))
+    assert "All 40 failures:" in text and "and 10 more, in comparison.json" in text
+    assert text.count("UNAVAILABLE") == 30
+    screen = Console(width=130, file=io.StringIO(), color_system=None)
+    print_comparison(example(), screen)
+    assert isinstance(screen.file, io.StringIO)
+    assert screen.file.getvalue().count("* fused") == len(example()["under_load"]["points"]) == 5
 
 
 def test_clamped_seconds_are_said_so(tmp_path: Path) -> None:
     text = shown(comparison(tmp_path, record("autoregressive"), record("fused", other_clamped=True)))
-    assert "in 1 requests the named causes overlapped" in text
+    assert "In 1 request the named causes overlapped" in text

@@ -141,9 +141,9 @@ def test_margins_are_asked_for_in_a_pass_of_their_own() -> None:
     generator = FakeGenerator("autoregressive", margins=(5.0, 4.0, 3.0, 2.0, 1.0))
     contender = Contender("autoregressive", generator)
     asyncio.run(measure(contender, SETTINGS.request(prompt("one"))))
-    assert not generator.calls[0][1].report_margins
+    assert not generator.calls[0][1].margins
     traces = asyncio.run(trace_margins(contender, [prompt("one")], SETTINGS))
-    assert generator.calls[1][1].report_margins
+    assert generator.calls[1][1].margins
     assert traces["code/one"].token_ids == (1, 2, 3, 4, 5)
     assert traces["code/one"].margins == (5.0, 4.0, 3.0, 2.0, 1.0)
 

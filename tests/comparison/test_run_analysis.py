@@ -10,9 +10,9 @@ import jsonschema
 import pytest
 
 from tandem.cli import compare
-from tandem.comparison.report import comparison_file
+from tandem.comparison.report import reading
 
-SCHEMA = json.loads((Path(comparison_file.__file__).parent / "comparison.schema.json").read_text())
+SCHEMA = json.loads((Path(reading.__file__).parent / "comparison.schema.json").read_text())
 ARCHITECTURES = ["autoregressive", "distributed", "fused", "remote_draft", "pipelined"]
 
 

@@ -11,9 +11,10 @@ import jsonschema
 import pytest
 
 from tandem.cli import compare
-from tandem.comparison.report import comparison_file
+from tandem.comparison.report import reading
 
-SCHEMA = json.loads((Path(comparison_file.__file__).parent / "comparison.schema.json").read_text())
+pytestmark = pytest.mark.thorough
+SCHEMA = json.loads((Path(reading.__file__).parent / "comparison.schema.json").read_text())
 NAMES = ["autoregressive", "distributed", "never_waiting", "fused", "remote_draft"]
 LOADS = ["concurrency 1", "concurrency 6", "rate 40/s"]
 TOY = ("--backend", "toy", "--model", "step=0.002", "--draft", "model", "--draft-model", "miss=0.3,step=0.0005")

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from tandem.checkpoints.adapters import AdapterChoice
+from tandem.engine.engine import Engine
 from tandem.engine.model_config import ModelConfig
-from tandem.engine.sequences import Engine
 from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, TARGET
 from tandem.runners.loading import Execution
 from tandem.runners.toy import BACKEND, ToyConfig

@@ -8,11 +8,13 @@ from typing import Any
 
 import grpc
 
-from tandem.speculation.types import Chunk, FinishReason, GenerationRequest, SamplingParams
+from tandem.rpc.errors import TandemError
+from tandem.speculation.request import Drafts
+from tandem.speculation.types import Chunk, FinishReason, GenerationRequest, InvalidField, SamplingParams
 from tandem.v1 import generation_pb2
 from tests.conformance.bench import Bench, refused
 from tests.reliability.faults import Fault, Schedule
-from tests.services.prefill_sites import asks, prefill_site
+from tests.services.prefill_sites import asks, prefill_site, wake
 from tests.support import HANG, toy
 
 GREEDY = SamplingParams()
@@ -25,6 +27,9 @@ async def _equals_plain(bench: Bench, sampling: SamplingParams, number: int = 0,
     expected = await bench.expected(prompt, sampling, COUNT)
     got = await bench.ask(prompt, COUNT, sampling=sampling, **rest)
     assert list(got.token_ids) == expected, f"{sampling} {rest}: not what the target alone says"
+    stats = got.completion.stats
+    counts = stats.acceptance_histogram
+    assert (sum(counts), sum(n * rounds for n, rounds in enumerate(counts))) == (stats.rounds, stats.accepted), stats
 
 
 def _lengths(bench: Bench) -> range:
@@ -50,6 +55,19 @@ async def k_zero_equals_plain(bench: Bench) -> None:
     await _equals_plain(bench, GREEDY, speculation_length=0)
     stats = (await bench.ask(bench.prompt(), COUNT, speculation_length=0)).completion.stats
     assert (stats.drafted, stats.accepted) == (0, 0)
+
+
+async def chosen_drafts_equal_plain(bench: Bench) -> None:
+    """Whatever a request chooses to draft with, output is plain decoding's; what is not there is refused by name."""
+    refusals = []
+    for drafts in Drafts:
+        for sampling in (GREEDY, SAMPLED):
+            try:
+                await _equals_plain(bench, sampling, drafts=drafts)
+            except (InvalidField, TandemError) as refusal:
+                assert f"drafts: {drafts.value} is not available" in str(refusal), refusal
+                refusals.append(drafts)
+    assert not {Drafts.AUTO, Drafts.NONE} & set(refusals) and len(set(refusals)) < 3, refusals
 
 
 async def neighbours_change_nothing(bench: Bench) -> None:
@@ -84,7 +102,8 @@ async def prefill_elsewhere_equals_plain(bench: Bench) -> None:
         elsewhere = await asks(engine, worker.address)
         try:
             for number, answers in enumerate((None, lost_midway, None)):
-                worker.faults.answer, elsewhere._source.endpoints[0]._rests_until = answers, 0.0  # type: ignore[attr-defined]
+                worker.faults.answer = answers
+                wake(engine)
                 for sampling in (GREEDY, SAMPLED):
                     prompt = bench.prompt(100 + 2 * number + sampling.greedy, 90)
                     expected = await bench.expected(prompt, sampling, COUNT)
@@ -141,6 +160,7 @@ async def bad_fields_are_named(bench: Bench) -> None:
         ("stop_token_ids", {"token_ids": good, "stop_token_ids": [vocabulary]}),
         ("stop_strings", {"token_ids": good, "stop_strings": [""]}),
         ("rule", {"token_ids": good, "rule": 77}),
+        ("drafts", {"token_ids": good, "drafts": 77}),
         *(() if bench.combination.architecture == "distributed" else (too_many,)),
     ):
         request = message(generation=generation_pb2.Generation(**fields))

@@ -154,8 +154,8 @@ async def run_obeys_its_window(bench: Bench) -> None:
         assert await committed(session) == window + 10
 
 
-async def run_takes_late_drafts_and_branches(bench: Bench) -> None:
-    """A draft counts from its base_length: what was committed meanwhile is skipped; a branch may fit where it fails."""
+async def run_takes_late_drafts(bench: Bench) -> None:
+    """A draft counts from its base_length: what was committed is skipped; an older one may fit where it fails."""
     async with opened(bench) as session, running(session) as run:
         truth = session.truth
         await run.send(0, 4)
@@ -163,11 +163,11 @@ async def run_takes_late_drafts_and_branches(bench: Bench) -> None:
         await run.send(1, 8, truth[1:12])  # three of them are committed
         late = await run.read(4)
         assert (said(late), late[0].drafted, late[0].accepted) == (truth[4:8], 3, 3), "a late draft was not used"
-        branch = pb.DraftBranch(offset=1, token_ids=truth[9:11])
-        await run.send(8, 12, [truth[8], session.wrong(9)], branches=[branch])
+        await run.send(8, 8, truth[8:11])  # the run pauses, and keeps it
+        await run.send(8, 12, [truth[8], session.wrong(9)])
         replies = await run.read(4)
         assert said(replies) == truth[8:12]
-        assert any(reply.accepted for reply in replies), "neither draft nor branch was used"
+        assert any(reply.accepted for reply in replies), "neither draft was used"
 
 
 async def run_drops_drafts_on_other_tokens(bench: Bench) -> None:
@@ -281,10 +281,7 @@ async def bad_run_fields(bench: Bench) -> None:
     for field, rest in (
         ("draft_tokens", {"draft": [1] * most}),
         ("draft_tokens", {"draft": [1, vocabulary]}),
-        ("branches[0].token_ids", {"branches": [pb.DraftBranch(offset=0, token_ids=[vocabulary])]}),
         ("last_token", {"last_token": vocabulary}),
-        ("branches[1].offset", {"branches": [pb.DraftBranch(token_ids=[1]), pb.DraftBranch(offset=1, token_ids=[1])]}),
-        ("branches[0].token_ids", {"branches": [pb.DraftBranch(offset=0)]}),
         ("session_id", {"session_id": "another"}),
         ("run_until", {"run_until": None}),
         ("distributions", {"distributions": [{"token_ids": [1], "weights": [1.0]}]}),

@@ -19,10 +19,12 @@ TOY = [
     for combination in COMBINATIONS
     if combination.runner == "toy" and not entry.left_out(combination)
 ]
-# One of them always, the others with `make reliability`.
-ALWAYS = ("distributed", "stream")
+# One of them with `make thorough`, the others with `make reliability`.
+THOROUGH = ("distributed", "stream")
 REAL = [
-    pytest.param(c, id=str(c), marks=[] if (c.architecture, c.transport) == ALWAYS else pytest.mark.campaign)
+    pytest.param(
+        c, id=str(c), marks=pytest.mark.thorough if (c.architecture, c.transport) == THOROUGH else pytest.mark.campaign
+    )
     for c in COMBINATIONS
     if c.runner == "torch" and not all(entry.left_out(c) for entry in CASES)
 ]
@@ -40,7 +42,6 @@ def test_the_case_holds_on_the_toy_runner(entry: Entry, combination: Combination
     asyncio.run(asyncio.wait_for(run_case(entry, combination), 60))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("combination", REAL)
 def test_the_cases_of_the_real_pair_hold(combination: Combination) -> None:

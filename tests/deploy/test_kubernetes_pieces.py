@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tandem.cli import configuration, main
+from tandem.cli import main
+from tandem.cli.models import nxdi_settings
 from tandem.runners.nxdi.build import BuildRequest, Kind, plan_build
 from tandem.services.shutdown import STOP_SECONDS
 from tests.deploy.manifests import OVERLAYS, ROOT, filled, flags, objects, of_kind, pods
@@ -168,10 +169,10 @@ def given_to_nxdi(overlay: str) -> list[tuple[str, int, int, int, int]]:
             if "--backend=nxdi" not in words:
                 continue
             args = main.parser().parse_args(words)
-            drafts, part = configuration.most_drafts(args), args.compile_for or args.role.removesuffix("_target")
+            drafts, part = args.most_drafts, args.compile_for or args.role.removesuffix("_target")
             kind = Kind.FUSED if part == "fused" else Kind.WINDOW if drafts else Kind.PLAIN
             request = BuildRequest(kind, args.batch, args.sequence_length, drafts, args.dtype)
-            neuron = plan_build(request, configuration.nxdi_settings(args)).neuron
+            neuron = plan_build(request, nxdi_settings(args)).neuron
             what = f"compile {part}" if args.role == "compile" else part
             found.append((what, drafts, neuron["speculation_length"], neuron["tp_degree"], devices(folder, name)))
     return found

@@ -43,6 +43,7 @@ def hidden(image: str, arguments: list[str]) -> list[str]:
     return [sys.executable, "-m", "tests.deploy.in_image", image, *arguments]
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("container", SERVERS, ids=lambda each: f"{each.overlay}-{each.arguments[0]}")
 def test_a_server_of_an_overlay_starts_with_what_its_image_has(

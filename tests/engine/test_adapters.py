@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -13,12 +15,13 @@ from tandem.checkpoints.adapters import Adapter, AdapterChoice
 from tandem.checkpoints.locate import CheckpointError
 from tandem.engine.adapters import MOST, AdapterInUse
 from tandem.engine.batcher import Batcher
+from tandem.engine.engine import Engine
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
 from tandem.engine.model_drafter import ModelDrafter
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
-from tandem.engine.sequences import Engine, LocalVerifier
-from tandem.runners.toy import BACKEND, VOCAB_SIZE, ToyConfig
-from tandem.speculation.types import InvalidField, SamplingParams, SpeculationStats
+from tandem.engine.sequences import LocalVerifier
+from tandem.runners.toy import BACKEND, VOCAB_SIZE, ToyConfig, ToyRunner
+from tandem.speculation.types import InvalidField, Request, SamplingParams, SpeculationStats
 from tests.support import GREEDY, SAMPLED, oracle, run, toy
 
 PROMPT = tuple(b"a prompt that is longer than two pages of tokens, by some")
@@ -53,9 +56,9 @@ async def said(
 ) -> tuple[tuple[int, ...], int]:
     """What a request says, speculating with drafts that are right for no adapter, and what was cached of its prompt."""
     stats = SpeculationStats()
-    verifier, tokens = LocalVerifier(engine, stats=stats, adapter=name), list(prompt)
+    verifier, tokens = LocalVerifier(engine, Request(sampling, adapter=name), stats=stats), list(prompt)
     try:
-        await verifier.open(tokens, sampling)
+        await verifier.open(tokens)
         while len(tokens) < len(prompt) + count:
             draft = truth("", sampling, len(tokens) % 4, tokens)
             tokens += (await verifier.verify(tokens, draft)).token_ids
@@ -111,11 +114,15 @@ def test_a_draft_has_its_own_adapter_of_the_same_name_or_none_and_no_token_chang
             await add(draft, "red")
             accepted = {}
             for name in NAMES:
-                rounds, tokens, drafted = FusedRounds(FusedPair(engine, draft), adapter=name), list(PROMPT), 0
-                drafter, asked = ModelDrafter(draft, VOCAB_SIZE, adapter=name), list(PROMPT)
+                rounds, tokens, drafted = (
+                    FusedRounds(FusedPair(engine, draft), Request(GREEDY, adapter=name)),
+                    list(PROMPT),
+                    0,
+                )
+                drafter, asked = ModelDrafter(draft, Request(GREEDY, adapter=name), VOCAB_SIZE), list(PROMPT)
                 accepted[name] = 0
-                await drafter.open(PROMPT, GREEDY)
-                await rounds.open(PROMPT, GREEDY)
+                await drafter.open(PROMPT)
+                await rounds.open(PROMPT)
                 for _ in range(6):
                     expected, alone = truth(name, GREEDY, 4, tokens), await drafter.propose(asked, 3)
                     proposed, verdict = await rounds.round(tokens, 3)
@@ -141,9 +148,9 @@ def test_fused_rounds_draft_without_the_adapter_and_verify_with_it(sampling: Sam
             pair = FusedPair(engine, draft)
 
             async def fused(name: str) -> tuple[int, ...]:
-                rounds, tokens = FusedRounds(pair, adapter=name), list(PROMPT)
+                rounds, tokens = FusedRounds(pair, Request(sampling, adapter=name)), list(PROMPT)
                 try:
-                    await rounds.open(PROMPT, sampling)
+                    await rounds.open(PROMPT)
                     while len(tokens) < len(PROMPT) + 10:
                         tokens += (await rounds.round(tokens, 3))[1].token_ids
                 finally:
@@ -160,10 +167,10 @@ def test_fused_rounds_draft_without_the_adapter_and_verify_with_it(sampling: Sam
 def test_an_adapter_in_use_stays_and_one_that_waits_for_a_slot_counts() -> None:
     async def test() -> None:
         async with engine_with("red") as engine:
-            verifiers = [LocalVerifier(engine, adapter="red") for _ in range(engine.slots.count)]
+            verifiers = [LocalVerifier(engine, Request(GREEDY, adapter="red")) for _ in range(engine.slots.count)]
             for verifier in verifiers:
-                await verifier.open(PROMPT[:2], GREEDY)
-            late = asyncio.ensure_future(LocalVerifier(engine, adapter="red").open(PROMPT[:2], GREEDY))
+                await verifier.open(PROMPT[:2])
+            late = asyncio.ensure_future(LocalVerifier(engine, Request(GREEDY, adapter="red")).open(PROMPT[:2]))
             await asyncio.sleep(0)
             with pytest.raises(AdapterInUse, match="in use by 5 requests or sessions"):
                 await engine.adapters.remove("red")
@@ -176,7 +183,7 @@ def test_an_adapter_in_use_stays_and_one_that_waits_for_a_slot_counts() -> None:
                 await verifier.close()
             await engine.adapters.remove("red")
             with pytest.raises(InvalidField, match="adapter: 'red' is not one of: this server has none"):
-                await LocalVerifier(engine, adapter="red").open(PROMPT[:2], GREEDY)
+                await LocalVerifier(engine, Request(GREEDY, adapter="red")).open(PROMPT[:2])
             assert engine.slots.free == engine.slots.count
 
     run(test())
@@ -216,10 +223,78 @@ def test_two_additions_of_one_name_at_once_give_one_adapter() -> None:
     run(test())
 
 
+@contextlib.contextmanager
+def long_step(engine: Engine) -> Iterator[None]:
+    """The device runs a step until the body ends."""
+    ends = threading.Event()
+    engine.batcher.between_steps(ends.wait)
+    try:
+        yield
+    finally:
+        ends.set()
+
+
+async def cancelled_in_a_long_step(engine: Engine, change: Coroutine[Any, Any, object]) -> None:
+    """Cancels a change that waits for the device, as gRPC does with a call whose caller has gone."""
+    with long_step(engine):
+        task = asyncio.ensure_future(change)
+        while not engine.adapters.changing:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.02)  # an addition reads meanwhile, in a thread; it waits for the device after that
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert "red" in engine.adapters.changing  # so that nobody adds it before the change has ended
+    while engine.adapters.changing:
+        await engine.batcher.on_device(int)
+
+
+def test_a_removal_whose_caller_leaves_in_a_long_step_frees_the_memory_all_the_same() -> None:
+    async def test() -> None:
+        async with engine_with("red") as engine:
+            await cancelled_in_a_long_step(engine, engine.adapters.remove("red"))
+            assert isinstance(engine.runner, ToyRunner) and engine.runner.revisions == {}
+            assert await add(engine, "red", "blue") == "toy:blue"
+            assert (await said(engine, "red", GREEDY, 4))[0] == truth("blue", GREEDY, 4)
+
+    run(test())
+
+
+def test_an_addition_whose_caller_leaves_in_a_long_step_is_there_whole() -> None:
+    async def test() -> None:
+        async with engine_with() as engine:
+            await cancelled_in_a_long_step(engine, add(engine, "red"))
+            assert engine.adapters.revisions == {"red": "toy:red"}
+            assert (await said(engine, "red", GREEDY, 4))[0] == truth("red", GREEDY, 4)
+            await engine.adapters.remove("red")
+            assert isinstance(engine.runner, ToyRunner) and engine.runner.revisions == {}
+
+    run(test())
+
+
+def test_an_addition_that_fails_without_its_caller_leaves_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(choice: AdapterChoice) -> Adapter:
+        raise CheckpointError("no such folder")
+
+    async def test() -> None:
+        async with engine_with() as engine:
+            task = asyncio.ensure_future(engine.adapters.add(AdapterChoice("red", "red"), broken))
+            await asyncio.sleep(0)
+            task.cancel()
+            while engine.adapters.changing:
+                await asyncio.sleep(0.001)
+            assert task.cancelled() and engine.adapters.revisions == {}
+            assert await add(engine, "red") == "toy:red"
+
+    with caplog.at_level("INFO", "tandem.engine"):
+        run(test())
+    assert "adapter red could not be added or removed: CheckpointError('no such folder')" in caplog.text
+
+
 def test_a_runner_that_takes_none_says_so() -> None:
     async def test() -> None:
         runner = toy()
-        runner.hands_out = True
+        runner.hand_out((1,))
         engine = Engine(runner, Batcher("test"))
         with pytest.raises(ValueError, match="toy takes none: an EAGLE head"):
             await add(engine, "red")

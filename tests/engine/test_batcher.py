@@ -159,6 +159,37 @@ def test_everything_runs_on_one_thread_that_is_not_the_event_loops() -> None:
     run(test())
 
 
+@pytest.mark.parametrize("waited_for", [False, True], ids=["between steps", "on the device"])
+def test_the_loop_goes_on_while_the_device_thread_copies(waited_for: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the loop may wait for the beginning of a step, it waits for no work before it."""
+    monkeypatch.setattr("tandem.engine.batcher._BEGINS", HANG)
+    events, gate = list[str](), threading.Event()
+
+    def copy() -> None:
+        events.append("copied" if gate.wait(HANG / 10) else "the loop waited")
+
+    def step(rows: Sequence[Any]) -> list[Any]:
+        events.append("stepped")
+        return list(rows)
+
+    async def test() -> None:
+        batcher = Batcher("test")
+        copying = asyncio.create_task(batcher.on_device(copy if waited_for else int))
+        await asyncio.sleep(0)
+        if not waited_for:
+            batcher.between_steps(copy)
+        stepping = asyncio.create_task(batcher.run(step, "row", 1))
+        while not batcher.running[1]:
+            await asyncio.sleep(0)
+        events.append("the loop goes on")
+        gate.set()
+        await asyncio.gather(copying, stepping)
+        assert events == ["the loop goes on", "copied", "stepped"]
+        await batcher.close()
+
+    run(test())
+
+
 def test_a_row_says_how_long_it_waited_and_how_long_its_step_took() -> None:
     def slow(rows: Sequence[int]) -> list[int]:
         time.sleep(0.05)

@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 from tandem.engine.batcher import Batcher
+from tandem.engine.compatibility import able
 from tandem.engine.drafting import load_drafting
 from tandem.engine.loading import load_draft, load_pair
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
+from tandem.runners.capabilities import No, Pages
 from tandem.runners.loading import Shape
+from tandem.runners.pages import PAGE
 from tandem.runners.protocol import RowFailed, VerifyRow
 from tandem.runners.toy import ToyConfig, ToyRunner
 from tandem.runners.toy_head import ToyHead
@@ -39,7 +42,7 @@ class FailsOnce(ToyRunner):
 
 def pair(config: ToyConfig = ToyConfig(), slots: int = 4, kind: Any = ToyRunner) -> tuple[ToyRunner, ToyHead]:  # noqa: B008
     target = toy(slots=slots, kind=kind)
-    return target, ToyHead(target, config)
+    return target, ToyHead(target.limits, config, target)
 
 
 @pytest.mark.parametrize("k", [1, 3, 5])
@@ -67,7 +70,14 @@ def test_a_head_is_right_after_prefixes_too_because_pages_hold_its_targets_featu
                 stats = got.completion.stats
                 assert got.token_ids == oracle(prompt, GREEDY, 30)
                 assert stats.accepted == stats.drafted > 0 and stats.cached_prompt_tokens == cached
-        assert target.page_bytes and not head.page_bytes
+            said = [*PROMPT, *oracle(PROMPT, GREEDY, 30)]
+            turn = bytes(token for token in said if token < 256) + b"and then?"
+            got = await answer(client.generate, ids(turn, 30))
+            assert got.token_ids == oracle(turn, GREEDY, 30)
+            stats = got.completion.stats
+            assert stats.accepted == stats.drafted > 0, "of answers too"
+            assert stats.cached_prompt_tokens == (len(said) - 1) // PAGE * PAGE == 64
+        assert isinstance(able(target).pages, Pages) and isinstance(able(head).pages, No)
 
     run(test())
 
@@ -148,7 +158,7 @@ def test_a_drafter_is_chosen_by_its_model_and_served_beside_a_target_alone() -> 
         batcher = Batcher("test")
         try:
             drafting = await load_drafting(config("eagle", "head"), batcher)
-            assert drafting.draft and type(drafting.draft.runner).__name__ == "ToyRemoteHead"
+            assert drafting.draft and not isinstance(drafting.draft.engine.can.features_in, No)
             with pytest.raises(ValueError, match="needs its target in the same process"):
                 await load_draft(config("eagle", "head"), batcher)
         finally:

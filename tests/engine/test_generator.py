@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from tandem.engine.batcher import Batcher
+from tandem.engine.engine import Engine
 from tandem.engine.generator import LONG_TEXT, Generator, check_tokens
 from tandem.engine.generators import fused_generator, plain_generator, target_info
 from tandem.engine.loading import Loaded
 from tandem.engine.model_config import DraftChoice
-from tandem.engine.sequences import Engine
 from tandem.runners.protocol import Limits
 from tandem.runners.toy import END, ToyConfig, ToyTokenizer, toy_logits
 from tandem.speculation.types import FinishReason, GenerationRequest, InvalidField, TooLong
@@ -190,7 +190,7 @@ def test_a_text_prompt_is_tokenized_by_the_server(service: str) -> None:
 @pytest.mark.parametrize("service", SERVICES)
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_margins_come_one_a_token_where_they_are_asked_for(service: str, sampling: Any) -> None:
-    got = run(ask(service, ids(PROMPT, 10, sampling=sampling, report_margins=True)))
+    got = run(ask(service, ids(PROMPT, 10, sampling=sampling, margins=True)))
     assert len(got.margins) == len(got.token_ids) == 10
     assert all(m >= 0 for m in got.margins)
     silent = run(ask(service, ids(PROMPT, 10, sampling=sampling)))
@@ -198,7 +198,7 @@ def test_margins_come_one_a_token_where_they_are_asked_for(service: str, samplin
 
 
 def test_a_greedy_margin_is_the_distance_to_the_runner_up() -> None:
-    got = run(ask("fused", ids(PROMPT, 5, report_margins=True)))
+    got = run(ask("fused", ids(PROMPT, 5, margins=True)))
     tokens = list(PROMPT)
     for token, margin in zip(got.token_ids, got.margins, strict=True):
         first, second = sorted(toy_logits(tokens, ToyConfig()).tolist())[:-3:-1]
@@ -249,6 +249,7 @@ def test_the_default_speculation_length_is_never_above_the_maximum() -> None:
         ((1, 8, -1, 4, 9), "speculation_length: -1"),
         ((1, 8, 8, 4, 9), "speculation_length: 8"),
         ((1, 8, 2, 0, 9), "chunk: 0"),
+        ((1, 800, 257, 4, 9), "speculation_length: 257 is above 256"),
     ],
 )
 def test_limits_that_cannot_be_are_refused_by_name(limits: tuple[int, ...], names: str) -> None:

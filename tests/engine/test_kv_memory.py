@@ -6,21 +6,23 @@ import asyncio
 import contextlib
 import random
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any
 
 import pytest
 
 from tandem.engine.batcher import Batcher
+from tandem.engine.engine import Engine
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
 from tandem.engine.kv_memory import KVMemory, limit_kv_memory
 from tandem.engine.model_drafter import ModelDrafter
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
-from tandem.engine.sequences import Engine, LocalVerifier
+from tandem.engine.sequences import LocalVerifier
 from tandem.engine.slots import NoFreeSlot, SlotPool
 from tandem.runners.protocol import PrefillRow, RowFailed, VerifyRow
 from tandem.runners.toy import ToyConfig, ToyRunner
-from tandem.speculation.extent import Extent
+from tandem.speculation.types import Request
+from tests.speculation.virtual_time import in_virtual_time
 from tests.support import GREEDY, SAMPLED, oracle, run, toy
 
 SLOTS, LENGTH = 8, 160
@@ -37,12 +39,12 @@ class Watched(ToyRunner):
         super().__init__(*arguments)
         self.together, self.most, self.failed = [self], 0, 0
 
-    def _work(self) -> None:
-        super()._work()
+    def work(self) -> None:
+        super().work()
         self.most = max(self.most, sum(each.taken() for each in self.together))
 
-    def _verify(self, row: VerifyRow) -> Any:
-        result = super()._verify(row)
+    def verify_one(self, row: VerifyRow) -> Any:
+        result = super().verify_one(row)
         self.failed += isinstance(result, RowFailed)
         return result
 
@@ -107,29 +109,31 @@ def test_who_says_nothing_of_its_length_reserves_a_whole_slot() -> None:
     assert pool.take(tokens=50) == 2
 
 
-def test_a_long_sequence_is_not_passed_by_short_ones_that_came_later() -> None:
+async def held(pool: SlotPool, waits: Awaitable[int]) -> tuple[asyncio.Future[int], int, asyncio.Future[int]]:
+    """What `waits` for all memory, a short one that came later and runs, and one that would fit and is held back."""
+    before = await pool.acquire(tokens=50)
+    long = asyncio.ensure_future(waits)
+    await asyncio.sleep(0)
+    passing = await pool.acquire(tokens=10)  # to hold it back would be of no use to the long one
+    pool.release(before)
+    short = asyncio.ensure_future(pool.acquire(tokens=10))
+    await asyncio.sleep(0)
+    assert not short.done(), "a short one went first"
+    return long, passing, short
+
+
+def test_a_long_sequence_has_its_turn_before_short_ones_that_came_later() -> None:
     async def test() -> None:
         pool, _ = pool_of(limit=100)
-        first = await pool.acquire(tokens=50)
-        order: list[str] = []
-
-        async def use(name: str, tokens: int) -> None:
-            slot = await pool.acquire(tokens=tokens)
-            order.append(name)
-            await asyncio.sleep(0)
-            pool.release(slot)
-
-        others = [asyncio.ensure_future(use("long", 100))]
+        long, passing, short = await held(pool, pool.acquire(tokens=100))
+        pool.release(passing)
+        slot = await long
         await asyncio.sleep(0)
-        others += [asyncio.ensure_future(use(f"short {i}", 10)) for i in range(5)]
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert order == [], "a short one went first"
-        pool.release(first)
-        await asyncio.gather(*others)
-        assert order[0] == "long" and len(order) == 6
+        assert not short.done()
+        pool.release(slot)
+        assert await short == slot
 
-    run(test())
+    in_virtual_time(test())
 
 
 def test_a_long_opening_that_comes_back_finds_its_place_before_short_ones() -> None:
@@ -137,39 +141,48 @@ def test_a_long_opening_that_comes_back_finds_its_place_before_short_ones() -> N
 
     async def test() -> None:
         pool, _ = pool_of(limit=100)
-        first = await pool.acquire(tokens=50)
-        with pytest.raises(NoFreeSlot):
-            await pool.acquire(0.001, "long", 100)
-        short = asyncio.ensure_future(pool.acquire(tokens=10))
-        await asyncio.sleep(0)
-        pool.release(first)
-        await asyncio.sleep(0)
+        long, passing, short = await held(pool, pool.acquire(0.001, "long", 100))
+        await asyncio.wait([long])
+        assert isinstance(long.exception(), NoFreeSlot)
+        pool.release(passing)
+        await asyncio.sleep(0.1)
         assert not short.done(), "the place of the long one was not kept"
         slot = await pool.acquire(0.001, "long", 100)
         assert not short.done()
         pool.release(slot)
         assert await short == slot
 
-    run(test())
+    in_virtual_time(test())
+
+
+def test_who_fits_beside_one_that_has_left_for_a_moment_does_not_wait_for_it() -> None:
+    async def test() -> None:
+        pool, _ = pool_of(limit=100)
+        first = await pool.acquire(tokens=50)
+        with pytest.raises(NoFreeSlot):
+            await pool.acquire(0.001, "long", 60)
+        pool.release(first)
+        assert await pool.acquire(tokens=40) == 0
+        later = asyncio.ensure_future(pool.acquire(tokens=10))
+        assert await pool.acquire(0.001, "long", 60) == 1
+        pool.release(1)
+        assert await later == 1
+
+    in_virtual_time(test())
 
 
 @pytest.mark.parametrize("seconds", [None, 0.01], ids=["cancelled", "too late"])
 def test_who_leaves_for_good_holds_nobody_back(seconds: float | None) -> None:
     async def test() -> None:
         pool, _ = pool_of(limit=100)
-        await pool.acquire(tokens=50)
-        long = asyncio.ensure_future(pool.acquire(seconds, tokens=100))
-        await asyncio.sleep(0)
-        short = asyncio.ensure_future(pool.acquire(tokens=10))
-        await asyncio.sleep(0)
-        assert not short.done()
+        long, _, short = await held(pool, pool.acquire(seconds, tokens=100))
         if seconds is None:
             long.cancel()
         await asyncio.gather(long, return_exceptions=True)
         await asyncio.sleep(0)
-        assert short.done() and short.result() == 1
+        assert short.done() and short.result() == 0
 
-    run(test())
+    in_virtual_time(test())
 
 
 def test_a_place_is_kept_for_a_moment_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,12 +190,12 @@ def test_a_place_is_kept_for_a_moment_only(monkeypatch: pytest.MonkeyPatch) -> N
 
     async def test() -> None:
         pool, _ = pool_of(limit=100)
-        await pool.acquire(tokens=50)
-        with pytest.raises(NoFreeSlot):
-            await pool.acquire(0.001, "long", 100)
-        assert await pool.acquire(tokens=10) == 1
+        _, _, short = await held(pool, pool.acquire(0.001, "long", 100))
+        began = asyncio.get_running_loop().time()
+        assert await short == 0
+        assert asyncio.get_running_loop().time() - began < 0.05
 
-    run(test())
+    in_virtual_time(test())
 
 
 def test_freed_pages_stay_until_others_need_them_and_the_longest_free_go_first() -> None:
@@ -203,10 +216,10 @@ def test_freed_pages_stay_until_others_need_them_and_the_longest_free_go_first()
 
 async def said(engine: Engine, prompt: Sequence[int], count: int, sampling: Any = GREEDY, k: int = 3) -> list[int]:
     """What the target says, with random drafts of up to `k` tokens; fills its extent to the last position."""
-    verifier, tokens = LocalVerifier(engine, extent=Extent(count)), list(prompt)
+    verifier, tokens = LocalVerifier(engine, Request(sampling, max_new_tokens=count)), list(prompt)
     chance = random.Random(len(prompt) * 1000 + count)
     try:
-        await verifier.open(tokens, sampling)
+        await verifier.open(tokens)
         while (left := len(prompt) + count - len(tokens)) > 0:
             truth = oracle(tokens, sampling, min(k, left - 1), past_the_end=True)
             draft = [t if chance.random() < 0.7 else 7 for t in truth]
@@ -234,9 +247,9 @@ def test_whatever_is_cancelled_whenever_memory_comes_back_and_nothing_is_taken_t
     rng = random.Random(seed)
 
     async def one(pair: FusedPair, prompt: list[int], count: int) -> None:
-        rounds, tokens = FusedRounds(pair, extent=Extent(count)), list(prompt)
+        rounds, tokens = FusedRounds(pair, Request(GREEDY, max_new_tokens=count)), list(prompt)
         try:
-            await rounds.open(tokens, GREEDY)
+            await rounds.open(tokens)
             while (left := len(prompt) + count - len(tokens)) > 0:
                 _, verdict = await rounds.round(tokens, min(5, left - 1))
                 tokens += verdict.token_ids
@@ -297,8 +310,8 @@ def test_a_drafter_drafts_nothing_beyond_what_it_reserved() -> None:
         batcher, runner = Batcher("test"), toy(slots=SLOTS, max_length=LENGTH, kind=Watched)
         engine = Engine(runner, batcher, vital=False)
         limit_kv_memory(engine.slots, batcher, [runner], WHOLE)
-        drafter = ModelDrafter(engine, 258, extent=Extent(10))
-        await drafter.open([1, 2, 3], GREEDY)
+        drafter = ModelDrafter(engine, Request(GREEDY, max_new_tokens=10), 258)
+        await drafter.open([1, 2, 3])
         assert len((await drafter.propose([1, 2, 3, *range(8)], 5)).token_ids) == 2
         assert (await drafter.propose([1, 2, 3, *range(10)], 5)).token_ids == ()
         assert engine.slots.memory.reserved == runner.kv_bytes(13) < WHOLE
@@ -321,16 +334,14 @@ def test_too_little_memory_for_one_sequence_is_refused_by_name() -> None:
 
 def test_slots_that_are_reserved_whole_are_refused_by_name() -> None:
     runner = toy()
-    runner.hands_out = True
-    with pytest.raises(ValueError, match="kv_cache_mb: the KV slots of toy are reserved whole: an EAGLE head reads"):
+    runner.hand_out((1,))
+    with pytest.raises(ValueError, match="kv_cache_mb: toy reserves its KV slots whole: an EAGLE head reads"):
         limit_kv_memory(SlotPool(4), Batcher("test"), [runner], 10 * WHOLE)
 
 
-@pytest.mark.parametrize(
-    ("extent", "tokens"), [(Extent(), None), (Extent(5), 15), (Extent(5, 12), 12), (Extent(None, 30), 30)]
-)
-def test_a_sequence_is_bounded_by_new_tokens_and_by_all(extent: Extent, tokens: int | None) -> None:
-    assert extent.tokens(10) == tokens
+@pytest.mark.parametrize(("new", "total", "tokens"), [(None, None, None), (5, None, 15), (5, 12, 12), (None, 30, 30)])
+def test_a_sequence_is_bounded_by_new_tokens_and_by_all(new: int | None, total: int | None, tokens: int | None) -> None:
+    assert Request(max_new_tokens=new, max_total_tokens=total).most_tokens(10) == tokens
 
 
 # --- a long prompt beside others ---

@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from tandem.engine.batcher import Batcher
+from tandem.engine.engine import Engine
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
-from tandem.engine.sequences import Engine, LocalVerifier
-from tandem.runners.protocol import FusedResult, FusedRow, Proposal, ProposeRow, RowFailed
+from tandem.engine.sequences import LocalVerifier
+from tandem.runners.protocol import FusedResult, FusedRow, Proposal, RowFailed
 from tandem.runners.torch.graph_runner import _fused
 from tandem.runners.torch.runner import TorchRunner
-from tandem.speculation.types import SamplingParams, Verdict
+from tandem.speculation.types import Request, SamplingParams, Verdict
+from tests.rows import fused_row, propose_row
 from tests.runners.compiled import GREEDY, PROMPT, eager
 
 SAMPLED = SamplingParams(temperature=0.8, seed=3)
@@ -38,8 +40,8 @@ def clean_slots() -> Iterator[None]:
 
 
 async def said(engine: Engine, sampling: SamplingParams, count: int = 8) -> list[int]:
-    verifier, tokens = LocalVerifier(engine), list(PROMPT)
-    await verifier.open(tokens, sampling)
+    verifier, tokens = LocalVerifier(engine, Request(sampling)), list(PROMPT)
+    await verifier.open(tokens)
     try:
         for _ in range(count):
             tokens += (await verifier.verify(tokens, ())).token_ids
@@ -69,8 +71,8 @@ def test_a_fused_round_recovers_too() -> None:
         pair = FusedPair(Engine(target, batcher), Engine(draft, batcher, vital=False))
         expected = await said(pair.target, GREEDY)
         spoil(target)
-        rounds, tokens = FusedRounds(pair), list(PROMPT)
-        await rounds.open(tokens, GREEDY)
+        rounds, tokens = FusedRounds(pair, Request(GREEDY)), list(PROMPT)
+        await rounds.open(tokens)
         while len(tokens) < len(expected):
             tokens += (await rounds.round(tokens, 3))[1].token_ids
         assert tokens[: len(expected)] == expected
@@ -117,7 +119,7 @@ def test_a_fused_graph_whose_row_fails_empties_that_rows_slots() -> None:
         def step(self, rows: Sequence[FusedRow]) -> list[FusedResult | RowFailed]:
             return [RowFailed("nan"), FusedResult(Proposal((1,)), Verdict((1, 2), 1))]
 
-    rows = [FusedRow(ProposeRow(slot, 4, (1, 2), 3, GREEDY)) for slot in (0, 1)]
+    rows = [fused_row(propose_row(slot, 4, (1, 2), 3, GREEDY)) for slot in (0, 1)]
     graph: Any = Graph()
     failed, fine = _fused(graph, eager(), eager(draft=True), rows)
     assert isinstance(failed, RowFailed) and isinstance(fine, FusedResult)

@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 
 from tandem.engine.batcher import Batcher
+from tandem.engine.engine import Engine
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
 from tandem.engine.model_drafter import ModelDrafter
 from tandem.engine.prefix_cache import MIB, PrefixCache, PrefixSharing, page_counts, share_prefixes
-from tandem.engine.sequences import Engine, LocalVerifier
+from tandem.engine.sequences import LocalVerifier
+from tandem.runners.capabilities import Capabilities
 from tandem.runners.pages import PAGE
-from tandem.runners.protocol import PrefillRow
+from tandem.runners.protocol import PrefillRow, RowFailed
 from tandem.runners.toy import ToyConfig, ToyRunner
-from tandem.speculation.types import SamplingParams, SpeculationStats
+from tandem.speculation.types import Request, SamplingParams, SpeculationStats
 from tests.support import GREEDY, SAMPLED, oracle, run, toy
 
 PROMPT = list(b"these are four pages of a prompt that many callers begin with ..and its end")
@@ -74,9 +76,9 @@ async def said(
 ) -> tuple[tuple[int, ...], int]:
     """What the target says, and how many tokens of the prompt were not processed for it."""
     stats = SpeculationStats()
-    verifier, tokens = LocalVerifier(engine, stats=stats), list(prompt)
+    verifier, tokens = LocalVerifier(engine, Request(sampling), stats=stats), list(prompt)
     try:
-        await verifier.open(tokens, sampling)
+        await verifier.open(tokens)
         while len(tokens) < len(prompt) + count:
             tokens += (await verifier.verify(tokens, ())).token_ids
     finally:
@@ -149,8 +151,8 @@ def test_pages_are_replaced_while_a_row_goes_on_from_them(sampling: SamplingPara
         async with engine_with(pages=4) as (engine, _):
             await said(engine, PROMPT, sampling)
             stats = SpeculationStats()
-            verifier, tokens = LocalVerifier(engine, stats=stats), list(PROMPT)
-            await verifier.open(tokens, sampling)
+            verifier, tokens = LocalVerifier(engine, Request(sampling), stats=stats), list(PROMPT)
+            await verifier.open(tokens)
             assert stats.cached_prompt_tokens == 4 * PAGE
             for n in range(12):
                 other = [n, *NEVER, *PROMPT]
@@ -158,7 +160,7 @@ def test_pages_are_replaced_while_a_row_goes_on_from_them(sampling: SamplingPara
                 tokens += (await verifier.verify(tokens, ())).token_ids
             await verifier.close()
             assert tuple(tokens[len(PROMPT) :]) == truth(PROMPT, sampling, 12)
-            assert engine.prefixes and engine.prefixes._tree.evicted >= 4
+            assert engine.prefixes and engine.prefixes.tree.evicted >= 4
 
     run(test())
 
@@ -205,7 +207,7 @@ def test_what_is_kept_stays_within_the_memory_that_was_given() -> None:
                 await said(engine, [n, *range(250)], count=1)
                 assert engine.prefixes.used_bytes <= engine.prefixes.limit_bytes
             assert engine.prefixes.used_bytes == engine.prefixes.limit_bytes, "it is used, too"
-            assert engine.prefixes._tree.evicted
+            assert engine.prefixes.tree.evicted
 
     run(test())
 
@@ -215,7 +217,7 @@ def test_the_memory_is_divided_so_that_all_models_keep_the_same_tokens() -> None
         page_bytes = 100_000
 
     class Unable(ToyRunner):
-        page_bytes = 0
+        capabilities = Capabilities()
 
     runners = [toy(), toy(kind=Large), toy(kind=Unable)]
     small, large, none = page_counts(PrefixSharing("all", 8), runners)
@@ -226,7 +228,7 @@ def test_the_memory_is_divided_so_that_all_models_keep_the_same_tokens() -> None
 
 def test_a_runner_that_cannot_copy_pages_works_without_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     class Unable(Noting):
-        page_bytes = 0
+        capabilities = Capabilities()
 
     async def test() -> None:
         engine = Engine(toy(kind=Unable), Batcher("test"))
@@ -238,7 +240,7 @@ def test_a_runner_that_cannot_copy_pages_works_without_and_says_so_once(caplog: 
     with caplog.at_level(logging.INFO, "tandem.engine"):
         run(test())
     (line,) = [record.getMessage() for record in caplog.records if "prefixes" in record.getMessage()]
-    assert line.startswith("prefixes of toy are not kept: the steps of this toy model cannot copy them")
+    assert line.startswith("prefixes of toy are not kept: its steps cannot")
 
 
 def test_a_page_that_makes_a_row_fail_is_not_used_again() -> None:
@@ -255,14 +257,44 @@ def test_a_page_that_makes_a_row_fail_is_not_used_again() -> None:
     run(test())
 
 
+@both_samplings
+def test_pages_whose_copy_failed_are_not_found(sampling: SamplingParams) -> None:
+    """Their memory holds what it held before: copied into a slot, that would give wrong tokens, unnoticed."""
+
+    async def test() -> None:
+        async with engine_with(max_length=300) as (engine, _):
+            assert engine.prefixes
+            store, save = engine.prefixes._store, engine.prefixes._store.save
+
+            failed = []
+
+            def fails(slot: int, first: int, pages: Sequence[int]) -> None:
+                failed.append(pages)
+                raise MemoryError("no memory for the copy")
+
+            verifier, tokens = LocalVerifier(engine, Request(sampling)), PROMPT[:PAGE]
+            await verifier.open(tokens)
+            while len(tokens) < 5 * PAGE:
+                tokens += (await verifier.verify(tokens, ())).token_ids
+            store.save = fails  # type: ignore[method-assign]
+            await verifier.close()
+            await engine.batcher.on_device(int)
+            store.save = save  # type: ignore[method-assign]
+            assert failed
+            assert await said(engine, tokens, sampling) == (truth(tokens, sampling), 0)
+            assert await said(engine, tokens, sampling) == (truth(tokens, sampling), (len(tokens) - 1) // PAGE * PAGE)
+
+    run(test())
+
+
 def test_a_step_that_fails_leaves_nothing_of_its_slots() -> None:
     """A draft's engine goes on after it: what its failed step spoiled must not be found by later sequences."""
 
     async def test() -> None:
         async with engine_with() as (engine, runner):
-            drafter = ModelDrafter(engine, 258)
-            await drafter.open(PROMPT[: 2 * PAGE], GREEDY)
-            known = len(engine.prefixes._tree) if engine.prefixes else 0
+            drafter = ModelDrafter(engine, Request(GREEDY), 258)
+            await drafter.open(PROMPT[: 2 * PAGE])
+            known = len(engine.prefixes.tree) if engine.prefixes else 0
             longer = [*PROMPT[: 2 * PAGE], *range(2 * PAGE)]
             await drafter.propose(longer, 2)
             runner.fails_now = True
@@ -272,42 +304,106 @@ def test_a_step_that_fails_leaves_nothing_of_its_slots() -> None:
             await drafter.close()
             await engine.batcher.on_device(int)
             assert engine.prefixes
-            found = engine.prefixes._tree.match(("", 0), longer)
-            assert found == engine.prefixes._tree.match(("", 0), longer[: 4 * PAGE - 2]) != []
+            found = engine.prefixes.tree.match(("", 0, 0), longer)
+            assert found == engine.prefixes.tree.match(("", 0, 0), longer[: 4 * PAGE - 2]) != []
             assert known
             for prompt in (longer, PROMPT):
-                drafter = ModelDrafter(engine, 258)
-                await drafter.open(prompt, GREEDY)
+                drafter = ModelDrafter(engine, Request(GREEDY), 258)
+                await drafter.open(prompt)
                 assert (await drafter.propose(prompt, 3)).token_ids == truth(prompt, count=3)
                 await drafter.close()
 
     run(test())
 
 
+@contextlib.asynccontextmanager
+async def pair_with(*kinds: Any) -> AsyncIterator[tuple[FusedPair, list[Noting]]]:
+    """A fused pair whose prefixes are kept, and its runners, of these kinds; the draft model errs now and then."""
+    batcher, configs = Batcher("test"), (ToyConfig(), ToyConfig(miss=0.3))
+    runners: Any = [toy(config, kind=kind, max_length=400) for kind, config in zip(kinds, configs, strict=True)]
+    engines = [Engine(runner, batcher) for runner in runners]
+    await share_prefixes(engines, PrefixSharing(), lambda: "")
+    try:
+        yield FusedPair(*engines), runners
+    finally:
+        await batcher.close()
+
+
+async def turn(
+    pair: FusedPair, prompt: Sequence[int], sampling: SamplingParams, count: int = 24, k: int = 4
+) -> tuple[list[int], int]:
+    """All tokens after a turn of a chat, and how many tokens of its prompt were copied."""
+    stats, tokens = SpeculationStats(), list(prompt)
+    rounds = FusedRounds(pair, Request(sampling), stats=stats)
+    try:
+        await rounds.open(tokens)
+        while len(tokens) < len(prompt) + count:
+            tokens += (await rounds.round(tokens, k))[1].token_ids
+    finally:
+        await rounds.close()
+    return tokens, stats.cached_prompt_tokens
+
+
 @both_samplings
 def test_a_fused_pair_copies_for_both_of_its_models(sampling: SamplingParams) -> None:
     async def test() -> None:
-        batcher = Batcher("test")
-        runners = toy(kind=Noting), toy(kind=Noting, config=ToyConfig(miss=0.3))
-        engines = [Engine(runner, batcher) for runner in runners]
-        await share_prefixes(engines, PrefixSharing(), lambda: "")
-        pair = FusedPair(*engines)
-        for cached in (0, 4 * PAGE):
-            stats, tokens = SpeculationStats(), list(PROMPT)
-            rounds = FusedRounds(pair, stats=stats)
-            before = [runner.processed for runner in runners]  # type: ignore[attr-defined]
-            await rounds.open(tokens, sampling)
-            after = [runner.processed for runner in runners]  # type: ignore[attr-defined]
-            assert [b - a for a, b in zip(before, after, strict=True)] == [
-                len(PROMPT) - 1 - cached,
-                len(PROMPT) - 2 - cached,
-            ]
-            while len(tokens) < len(PROMPT) + 24:
-                tokens += (await rounds.round(tokens, 4))[1].token_ids
-            await rounds.close()
-            assert stats.cached_prompt_tokens == cached
-            assert tuple(tokens[len(PROMPT) :][:24]) == truth(PROMPT, sampling, 24)
-        await batcher.close()
+        async with pair_with(Noting, Noting) as (pair, runners):
+            for cached in (0, 4 * PAGE):
+                before = [runner.processed for runner in runners]
+                tokens, found = await turn(pair, PROMPT, sampling)
+                assert [runner.processed - were for runner, were in zip(runners, before, strict=True)] == [
+                    len(PROMPT) - 1 - cached,
+                    len(PROMPT) - 2 - cached,
+                ]
+                assert found == cached
+                assert tuple(tokens[len(PROMPT) :][:24]) == truth(PROMPT, sampling, 24)
+
+    run(test())
+
+
+@both_samplings
+@pytest.mark.parametrize("k", [4, 0])
+def test_each_turn_of_a_chat_with_a_fused_pair_begins_with_the_answers_before(sampling: SamplingParams, k: int) -> None:
+    async def test() -> None:
+        async with pair_with(Noting, Noting) as (pair, (target, draft)):
+            tokens, cached = await turn(pair, PROMPT, sampling, 50, k)
+            assert cached == 0
+            for question in (b"and then?", b"why is that so?"):
+                prompt, known = [*tokens, *question], (len(tokens) - 1) // PAGE * PAGE
+                were = target.processed, draft.processed
+                tokens, cached = await turn(pair, prompt, sampling, 50, k)
+                assert cached == known
+                assert target.processed - were[0] == len(prompt) - 1 - known
+                assert draft.processed - were[1] < (len(prompt) - known + PAGE if k else len(prompt))
+                assert tuple(tokens[len(prompt) :]) == truth(prompt, sampling, len(tokens) - len(prompt))
+
+    run(test())
+
+
+class FailsARow(Noting):
+    """A target one of whose rows fails, and whose slot is then spoiled up to the row."""
+
+    verifies = 0
+
+    def verify(self, rows: Any) -> Any:
+        self.verifies += 1
+        if self.verifies != 5:
+            return super().verify(rows)
+        for row in rows:
+            self._cache[row.slot, : row.position] = 7
+        return [RowFailed("its logits are not finite")] * len(rows)
+
+
+@both_samplings
+def test_a_row_that_fails_in_a_fused_step_leaves_nothing_of_its_slot(sampling: SamplingParams) -> None:
+    async def test() -> None:
+        async with pair_with(FailsARow, Noting) as (pair, _):
+            tokens, _ = await turn(pair, PROMPT, sampling, 50)
+            assert tuple(tokens[len(PROMPT) :]) == truth(PROMPT, sampling, len(tokens) - len(PROMPT))
+            prompt = [*tokens, *b"and then?"]
+            again, cached = await turn(pair, prompt, sampling)
+            assert cached == (len(tokens) - 1) // PAGE * PAGE
+            assert tuple(again[len(prompt) :]) == truth(prompt, sampling, len(again) - len(prompt))
 
     run(test())
 

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tandem.engine.prefix_tree import PagePool, PrefixTree
+from tandem.engine.prefix_tree import PagePool, PrefixTree, _Node
 from tandem.runners.pages import PAGE
 
 COUNT = 5
@@ -119,9 +119,27 @@ def test_scopes_without_pages_are_not_remembered() -> None:
     for caller in range(50):
         tree.extend(caller, text(("a", "b")))
     tree.match("nobody", text(("a",)))
-    assert len(tree._roots) == 2
+    assert len(tree.scopes) == 2
     tree.clear()
-    assert not tree._roots
+    assert not tree.scopes
+
+
+def test_a_page_costs_the_same_however_many_its_text_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted in comparisons of nodes, where every page of a text is taken from another text."""
+    compared = [0]
+
+    def counted(node: _Node, other: object) -> bool:
+        compared[0] += 1
+        return node is other
+
+    monkeypatch.setattr(_Node, "__eq__", counted)
+    monkeypatch.setattr(_Node, "__hash__", object.__hash__)
+    tree = PrefixTree(1000)
+    for letter in "abc":
+        _, added = tree.extend("s", text((letter,) * 1000))
+        assert len(added) == 1000
+    assert (tree.evicted, len(tree)) == (2000, 1000)
+    assert compared[0] <= 1000
 
 
 def test_a_text_of_thousands_of_pages_is_forgotten_whole() -> None:

@@ -6,18 +6,21 @@ import asyncio
 import itertools
 import random
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tandem.engine.batcher import Batcher
+from tandem.engine.batcher import Batcher, DeviceLost
+from tandem.engine.engine import Engine
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
-from tandem.engine.model_drafter import ModelDrafter
-from tandem.engine.sequences import Engine, KVSequence, LocalVerifier
+from tandem.engine.model_drafter import DraftSequence, ModelDrafter
+from tandem.engine.sequences import KVSequence, LocalVerifier
 from tandem.runners.protocol import PrefillRow
 from tandem.runners.toy import ToyConfig, ToyRunner
+from tandem.speculation.fallible import Backoff, DrafterHealth
 from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
-from tandem.speculation.types import Draft, Proposer
+from tandem.speculation.types import Draft, Proposer, Request
 from tests.support import GREEDY, SAMPLED, oracle, run, toy
 
 PROMPT = list(b"a prompt that is longer than one chunk")
@@ -37,7 +40,7 @@ class Noting(ToyRunner):
 
 def sequence(held: Sequence[int] = ()) -> tuple[KVSequence, Noting]:
     runner = toy(kind=Noting)
-    kv = KVSequence(Engine(runner, Batcher("test")), 1)
+    kv = KVSequence(Engine(runner, Batcher("test")), 1, Request())
     kv.held = list(held)
     return kv, runner
 
@@ -86,6 +89,45 @@ def test_fill_works_chunk_by_chunk_on_what_is_missing_only() -> None:
     run(test())
 
 
+class Counted(int):
+    """A token that counts how often it is compared in Python, or in C with another object than itself."""
+
+    comparisons = 0
+
+    def __eq__(self, other: object) -> bool:
+        Counted.comparisons += 1
+        return int.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = int.__hash__
+
+
+@pytest.mark.parametrize(("only_grows", "most"), [(False, 2 * 512), (True, 10)])
+def test_the_row_of_a_draft_does_not_compare_the_whole_sequence(only_grows: bool, most: int) -> None:
+    """Of 16,384 tokens a drafter compares a block in Python at most, and one of committed tokens alone a few."""
+
+    async def test() -> None:
+        engine = Engine(toy(max_length=20_000), Batcher("test"))
+        sequence = DraftSequence(engine, 1, Request(GREEDY), 258)
+        sequence.only_grows = only_grows
+        tokens = [Counted(i % 251) for i in range(16_384)]
+        sequence.held = tokens[:-2]
+        for accepted in (None, 0, 2, 4, 5, 1):
+            if accepted is not None:  # other objects of the same values, as a verdict has them
+                tokens += [Counted(7 + i) for i in range(accepted)] + [Counted(99)]
+            Counted.comparisons = 0
+            row = await sequence.row(tokens, 5)
+            assert row and row.tail == tuple(tokens[-2:])
+            sequence.proposed(tokens, [Counted(7 + i) for i in range(5)])
+            assert Counted.comparisons <= most
+            assert sequence.held == [*tokens, 7, 8, 9, 10]
+        await engine.batcher.close()
+
+    run(test())
+
+
 async def drafted(drafter: ModelDrafter, tokens: Sequence[int], k: int) -> tuple[int, ...]:
     return (await drafter.propose(tokens, k)).token_ids
 
@@ -98,8 +140,8 @@ def test_a_drafter_proposes_what_a_fresh_one_would_whatever_was_accepted_before(
 
     async def test() -> None:
         engine = Engine(toy(ToyConfig(salt=2)), Batcher("test"))
-        drafter = ModelDrafter(engine, 258)
-        await drafter.open(PROMPT, sampling)
+        drafter = ModelDrafter(engine, Request(sampling), 258)
+        await drafter.open(PROMPT)
         tokens = list(PROMPT)
         for accept in ["all", "none", "some", "all", "all, skip", "skip", "all", "some", "none", "none"]:
             k = rng.randrange(1, 6)
@@ -119,8 +161,8 @@ def test_a_drafter_proposes_what_a_fresh_one_would_whatever_was_accepted_before(
 def test_a_drafter_survives_a_cancelled_proposal() -> None:
     async def test() -> None:
         engine = Engine(toy(ToyConfig(step_seconds=0.01)), Batcher("test"))
-        drafter = ModelDrafter(engine, 258)
-        await drafter.open(PROMPT, GREEDY)
+        drafter = ModelDrafter(engine, Request(GREEDY), 258)
+        await drafter.open(PROMPT)
         task = asyncio.create_task(drafter.propose([*PROMPT, 1, 2, 3], 5))
         await asyncio.sleep(0.005)
         task.cancel()
@@ -138,8 +180,8 @@ def test_a_draft_ends_before_a_token_that_the_target_does_not_have() -> None:
         known = sorted(truth)[-1]  # the largest id is the first unknown one
         cut = truth.index(known)
         engine = Engine(toy(), Batcher("test"))
-        drafter = ModelDrafter(engine, known)
-        await drafter.open(PROMPT, GREEDY)
+        drafter = ModelDrafter(engine, Request(GREEDY), known)
+        await drafter.open(PROMPT)
         assert await drafted(drafter, PROMPT, 5) == truth[:cut]
         following = [*PROMPT, *truth[:cut], 7]
         fresh = oracle(following, GREEDY, 1, past_the_end=True)
@@ -153,8 +195,8 @@ def test_a_draft_ends_before_a_token_that_the_target_does_not_have() -> None:
 def test_a_drafter_with_a_shorter_sequence_stops_drafting_when_it_is_full() -> None:
     async def test() -> None:
         engine = Engine(toy(max_length=44), Batcher("test"))
-        drafter = ModelDrafter(engine, 258)
-        await drafter.open(PROMPT, GREEDY)  # 38 tokens
+        drafter = ModelDrafter(engine, Request(GREEDY), 258)
+        await drafter.open(PROMPT)  # 38 tokens
         lengths = [len(await drafted(drafter, [*PROMPT, *range(n)], 5)) for n in range(9)]
         assert lengths == [5, 5, 4, 3, 2, 1, 0, 0, 0]
         await drafter.close()
@@ -168,9 +210,9 @@ def test_prompts_around_the_chunk_size_are_verified_and_drafted_exactly(length: 
     async def test() -> None:
         prompt = PROMPT[:length]
         target, draft = (Engine(toy(), Batcher("test")) for _ in range(2))
-        verifier, drafter = LocalVerifier(target), ModelDrafter(draft, 258)
-        await verifier.open(prompt, GREEDY)
-        await drafter.open(prompt, GREEDY)
+        verifier, drafter = LocalVerifier(target, Request(GREEDY)), ModelDrafter(draft, Request(GREEDY), 258)
+        await verifier.open(prompt)
+        await drafter.open(prompt)
         tokens = list(prompt)
         for _ in range(3):
             draft_tokens = await drafted(drafter, tokens, 2)
@@ -188,8 +230,8 @@ def test_prompts_around_the_chunk_size_are_verified_and_drafted_exactly(length: 
 def test_a_verifier_goes_on_after_a_cancelled_round() -> None:
     async def test() -> None:
         engine = Engine(toy(ToyConfig(step_seconds=0.01)), Batcher("test"))
-        verifier = LocalVerifier(engine)
-        await verifier.open(PROMPT, GREEDY)
+        verifier = LocalVerifier(engine, Request(GREEDY))
+        await verifier.open(PROMPT)
         task = asyncio.create_task(verifier.verify(PROMPT, [1, 2, 3, 4, 5]))
         await asyncio.sleep(0.005)
         task.cancel()
@@ -207,8 +249,8 @@ def test_fused_rounds_of_changing_length_are_exact(k_of_round: list[int]) -> Non
     async def test() -> None:
         batcher = Batcher("test")
         target, draft = Engine(toy(), batcher), Engine(toy(ToyConfig(miss=0.4)), batcher)
-        rounds = FusedRounds(FusedPair(target, draft))
-        await rounds.open(PROMPT, SAMPLED)
+        rounds = FusedRounds(FusedPair(target, draft), Request(SAMPLED))
+        await rounds.open(PROMPT)
         tokens = list(PROMPT)
         for k in k_of_round:
             proposed, verdict = await rounds.round(tokens, k)
@@ -256,8 +298,8 @@ def test_fused_rounds_copy_where_they_can_and_ask_the_model_elsewhere(sampling: 
         batcher = Batcher("test")
         config = ToyConfig(miss=0.4)
         pair = FusedPair(Engine(toy(), batcher), Engine(Asked(toy().limits, config), batcher))
-        rounds = FusedRounds(pair, lookup=Prompter(script, sampling))
-        await rounds.open(PROMPT, sampling)
+        rounds = FusedRounds(pair, Request(sampling), lookup=Prompter(script, sampling))
+        await rounds.open(PROMPT)
         tokens = list(PROMPT)
         for right in script:
             before = len(asked)
@@ -277,13 +319,41 @@ def test_fused_rounds_copy_where_they_can_and_ask_the_model_elsewhere(sampling: 
     run(test())
 
 
+def test_a_trial_of_the_draft_model_that_the_targets_step_cuts_short_is_left_to_others_soon() -> None:
+    class Failing(ToyRunner):
+        def verify(self, rows: Sequence[Any]) -> Any:
+            raise RuntimeError("this device is gone")
+
+    async def test() -> None:
+        clock = SimpleNamespace(now=0.0)
+        batcher = Batcher("test")
+        health = DrafterHealth("of this test", Backoff(first=1.0, longest=60.0, clock=lambda: clock.now))
+        rounds = FusedRounds(
+            FusedPair(Engine(toy(kind=Failing), batcher), Engine(toy(), batcher), health), Request(GREEDY)
+        )
+        await rounds.open(PROMPT)
+        for clock.now in (0.0, 100.0, 200.0, 300.0, 400.0):  # the wait grows to 16 s
+            attempt = health.attempt()
+            assert attempt
+            attempt.failed(RuntimeError("away"))
+        clock.now = 500.0
+        with pytest.raises(DeviceLost):
+            await rounds.round(PROMPT, 3)
+        clock.now += 1.0
+        assert health.attempt()
+        await rounds.close()
+        await batcher.close()
+
+    run(test())
+
+
 def test_requests_of_one_fused_pair_share_its_steps() -> None:
     async def test() -> None:
         batcher = Batcher("test")
         pair = FusedPair(*(Engine(toy(ToyConfig(step_seconds=0.003)), batcher) for _ in range(2)))
-        rounds = [FusedRounds(pair) for _ in range(4)]
+        rounds = [FusedRounds(pair, Request(GREEDY)) for _ in range(4)]
         for r, first in zip(rounds, itertools.count(65), strict=False):
-            await r.open([first], GREEDY)
+            await r.open([first])
         before = batcher.steps
         results = await asyncio.gather(*(r.round([65 + i], 2) for i, r in enumerate(rounds)))
         assert batcher.steps - before <= 2

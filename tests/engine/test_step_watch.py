@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from tandem.engine.batcher import Batcher, DeviceLost, StepHung
+from tandem.engine.engine import Engine
+from tandem.engine.fused_rounds import FusedPair, FusedRounds
 from tandem.engine.model_drafter import ModelDrafter
-from tandem.engine.sequences import Engine, KVSequence, TargetSequence
+from tandem.engine.sequences import KVSequence, TargetSequence
 from tandem.engine.step_watch import (
     FADES,
     FIRST_SECONDS,
@@ -24,8 +26,10 @@ from tandem.engine.step_watch import (
     describe_step,
     parse_step_seconds,
 )
-from tandem.runners.protocol import FusedRow, PrefillRow, ProposeRow, VerifyRow
+from tandem.runners.protocol import PrefillRow, VerifyRow
 from tandem.runners.toy import ToyRunner
+from tandem.speculation.types import Request
+from tests.rows import fused_row, propose_row, verify_row
 from tests.support import GREEDY, oracle, run, toy, until
 
 PROMPT = list(b"a prompt of more than one chunk, though not by much")
@@ -42,8 +46,8 @@ class Gated(ToyRunner):
         self.inside = threading.Event()
         self.breaks = False
 
-    def _work(self) -> None:
-        super()._work()
+    def work(self) -> None:
+        super().work()
         if not self.gate.is_set():
             self.inside.set()
             assert self.gate.wait(20)
@@ -218,12 +222,15 @@ def test_closing_waits_for_a_step_no_longer_than_it_is_told() -> None:
 def test_a_sequence_whose_step_hung_holds_nothing_and_then_says_the_same_tokens() -> None:
     async def test() -> None:
         async with benched() as bench:
-            target, drafter = TargetSequence(bench.engine, 0), ModelDrafter(bench.engine, 258)
-            await drafter.open(PROMPT, GREEDY)
-            await target.verify(PROMPT, (), GREEDY)
+            target, drafter = (
+                TargetSequence(bench.engine, 0, Request(GREEDY)),
+                ModelDrafter(bench.engine, Request(GREEDY), 258),
+            )
+            await drafter.open(PROMPT)
+            await target.verify(PROMPT, ())
             truth = oracle(PROMPT, GREEDY, 6, past_the_end=True)
             for asked in (
-                lambda: target.verify([*PROMPT, truth[0]], truth[1:4], GREEDY),
+                lambda: target.verify([*PROMPT, truth[0]], truth[1:4]),
                 lambda: drafter.propose(PROMPT, 4),
             ):
                 bench.said.clear()
@@ -238,9 +245,31 @@ def test_a_sequence_whose_step_hung_holds_nothing_and_then_says_the_same_tokens(
                 await until(lambda: bench.said == [False, True])
             held: KVSequence | None = drafter._sequence
             assert held and target.held == held.held == []
-            verdict = await target.verify([*PROMPT, truth[0]], truth[1:4], GREEDY)
+            verdict = await target.verify([*PROMPT, truth[0]], truth[1:4])
             assert (verdict.accepted, verdict.token_ids) == (3, truth[1:5])
             assert (await drafter.propose(PROMPT, 4)).token_ids == truth[:4]
+
+    run(test())
+
+
+def test_a_fused_step_that_hung_leaves_nothing_held_of_either_model() -> None:
+    async def test() -> None:
+        async with benched() as bench:
+            draft = Engine(toy(), bench.engine.batcher, vital=False)
+            rounds, tokens = FusedRounds(FusedPair(bench.engine, draft), Request(GREEDY)), list(PROMPT)
+            await rounds.open(tokens)
+            tokens += (await rounds.round(tokens, 3))[1].token_ids
+            held = rounds._target, rounds._draft
+            assert held[0] and held[1]
+            assert (held[0].held, held[1].held) == (tokens[:-1], tokens[:-2])
+            bench.runner.gate.clear()
+            task = asyncio.create_task(rounds.round(tokens, 3))
+            await until(bench.runner.inside.is_set)
+            bench.look_for(BOUND + 2)
+            with pytest.raises(StepHung):
+                await task
+            assert held[0].held == held[1].held == []
+            await rounds.close()
 
     run(test())
 
@@ -263,7 +292,7 @@ def test_served_steps_teach_the_bound() -> None:
         batcher = Batcher("test")
         engine, bound = Engine(toy(), batcher), StepBound()
         StepWatch(batcher, bound, engine.lose)
-        await KVSequence(engine, 0).fill(PROMPT)
+        await KVSequence(engine, 0, Request()).fill(PROMPT)
         assert bound.seconds(PrefillRow) == MIN_SECONDS
         await batcher.close()
 
@@ -287,9 +316,9 @@ def test_the_flag_says_a_number_or_auto() -> None:
     ("rows", "said"),
     [
         ([PrefillRow(0, 0, (1, 2, 3))], "a prefill step of 1 row, width 3"),
-        ([VerifyRow(0, 5, 1, (2,), GREEDY), VerifyRow(1, 5, 1, (2, 3), GREEDY)], "a verify step of 2 rows, width 3"),
-        ([ProposeRow(0, 5, (1, 2), 4, GREEDY)], "a propose step of 1 row, width 6"),
-        ([FusedRow(ProposeRow(0, 5, (1,), 4, GREEDY))], "a fused step of 1 row, width 5"),
+        ([verify_row(0, 5, 1, (2,), GREEDY), verify_row(1, 5, 1, (2, 3), GREEDY)], "a verify step of 2 rows, width 3"),
+        ([propose_row(0, 5, (1, 2), 4, GREEDY)], "a propose step of 1 row, width 6"),
+        ([fused_row(propose_row(0, 5, (1,), 4, GREEDY))], "a fused step of 1 row, width 5"),
         (["anything"], "a str step of 1 row, width 1"),
     ],
 )

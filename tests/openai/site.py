@@ -12,10 +12,10 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
 from tandem.engine.batcher import Batcher
+from tandem.engine.engine import Engine
 from tandem.engine.generators import fused_generator
 from tandem.engine.loading import Loaded
 from tandem.engine.model_config import DraftChoice
-from tandem.engine.sequences import Engine
 from tandem.engine.structures import Structures
 from tandem.rpc.channel import open_channel
 from tandem.runners.toy import VOCAB_SIZE, ToyConfig, ToyRunner, ToyTokenizer

@@ -36,7 +36,7 @@ def three_free_ports() -> int:
             return first
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_model_of_the_gateway_is_the_target_or_one_of_its_adapters(tmp_path: Path) -> None:
     with gateway(tmp_path, "--worker_flags", f"--role target --backend toy {' '.join(ADAPTERS)}") as gate:
         assert gate.model == "toy"

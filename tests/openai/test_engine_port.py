@@ -64,6 +64,24 @@ def test_accepted_and_rejected_draft_tokens_are_counted() -> None:
     run(test())
 
 
+def test_metadata_of_a_call_choose_what_drafts_and_the_tokens_stay_the_same() -> None:
+    async def test() -> None:
+        async with engine_site(drafts=True) as site:
+            expected = oracle(PROMPT, SamplingParams(), 24)
+            for drafts in ("auto", "none", "model"):
+                call = site.stub.Generate(asking(24, temperature=0.0), metadata=(("x-tandem-drafts", drafts),))
+                (reply,) = await rest_of(call)
+                assert tuple(reply.complete.output_ids) == expected
+                assert bool(reply.complete.spec_draft_tokens) == (drafts != "none")
+            for drafts, named in (("lookup", "this server has auto, none, model"), ("ngram", "'ngram' is not one of")):
+                call = site.stub.Generate(asking(), metadata=(("x-tandem-drafts", drafts),))
+                with pytest.raises(grpc.aio.AioRpcError, match=f"drafts: .*{named}") as caught:
+                    await rest_of(call)
+                assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    run(test())
+
+
 def test_choice_i_draws_with_the_seed_plus_i() -> None:
     async def test() -> None:
         async with engine_site(slots=2) as site:
@@ -197,9 +215,9 @@ def test_a_request_that_ends_early_frees_its_slots_within_a_step(how: str, n: in
                 call.cancel()
             else:
                 await site.stub.Abort(pb.AbortRequest(request_ids=["unknown", "mine"]))
-            steps = site.runner._steps
+            steps = site.runner.steps
             await until(lambda: site.engine.slots.free == 4)
-            assert site.runner._steps <= steps + 1
+            assert site.runner.steps <= steps + 1
             if how == "Abort":
                 ends = [reply.complete for reply in await rest_of(call) if reply.HasField("complete")]
                 assert sorted((end.index, end.finish_reason) for end in ends) == [(i, "abort") for i in range(n)]

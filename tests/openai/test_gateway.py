@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -16,11 +17,12 @@ import pytest
 
 from tandem.runners.toy import ToyTokenizer
 from tandem.speculation.types import SamplingParams, Structure, StructureKind
+from tests.hostile_grammars import PATTERNS, SLOW
 from tests.openai.gateway import CHAT, COMPLETIONS, HELLO, NEEDS_CURL, Gateway, children, gateway
 from tests.services.test_sampling_features import PROMPT, reference
 from tests.support import HANG, ServerProcess, oracle, server_process
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.thorough
 TEXT = b"hello"
 TOY = ("--backend", "toy", "--batch", "2", "--sequence_length", "400")
 
@@ -117,6 +119,21 @@ def test_usage_says_how_much_of_a_prompt_was_cached(client: openai.OpenAI) -> No
     assert answers[0].choices[0].text == answers[1].choices[0].text
 
 
+def test_each_turn_of_a_chat_begins_with_the_answers_before(client: openai.OpenAI) -> None:
+    """Whole pages of 16 tokens; what the last round drew last was not processed. Toy text is a token a character."""
+    messages, found = [], []
+    for question in ("what is a page of a cache? ", "and why is it kept? ", "for how long, please? "):
+        messages.append({"role": "user", "content": question})
+        asked: Any = {"model": "toy", "messages": messages, "max_tokens": 70, "temperature": 0}
+        reply = client.chat.completions.create(**asked, extra_body={"regex": "[a-z ]{70,}"})
+        assert reply.usage and reply.choices[0].message.content
+        details = reply.usage.prompt_tokens_details
+        found.append((reply.usage.prompt_tokens, details.cached_tokens if details else None))
+        messages.append({"role": "assistant", "content": reply.choices[0].message.content})
+    known = [0, *(prompt + 70 - 1 for prompt, _ in found[:2])]
+    assert [cached or 0 for _, cached in found] == [tokens // 16 * 16 for tokens in known]
+
+
 def test_choices_draw_with_seeds_of_their_own(client: openai.OpenAI) -> None:
     asked: Any = {"model": "toy", "max_tokens": 12}
     three = client.chat.completions.create(messages=HELLO, seed=5, n=3, **asked)  # type: ignore[arg-type]
@@ -151,12 +168,19 @@ def test_stop_strings_and_ids_end_the_text_before_them(client: openai.OpenAI) ->
         assert (chat.message.content, chat.finish_reason) == (text[:cut], "stop")
 
 
+def formatted(schema: str) -> dict[str, Any]:
+    format = {"type": "json_schema", "json_schema": {"name": "a", "schema": json.loads(schema), "strict": True}}
+    return {"response_format": format}
+
+
 @pytest.mark.parametrize(
     ("path", "named", "body"),
     [
         (CHAT, "top_logprobs", {"logprobs": True, "top_logprobs": 21}),
         (CHAT, "presence_penalty", {"presence_penalty": 2.5}),
         (CHAT, "structure", {"regex": "("}),
+        (CHAT, "structure: the json_schema cannot be enforced: no output can match it", formatted('{"$ref": "#"}')),
+        (CHAT, "repetition_penalty: ", {"repetition_penalty": 1e-40}),
         (COMPLETIONS, "min_tokens", {"min_tokens": 2}),
         (CHAT, "temperature", {"temperature": -1}),
         (CHAT, "sequence length", {"max_tokens": 5000}),
@@ -165,6 +189,13 @@ def test_stop_strings_and_ids_end_the_text_before_them(client: openai.OpenAI) ->
 def test_what_is_wrong_or_not_served_is_a_400_that_names_it(gate: Gateway, path: str, named: str, body: Any) -> None:
     reply = gate.post(path, **body, **({"prompt": "hello"} if path == COMPLETIONS else {}))
     assert reply.status == 400 and named in reply.json["error"]["message"], reply
+
+
+@pytest.mark.parametrize("body", [formatted(PATTERNS.text), {"ebnf": SLOW.text}], ids=["schema", "grammar"])
+def test_a_structure_that_costs_too_much_is_a_400_that_names_the_limit(gate: Gateway, body: dict[str, Any]) -> None:
+    reply = gate.post(**body)
+    limit = r"structure: the \w+ cannot be enforced: it (took more than 2 s of processor time|needed more than 256 MiB)"
+    assert reply.status == 400 and re.search(limit, reply.json["error"]["message"]), reply
 
 
 def test_penalties_structures_and_log_probabilities_are_those_of_plain_decoding(client: openai.OpenAI) -> None:

@@ -16,13 +16,15 @@ from pathlib import Path
 import openai
 import pytest
 
+from tandem.cli import main
+from tandem.cli.option import built
 from tandem.services.gateway import config as gateway_config
 from tandem.services.gateway.config import GatewayConfig
 from tests.openai.gateway import CHAT, children, gateway, running, start, wait_ready
 from tests.services.certificates import Authority, token_file
 from tests.support import HANG, ServerProcess, launch, server_process
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.thorough
 TOY = ("--worker_flags", "--backend toy --model step=0.005")
 
 
@@ -80,11 +82,16 @@ def test_a_port_that_is_taken_is_said_before_anything_starts(tmp_path: Path) -> 
     assert result.stderr == f"main.py: http_port: cannot listen on 127.0.0.1:{port}; is another server there?\n"
 
 
+def configured(**given: object) -> GatewayConfig:
+    options = main.parser().parse_args(["--role", "gateway"])
+    return built(GatewayConfig, options, **{"workers": (), "port": 0, "flags": "", **given})
+
+
 @pytest.mark.parametrize("library", ["smg", "smg_grpc_proto"])
 def test_a_missing_gateway_is_named_with_what_to_install(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway_config.importlib.util, "find_spec", lambda name: None if name == library else name)
     with pytest.raises(ValueError, match=rf"gateway: {library} is not installed; pip install 'tandem-specul.*openai"):
-        GatewayConfig()
+        configured()
 
 
 @pytest.mark.parametrize(
@@ -99,7 +106,7 @@ def test_a_missing_gateway_is_named_with_what_to_install(library: str, monkeypat
 )
 def test_a_wrong_configuration_is_refused_with_the_flag(wrong: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        GatewayConfig(**wrong)  # type: ignore[arg-type]
+        configured(**wrong)
 
 
 def test_api_keys_come_from_a_file_and_no_command_line_shows_them(tmp_path: Path) -> None:
@@ -127,7 +134,7 @@ def test_clients_of_several_identities_share_no_prefixes_unless_told_to(
 ) -> None:
     """The server that the gateway starts sees them as one caller."""
     lines = "".join(f"{name} a-token-of-mine-012{i}\n" for i, name in enumerate(names))
-    config = GatewayConfig(accept_tokens=str(token_file(tmp_path / "keys", lines)), worker_flags=flags)
+    config = configured(accept_tokens=str(token_file(tmp_path / "keys", lines)), worker_flags=flags)
     command = config.own_server("ready.json")
     assert command[command.index("fused_target") + 1 + len(flags.split()) : command.index("--port")] == added
 
@@ -146,7 +153,7 @@ def test_a_gateway_whose_certificate_an_authority_signed_for_another_name_is_rea
 
 def test_hashed_tokens_are_refused_since_smg_needs_them_plain(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="lines `identity token`, without hashes"):
-        GatewayConfig(accept_tokens=str(token_file(tmp_path / "keys", f"me sha256:{'0' * 64}\n")))
+        configured(accept_tokens=str(token_file(tmp_path / "keys", f"me sha256:{'0' * 64}\n")))
 
 
 @pytest.fixture

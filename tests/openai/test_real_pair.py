@@ -14,7 +14,7 @@ from tandem import Client, SamplingParams, Structure, StructureKind
 from tests.openai.gateway import HELLO, gateway
 from tests.support import HANG, ServerProcess
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.thorough
 
 
 def test_the_pair_says_through_the_gateway_what_it_says_by_grpc(tmp_path: Path) -> None:
@@ -49,10 +49,25 @@ def check(client: openai.OpenAI, model: str, address: str) -> None:
         assert client.completions.create(**again).choices[0].text == sampled
     events = client.completions.create(**again, stream=True)
     assert "".join(event.choices[0].text for event in events if event.choices) == sampled
+    check_turns(client, model)
     check_features(client, model, address)
     word = sampled.split()[2]
     stopped = client.completions.create(**again, stop=[word]).choices[0]
     assert (stopped.text, stopped.finish_reason) == (sampled[: sampled.index(word)], "stop")
+
+
+def check_turns(client: openai.OpenAI, model: str) -> None:
+    """Later turns of a chat process neither what was asked before nor what was answered, but for a page at most."""
+    messages: Any = []
+    said = 0
+    for question in ("What is a prime number?", "Name three of them, please.", "Is one of them even?"):
+        messages.append({"role": "user", "content": question})
+        reply = client.chat.completions.create(model=model, messages=messages, max_tokens=40, temperature=0)
+        assert reply.usage and reply.usage.prompt_tokens_details
+        cached = reply.usage.prompt_tokens_details.cached_tokens or 0
+        assert cached > said - 16 - 1, "all of the turns before, in whole pages"
+        said = reply.usage.total_tokens
+        messages.append({"role": "assistant", "content": reply.choices[0].message.content})
 
 
 CITY = {

@@ -7,7 +7,7 @@ from functools import partial
 
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
-from tandem.cli import main, roles
+from tandem.cli import configuration, main
 from tandem.ports import free_port
 from tandem.ray_serve.replica import TargetVerifier
 from tandem.rpc.channel import open_channel
@@ -28,8 +28,8 @@ def test_a_replica_answers_gateways_until_it_stops() -> None:
         port = free_port()
         args = main.parser().parse_args(["--role", "target", "--backend", "toy", "--engine_port", str(port)])
         replica, ready = Here.__new__(Here), asyncio.Event()
-        replica._stopping, replica._handlers, replica._interceptors = asyncio.Event(), {}, []
-        running = asyncio.create_task(roles.serve(args, partial(replica._host, ready)))
+        replica._stopping, replica._handlers, replica._layers = asyncio.Event(), {}, []
+        running = asyncio.create_task(configuration.serve(args, partial(replica._host, ready)))
         await asyncio.wait({running, asyncio.create_task(ready.wait())}, return_when=asyncio.FIRST_COMPLETED)
         assert ready.is_set()
         async with open_channel(f"127.0.0.1:{port}") as channel:

@@ -13,7 +13,7 @@ import pytest
 from tests.openai.gateway import HELLO, gateway
 from tests.support import HANG, ServerProcess, server_process
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.thorough
 TOY = ("--batch", "2", "--sequence_length", "200")
 ENGINE = ("--engine_port", "0")
 DRAFT = ("--draft_model", "miss=0.3")

@@ -18,7 +18,7 @@ import pytest
 
 from tests.support import GREEDY, HANG, REPOSITORY, ServerProcess, oracle, server_process
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.thorough
 
 pytest.importorskip("setuptools", reason="builds the wheel without a network: pip install setuptools")
 PARTS = ("tandem", "services", "clients", "pyproject.toml", "README.md", "LICENSE")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tandem.cli import main
-from tandem.cli.configuration import plan_config
+from tandem.cli.tools import plan_config
 from tandem.planning.instances import INSTANCES, instance_named
 from tandem.planning.memory import GRAPH_BYTES, core_of
 from tandem.planning.placement import Placement, parts_of, process_of
@@ -361,7 +361,7 @@ def test_an_eagle1_head_for_nxd_inference_is_counted_with_its_fc(tmp_path: Path)
 def test_a_head_that_does_not_fit_its_place_is_refused_by_name(tmp_path: Path) -> None:
     (together,) = with_head(tmp_path, degree=4).placements
     assert not together.fits and "tp_degree 1 alone" in together.why
-    with pytest.raises(ValueError, match="NxD Inference serves EAGLE-1 heads alone here"):
+    with pytest.raises(ValueError, match="a plan counts it for TorchNeuron alone"):
         with_head(tmp_path, backend="nxdi")
     with pytest.raises(ValueError, match="target_hidden_size: 4096 is not 5120"):
         make_plan(PlanConfig("trn2.3xlarge", model("Qwen3-32B"), head_folder(tmp_path, vocab_size=151936)))

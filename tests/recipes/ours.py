@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tandem.cli import compare, compare_placement, configuration, main
+from tandem.cli import asking, compare, compare_placement, main, models, tools
 from tandem.comparison.measuring.commands import drafting_command, target_command, target_of, whole_of
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.launch import LAUNCH
@@ -36,7 +36,7 @@ def check(command: Command, monkeypatch: pytest.MonkeyPatch) -> str:
         _configured(args)
         return "parsed and configured"
     if getattr(args, "prompt", None) or getattr(args, "prompt_text", None):
-        configuration.client_config(args)
+        asking.client_config(args)
         return "parsed and configured"
     assert args.role in ("doctor", "plan", "convert", "gateway"), args.role
     return "parsed"
@@ -70,9 +70,9 @@ def _server_commands(config: ComparisonConfig) -> list[list[str]]:
 def _configured(args: argparse.Namespace) -> None:
     try:
         if args.role == "compile":
-            configuration.compile_config(args)
+            tools.compile_config(args)
         else:
-            configuration.model_config(args, args.target_model or args.model)
+            models.model_config(args, args.target_model or args.model)
     except ValueError as error:
         assert "is not available here" in str(error)
     if args.backend == "nxdi":
@@ -83,7 +83,7 @@ def _nxdi_build(args: argparse.Namespace) -> None:
     """Runs the checks that --backend nxdi makes before it compiles."""
     from tandem.runners.nxdi.build import BuildRequest, Kind, plan_build
 
-    settings, k = configuration.nxdi_settings(args), configuration.most_drafts(args)
+    settings, k = models.nxdi_settings(args), args.most_drafts
     part = args.compile_for or args.role
     kind = {"fused_target": Kind.FUSED, "fused": Kind.FUSED, "draft_worker": Kind.PLAIN, "draft": Kind.PLAIN}.get(
         part, Kind.WINDOW if k else Kind.PLAIN

@@ -22,8 +22,7 @@ from tests.support import GREEDY, oracle
 PROMPT = tuple(b"fuzzed")
 TEXT = (*PROMPT, *oracle(PROMPT, GREEDY, LONGEST - len(PROMPT), past_the_end=True))
 FIELDS = {
-    "session_id", "run_until", "draft_tokens", "branches", "token_ids", "offset", "distributions", "last_token",
-    "stop_token_ids", "logprobs",
+    "session_id", "run_until", "draft_tokens", "distributions", "last_token", "stop_token_ids",
 }  # fmt: skip
 """Fields that a refusal of a message may name."""
 
@@ -47,13 +46,8 @@ def run_messages(draw: Any) -> dict[str, Any]:
     base = draw(st.integers(1, LONGEST - 1) | _length)
     last = TEXT[base - 1] if 1 <= base <= len(TEXT) and draw(st.integers(0, 4)) else draw(_any_token)
     draft = draw(_path(base)) if draw(st.integers(0, 19)) else [1] * draw(st.sampled_from([MAX_NODES, MAX_NODES + 1]))
-    offsets = st.integers(0, len(draft)) if draw(st.integers(0, 9)) else _length
-    branches = [
-        pb.DraftBranch(offset=draw(offsets), token_ids=draw(st.lists(_any_token, max_size=4)) or draw(_empty))
-        for _ in range(draw(st.integers(0, 3)))
-    ]
     fields: dict[str, Any] = {
-        "session_id": "s", "base_length": base, "last_token": last, "draft_tokens": draft, "branches": branches,
+        "session_id": "s", "base_length": base, "last_token": last, "draft_tokens": draft,
         "run_until": draw(st.integers(1, LONGEST) | _length), "max_step_drafts": draw(st.integers(0, 6) | _length),
     }  # fmt: skip
     if not draw(st.integers(0, 9)):
@@ -63,15 +57,10 @@ def run_messages(draw: Any) -> dict[str, Any]:
                 {"run_until": None},
                 {"distributions": [generation_pb2.SparseDistribution(token_ids=[1], weights=[1.0])]},
                 {"stop_token_ids": [1] * 300},
-                {"logprobs": 99},
-                {"report_margins": True},
             ]
         )
         fields |= draw(strange)
     return fields
-
-
-_empty: st.SearchStrategy[list[int]] = st.sampled_from([[1], [1], [1], []])
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,13 +102,13 @@ def serve(argv: Sequence[str]) -> int:
     """main.py with a toy runner whose steps hang from SIGUSR2 on."""
     going = threading.Event()
     going.set()
-    work = ToyRunner._work
+    work = ToyRunner.work
 
     def hanging(runner: ToyRunner) -> None:
         going.wait()
         work(runner)
 
-    ToyRunner._work = hanging  # type: ignore[method-assign]
+    ToyRunner.work = hanging  # type: ignore[method-assign]
     signal.signal(signal.SIGUSR2, lambda *_: going.clear())
     return launcher.main(list(argv))
 

@@ -19,8 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tandem.engine.structures import KEPT
 from tandem.rpc.channel import DRAFT, FUSED, TARGET
 from tandem.speculation.depth import Pipeline
+from tests.reliability.hostile_peers import Liar, changes, lying
 from tests.reliability.processes import Killable
 from tests.reliability.soak_client import CLIENTS, LEASE
 from tests.reliability.soak_memory import Memory
@@ -28,8 +30,8 @@ from tests.reliability.soak_storm import STEP_SECONDS, Storm
 from tests.support import HANG, REPOSITORY
 
 WARM_UP = 0.2  # share of the time before the first look: pools, caches and threads that come with the first requests
-MAX_MORE = {"slots": 0, "sessions": 0, "tasks": 2, "threads": 2, "files": 4, "resident_bytes": 24 * 2**20}
-"""How much more than before a server may hold afterwards."""
+MAX_MORE = {"slots": 0, "sessions": 0, "tasks": 2, "threads": 2, "files": 4 + KEPT, "resident_bytes": 24 * 2**20}
+"""How much more than before a server may hold afterwards; a compiled structure is kept behind a socket."""
 NO_OPERATIONS = ("tokens", "wrong", "disturbed", "step hung", "expired", "refused")
 EVERY = 15.0
 """Seconds between two lines of progress."""
@@ -90,10 +92,15 @@ class Soaked:
 
 
 class Fleet:
-    """The servers: three that live through it, and a verifier that is killed. The worker verifies at both."""
+    """The servers: three that live through it, and a verifier that is killed. The worker verifies at both.
+
+    Before both stands one that lies in every reply to the worker, each time otherwise.
+    """
 
     def __init__(self, folder: Path, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
+        self._pipeline, self._beside = pipeline, contextlib.AsyncExitStack()
+        self._lying: asyncio.Task[None] | None = None
+        self.lies = 0
         role = ("--role", "target", *_ADAPTERS, *_COMMON, *_LEASE)
         self.target, self.mortal = Killable(folder, "target", role), Killable(folder, "mortal", role)
         self.fused = Killable(folder, "fused", ("--role", "fused_target", *_DRAFT, *_ADAPTERS, *_COMMON))
@@ -101,10 +108,26 @@ class Fleet:
 
     async def start(self) -> None:
         await asyncio.gather(self.target.start(), self.mortal.start(), self.fused.start())
-        verifiers = f"{self.mortal.address},{self.target.address}"
+        liar = await self._beside.enter_async_context(lying(self.target.address))
+        self._lying = asyncio.create_task(self._lie_on(liar))
+        verifiers = f"{liar.address},{self.mortal.address},{self.target.address}"
         role = ("--role", "draft_worker", *_DRAFT, *_COMMON, *_LEASE, "--target_host", verifiers)
         self.worker.arguments = (*role, "--pipeline", self._pipeline.value)
         await self.worker.start()
+
+    async def _lie_on(self, liar: Liar) -> None:
+        """Changes what is said of a verdict or an opening but its tokens, which are a target's own to choose."""
+        known = [
+            change
+            for method in ("Verify", "VerifyStream", "OpenSession", "CloseSession")
+            for change in changes(TARGET, method)
+            if "token_ids" not in change.path
+        ]
+        chance = random.Random(0)
+        while True:
+            liar.lie(chance.choice(known))
+            await asyncio.sleep(0.5)
+            self.lies += liar.told
 
     @property
     def lasting(self) -> list[Killable]:
@@ -121,7 +144,10 @@ class Fleet:
     def processes(self) -> dict[str, int]:
         return {server.name: server.process.pid for server in self.all if server.process}
 
-    def end(self) -> None:
+    async def end(self) -> None:
+        if self._lying:
+            self._lying.cancel()
+        await self._beside.aclose()
         for server in self.all:
             server.end()
 
@@ -170,7 +196,8 @@ async def soak(
                 soaked.memory.plot(results / "soak-memory.png", title, lasting)
         soaked.tracebacks = list(tracebacks(folder))
     finally:
-        fleet.end()
+        soaked.done["lies"] = fleet.lies
+        await fleet.end()
     return soaked
 
 

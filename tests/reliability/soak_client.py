@@ -29,13 +29,14 @@ from tandem.clients.distributed import connect_distributed
 from tandem.engine.drafting import Drafting
 from tandem.rpc import wire
 from tandem.rpc.channel import TARGET, open_channel, stub
-from tandem.rpc.endpoint_pool import Persistence
 from tandem.rpc.errors import TandemError, from_rpc
 from tandem.rpc.generation_client import GenerationClient
 from tandem.rpc.stream_status import ENDED_MEANWHILE
 from tandem.speculation.depth import Pipeline
-from tandem.speculation.types import Chunk, SamplingParams
+from tandem.speculation.retry import Persistence
+from tandem.speculation.types import Chunk, GenerationRequest, InvalidField, SamplingParams
 from tandem.v1 import target_verifier_pb2 as pb
+from tests.hostile_grammars import HOSTILE, random_structure
 from tests.reliability.traffic import Ask
 from tests.support import HANG, draft_config, drafting
 
@@ -103,7 +104,7 @@ class SoakClient:
     async def run(self, ending: asyncio.Event) -> None:
         """Until `ending`, or cancelled."""
         operations = [self._ask, self._ask, self._leave, self._late, self._session, self._abandon]
-        operations += [self._cancel_open, self._break, self._run, self._never_wait]
+        operations += [self._cancel_open, self._break, self._run, self._never_wait, self._hostile]
         while not ending.is_set():
             operation, began = self._chance.choice(operations), time.time()
             try:
@@ -279,6 +280,23 @@ class SoakClient:
         finally:
             await client.close()
         self._compare(said, number, whole)
+
+    async def _hostile(self) -> None:
+        """A structure that would take a server for itself: it is refused by its limits or enforced, or runs late."""
+        (service, address), chance = self._any(), self._chance
+        hostile = random_structure(chance) if chance.random() < 0.5 else chance.choice(list(HOSTILE.values()))
+        try:
+            sampling = SamplingParams(structure=hostile)
+        except InvalidField:
+            return
+        request = GenerationRequest(token_ids=(65, 66), sampling=sampling, max_new_tokens=8)
+        async with GenerationClient.connect(address, service) as client:
+            try:
+                async for _ in client.generate(request, timeout=chance.uniform(0.1, 5.0)):
+                    pass
+            except TandemError as error:
+                if error.code not in ("INVALID_ARGUMENT", "DEADLINE_EXCEEDED"):
+                    raise
 
     async def _cancel_open(self) -> None:
         async with self._opened(self._chance.randrange(PROMPTS)) as (target, opening):

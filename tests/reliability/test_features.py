@@ -100,7 +100,7 @@ MISTAKES = {
         "for layer in self.layers",
     ),
     "verdicts are filed one place too far": (
-        "tandem.rpc.remote_verifier:RemoteVerifier.take_features",
+        "tandem.rpc.remote_verifier:RemoteVerifier._take_features",
         "len(reply.token_ids) - 1",
         "len(reply.token_ids)",
     ),
@@ -112,6 +112,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_planted_mistake_is_found(mistake: str) -> None:
     async def test() -> None:

@@ -51,6 +51,7 @@ def seconds_of_schedules() -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("mutant", "case"), [pytest.param(m, c, id=f"{m.name}: {c}") for m in MUTANTS for c in m.cases]
@@ -62,11 +63,13 @@ def test_the_case_fails_without_it(mutant: Mutant, case: str) -> None:
         assert not asyncio.run(holds(BY_NAME[case], limit)), f"{case} does not notice that {mutant.name}"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", sorted({case for mutant in MUTANTS for case in mutant.cases}))
 def test_the_case_holds_with_it(case: str) -> None:
     assert seconds_of(case) > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.schedules], ids=lambda m: m.name)
 def test_fault_schedules_find_it(mutant: Mutant) -> None:

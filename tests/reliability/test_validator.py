@@ -60,12 +60,11 @@ def good() -> list[Event]:
 
 
 def a_run() -> list[Event]:
-    """A session of its own: a message with a draft and a branch, a step that follows the branch, and a plain one."""
-    branches = [{"offset": 1, "token_ids": [11]}]
-    asked = {"base_length": 3, "run_until": 7, "max_step_drafts": 2, "draft_tokens": [10, 99], "branches": branches}
+    """A session of its own: messages with a right and a wrong draft, a step that follows the first, and a plain one."""
+    asked = {"base_length": 3, "run_until": 7, "max_step_drafts": 2}
     events = [
         *call(20, "OpenSession", {"prefix": PROMPT}, {"committed_length": 3}),
-        Event("message", "a", 0, 65, "VerifyStream", message=asked),
+        *(Event("message", "a", 0, 65, "VerifyStream", message=asked | {"draft_tokens": d}) for d in ([10, 11], [99])),
         *call(21, "VerifyStream", {"base_length": 3, "run_until": 1}, reply([10, 11, 12], 3, drafted=2)),
         *call(22, "VerifyStream", {"base_length": 6, "run_until": 1}, reply([13], 6, drafted=0)),
     ]

@@ -18,6 +18,7 @@ from tandem.v1 import target_verifier_pb2 as pb
 from tests.support import oracle
 
 PATIENCE = 40
+LONGEST = 3.2  # seconds that an attempt waits
 """How often a client of this file asks again before it gives up; a schedule injects fewer faults than that."""
 
 
@@ -93,6 +94,11 @@ async def by_generate(generate: Any, ask: Ask, again: int = PATIENCE, pause: flo
     return Ended(tokens, "patience ran out")
 
 
+def after(failed: TandemError, seconds: float) -> float:
+    """How long the next attempts wait for a reply: longer where one came too late, as from a busy machine."""
+    return min(2 * seconds, LONGEST) if failed.code == "DEADLINE_EXCEEDED" else seconds
+
+
 class WireClient:
     """A client of the session protocol that trusts nothing and is none of ours: it drafts from the truth with errors,
     drafts anew for a retry (G2), asks out of turn now and then, and follows what replies say."""
@@ -130,6 +136,7 @@ class WireClient:
             except grpc.RpcError as error:
                 self._leave()
                 failed = from_rpc(error)
+                self._seconds = after(failed, self._seconds)
                 opened = opened and failed.code != "NOT_FOUND"
                 code = "UNAVAILABLE" if (failed.code, failed.message) == ENDED_MEANWHILE else failed.code
                 if code not in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "NOT_FOUND", "RESOURCE_EXHAUSTED"):

@@ -129,8 +129,7 @@ class Validator:
         session.until = max(session.until, said["run_until"])
         session.read = max(session.read, said["base_length"])
         session.width = max(session.width, said["max_step_drafts"])
-        paths = [draft, *([*draft[: b["offset"]], *b["token_ids"]] for b in said["branches"])]
-        session.sent += [(said["base_length"], path) for path in paths]
+        session.sent.append((said["base_length"], draft))
 
     def _ended(self, request: Event, end: Event) -> None:
         session = self._sessions.get((end.server, end.session))

@@ -1,4 +1,4 @@
-"""A wire client of runs that trusts nothing and is none of ours: it drafts late, wrong and in branches, moves its
+"""A wire client of runs that trusts nothing and is none of ours: it drafts late and wrong, moves its
 limits, reads slowly, leaves and comes back on another stream, and checks every limit that it set."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tandem.rpc.errors import from_rpc
 from tandem.rpc.stream_status import ENDED_MEANWHILE
 from tandem.runners.toy import END
 from tandem.v1 import target_verifier_pb2 as pb
-from tests.reliability.traffic import PATIENCE, Ask, Ended
+from tests.reliability.traffic import PATIENCE, Ask, Ended, after
 
 PASSING = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "NOT_FOUND", "RESOURCE_EXHAUSTED")
 MOST_DRAFTS = 5
@@ -72,6 +72,7 @@ class WireRunClient:
                 opened = False  # it was superseded, or is behind: what we know is opened again
             except grpc.RpcError as error:
                 failed = from_rpc(error)
+                self._seconds = after(failed, self._seconds)
                 opened = opened and failed.code != "NOT_FOUND" and self._chance.random() < 0.5
                 code = "UNAVAILABLE" if (failed.code, failed.message) == ENDED_MEANWHILE else failed.code
                 if code not in PASSING:
@@ -139,11 +140,6 @@ class WireRunClient:
     def _message(self, base: int, **rest: Any) -> pb.VerifyRequest:
         chance = self._chance
         draft = self._noisy(self._truth[base : base + chance.randrange(9)])
-        branches = []
-        for _ in range(chance.randrange(3)):
-            offset = chance.randrange(len(draft) + 1)
-            path = self._noisy(self._truth[base + offset : base + offset + 3]) or [chance.randrange(256)]
-            branches.append(pb.DraftBranch(offset=offset, token_ids=path))
         last = self._tokens[base - 1]
         if chance.random() < 0.05 and base > len(self._ask.prompt) and not rest:  # on other tokens than ours
             last = (last + 1) % 256
@@ -153,7 +149,6 @@ class WireRunClient:
             base_length=base,
             last_token=last,
             draft_tokens=draft,
-            branches=branches,
             run_until=until,
             max_step_drafts=MOST_DRAFTS,
             **rest,

@@ -13,8 +13,6 @@ from typing import Any
 import grpc
 import pytest
 
-from tandem.engine.generators import plain_generator
-from tandem.engine.loading import Loaded
 from tandem.rpc import wire
 from tandem.rpc.channel import DRAFT
 from tandem.rpc.closing import SessionCloses
@@ -22,9 +20,8 @@ from tandem.rpc.errors import TandemError
 from tandem.rpc.remote_verifier import RemoteVerifier
 from tandem.rpc.verifier_client import Deadlines, VerifierClient
 from tandem.runners.toy import ToyConfig
-from tandem.services.generation import GenerateMethod
 from tandem.speculation.depth import Pipeline
-from tandem.speculation.types import SpeculationStats
+from tandem.speculation.types import Request, SpeculationStats
 from tandem.v1 import draft_worker_pb2
 from tandem.v1 import target_verifier_pb2 as pb
 from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
@@ -79,8 +76,8 @@ def test_a_session_whose_close_fails_is_closed_by_a_later_one(silent: bool) -> N
             deaf = Deaf(site.verifier, "CloseSession", 1, silent)
             async with listening(partial(add_TargetVerifierServicer_to_server, deaf)) as address:
                 client = VerifierClient(address, "toy", Deadlines(close=0.1 if silent else 2.0))
-                remote = RemoteVerifier(client, SpeculationStats())
-                await remote.open(PROMPT, GREEDY)
+                remote = RemoteVerifier(client, Request(GREEDY), SpeculationStats())
+                await remote.open(PROMPT)
                 await remote.close()
                 assert site.free == 3, "the first attempt cannot have succeeded"
                 await until(lambda: site.free == 4 and not client.closes)
@@ -125,8 +122,8 @@ def test_a_client_that_is_closed_closes_its_sessions_first_and_waits_for_no_dead
     async def test() -> None:
         async with target_site(lease_seconds=FOR_EVER) as site:
             client = VerifierClient(site.address, "toy")
-            remote = RemoteVerifier(client, SpeculationStats())
-            await remote.open(PROMPT, GREEDY)
+            remote = RemoteVerifier(client, Request(GREEDY), SpeculationStats())
+            await remote.open(PROMPT)
             closing = asyncio.create_task(remote.close())
             await asyncio.sleep(0)
             closing.cancel()
@@ -192,8 +189,7 @@ def test_an_opening_that_its_close_overtook_opens_nothing() -> None:
 
 def test_an_opening_that_waits_for_a_slot_when_its_close_comes_opens_nothing() -> None:
     async def test() -> None:
-        async with target_site(toy(slots=1), FOR_EVER) as site, raw_stub(site.address) as target:
-            site.verifier._opening_seconds = 30.0
+        async with target_site(toy(slots=1), FOR_EVER, opening_seconds=30) as site, raw_stub(site.address) as target:
             await target.OpenSession(opening("first"))
             second = asyncio.ensure_future(refusal(target.OpenSession(opening("second"))))
             await until(lambda: site.engine.slots.waiting == 1)
@@ -210,13 +206,10 @@ def test_a_stream_that_is_dropped_without_being_closed_frees_its_slot_before_any
 
     async def test() -> None:
         runner = toy(ToyConfig(step_seconds=0.002), slots=1, max_length=2048)
-        async with target_site(runner, FOR_EVER) as site:
-            generator = plain_generator(Loaded(site.engine, Wordy()))
-            method = GenerateMethod(generator, pb.TargetVerifierGenerateResponse, site.lifecycle, None)
-            site.verifier._generate = method
+        async with target_site(runner, FOR_EVER, tokenizer=Wordy()) as site:
             asked = wire.generation_to_wire(ids(b"abc", 2000, ignore_end_of_sequence=True))
             message = pb.TargetVerifierGenerateRequest(generation=asked)
-            stream = method.stream(message)
+            stream = site.method.stream(message)
             await anext(stream)
             assert site.free == 0
             del stream

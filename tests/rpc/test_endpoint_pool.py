@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.rpc.endpoint_pool import EndpointPool, Persistence, RetryBudget, disagreement, parse_addresses
+from tandem.rpc.endpoint_pool import EndpointPool, disagreement, parse_addresses
+from tandem.speculation.retry import Persistence, RetryBudget
 from tandem.speculation.types import ModelInfo
 
 INFO = ModelInfo("m", "rev", "tok", 258, 160, 5, 4, "float32", "cpu", "torch")
@@ -58,6 +59,26 @@ def test_progress_begins_anew() -> None:
     assert sum(waits(of, clock)) > 3.0
 
 
+@pytest.mark.parametrize(("seconds", "attempts"), [(60.0, 12), (10.0, 10), (1.0, 5), (0.3, 3), (0.0, 0)])
+def test_attempts_that_take_long_are_not_fewer(seconds: float, attempts: int) -> None:
+    """On a busy machine each takes 9 s: the same number is made as if each failed at once, up to twelve."""
+    clock = Clock()
+    of = retry_budget(clock, seconds)
+    while (wait := of.wait()) is not None:
+        clock.now += wait + 9.0
+    assert of.attempts == attempts
+    quick = retry_budget(clock, seconds)
+    assert min(12, len(waits(quick, clock))) == attempts
+
+
+def test_attempts_that_take_long_end_with_the_requests_deadline() -> None:
+    clock = Clock()
+    of = retry_budget(clock, seconds=10.0, deadline=120.0)
+    while (wait := of.wait()) is not None:
+        clock.now += wait + 9.0
+    assert (of.attempts, clock.now) == (3, pytest.approx(127.15))
+
+
 def test_it_gives_up_before_the_requests_own_deadline() -> None:
     clock = Clock()
     of = retry_budget(clock, deadline=103.0)
@@ -86,8 +107,8 @@ def test_a_roster_says_each_change_once_with_the_attempts(caplog: pytest.LogCapt
         pool.answered("b:2")
         pool.answered("b:2")
     assert [record.getMessage() for record in caplog.records] == [
-        "server at a:1 does not answer (gone away): trying b:2",
-        "server at b:2 does not answer (gone away): trying a:1",
+        "server at a:1 failed (gone away): trying b:2",
+        "server at b:2 failed (gone away): trying a:1",
         "server at b:2 answers, after 5 attempts and 4.0 s",
     ]
 

@@ -11,12 +11,12 @@ from typing import Any
 import grpc
 import pytest
 
-from tandem.rpc.endpoint_pool import Persistence
 from tandem.rpc.errors import TandemError
 from tandem.rpc.remote_verifier import RemoteVerifier
 from tandem.rpc.verifier_client import Deadlines, VerifierClient
 from tandem.services.errors import SessionExpired
-from tandem.speculation.types import SpeculationStats
+from tandem.speculation.retry import Persistence
+from tandem.speculation.types import Request, SpeculationStats
 from tandem.v1 import generation_pb2
 from tandem.v1 import target_verifier_pb2 as pb
 from tandem.v1.target_verifier_pb2_grpc import TargetVerifierServicer, add_TargetVerifierServicer_to_server
@@ -32,7 +32,8 @@ class Scripted(TargetVerifierServicer):
 
     def __init__(self) -> None:
         self.calls: list[str] = []
-        self.info = {"model_name": "m", "weights_revision": "r", "tokenizer_sha256": "toy", "backend": "toy"}
+        self.info: dict[str, Any] = {"model_name": "m", "weights_revision": "r", "tokenizer_sha256": "toy"}
+        self.info |= {"backend": "toy", "vocab_size": 258, "max_sequence_length": 100}
         self.rounds: list[grpc.StatusCode] = []
 
     async def GetModelInfo(self, request: Any, context: Any) -> Any:
@@ -68,8 +69,8 @@ async def two(
         client.pool.current = addresses[0]
         for endpoint in client.endpoints.values():
             endpoint.suspect = False
-        session = RemoteVerifier(client, SpeculationStats())
-        await session.open(PROMPT, GREEDY)
+        session = RemoteVerifier(client, Request(GREEDY), SpeculationStats())
+        await session.open(PROMPT)
         for server in servers:
             server.calls.clear()
         await test(*servers, client, session)
@@ -88,7 +89,7 @@ def test_a_verifier_that_opens_a_session_at_once_is_not_said_to_take_long(caplog
 def test_a_lease_that_ran_out_is_no_failure_of_its_verifier(caplog: pytest.LogCaptureFixture) -> None:
     """G5: the session is opened again where it was, and new requests go there too."""
     run(two(_lease_ran_out))
-    assert "does not answer" not in caplog.text
+    assert " failed (" not in caplog.text
 
 
 async def _lease_ran_out(first: Scripted, second: Scripted, client: VerifierClient, session: RemoteVerifier) -> None:
@@ -167,7 +168,7 @@ MUTANTS = [
     (
         Mutant(
             "admission never gives up",
-            "tandem.rpc.endpoint_pool:RetryBudget.full",
+            "tandem.speculation.retry:RetryBudget.full",
             "return None if self._clock() + wait > self._admission_ends else wait",
             "return wait",
             (),
@@ -178,7 +179,7 @@ MUTANTS = [
         Mutant(
             "an expired lease marks its verifier as failed",
             "tandem.rpc.remote_verifier:RemoteVerifier._lost",
-            'if error.code != "NOT_FOUND":',
+            "if error.outcome is not Outcome.FORGOTTEN:",
             "if True:",
             (),
         ),

@@ -8,6 +8,7 @@ import logging
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -15,10 +16,12 @@ import pytest
 
 from tandem.rpc import wire
 from tandem.rpc.channel import DRAFT
-from tandem.rpc.remote_drafter import DraftClient
+from tandem.rpc.propose_stream import StreamedDrafts
 from tandem.runners.toy import ToyConfig
 from tandem.speculation.depth import Pipeline
-from tandem.speculation.types import GenerationRequest, SamplingParams
+from tandem.speculation.fallible import DrafterHealth
+from tandem.speculation.retry import Backoff
+from tandem.speculation.types import GenerationRequest, Request, SamplingParams, SpeculationStats
 from tandem.v1 import draft_worker_pb2 as pb
 from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
 from tests.support import (
@@ -149,7 +152,7 @@ def test_an_invalid_message_ends_the_stream_and_leaves_nothing(messages: Sequenc
 @pytest.mark.parametrize("how", ["cancel", "EndProposals", "idle"])
 def test_the_session_ends_with_the_stream_and_the_stream_with_the_session(how: str) -> None:
     async def test() -> None:
-        lease = 0.2 if how == "idle" else HANG
+        lease = 1.0 if how == "idle" else HANG
         async with (
             worker_site(None, "step=0.01", lease_seconds=lease) as site,
             raw_stub(site.address, DRAFT) as worker,
@@ -168,7 +171,7 @@ def test_the_session_ends_with_the_stream_and_the_stream_with_the_session(how: s
             with pytest.raises(grpc.RpcError) as caught:  # its id stays used
                 await again.read()
             assert caught.value.code().name == "ALREADY_EXISTS"
-            assert not [task for task in asyncio.all_tasks() if task.get_name() in ("hear proposals", "propose stream")]
+            assert not [task for task in asyncio.all_tasks() if task.get_name() in ("hear stream", "answer stream")]
 
     run(test())
 
@@ -186,7 +189,7 @@ def test_nonsense_and_delays_change_no_token(sampling: SamplingParams) -> None:
             if chance.random() < 0.3:
                 yield pb.ProposeStreamResponse(
                     base_length=chance.randrange(1, reply.base_length + 1),
-                    draft_tokens=[chance.randrange(400) for _ in range(chance.randrange(40))],
+                    draft_tokens=[chance.randrange(258) for _ in range(chance.randrange(40))],
                     drafted=chance.randrange(9),
                 )
             yield reply
@@ -199,7 +202,7 @@ def test_nonsense_and_delays_change_no_token(sampling: SamplingParams) -> None:
                     assert list(got.token_ids) == truth(120, sampling)
                     stats = got.completion.stats
                     assert stats.run_steps == stats.rounds and stats.accepted > 0
-                    assert client.streams and client.health.failures == 0
+                    assert client.health.failures == 0
             await until(lambda: idle(site))
 
     run(test())
@@ -207,7 +210,7 @@ def test_nonsense_and_delays_change_no_token(sampling: SamplingParams) -> None:
 
 def test_what_is_drafted_is_verified_and_every_byte_second_and_proposer_is_counted() -> None:
     async def test() -> None:
-        async with worker_site(None) as site, running(site.address, toy(SLOW)) as (generator, client):
+        async with worker_site(None) as site, running(site.address, toy(SLOW)) as (generator, _):
             got = await answer(generator.generate, long(140))
             assert list(got.token_ids) == truth(140)
             stats = got.completion.stats
@@ -215,8 +218,7 @@ def test_what_is_drafted_is_verified_and_every_byte_second_and_proposer_is_count
             assert stats.drafted_by == {"model": stats.drafted}
             assert stats.draft_seconds > 0 and stats.undrafted_rounds == 0
             assert 0 < stats.bytes_up < 40 * stats.rounds + 200 and stats.bytes_down > stats.drafted
-            assert stats.drafted + stats.stale_drafts <= 140
-            assert client.streams
+            assert stats.drafted + stats.stale_drafts <= 140 + 5  # the last ones may lie behind the answer's end
             await until(lambda: idle(site))
 
     run(test())
@@ -234,6 +236,7 @@ def test_a_worker_that_drafts_after_tokens_it_was_never_told_has_failed(
     async def test() -> None:
         async with worker_site(None) as site, faulty(site, impossible) as address:
             async with running(address, toy(SLOW)) as (generator, client):
+                client.health.backoff.first = HANG  # no trial meanwhile, however slow this machine is
                 got = await answer(generator.generate, long(60))
                 assert list(got.token_ids) == truth(60)
                 assert got.completion.stats.drafted == 0 and got.completion.stats.undrafted_rounds > 40
@@ -257,7 +260,7 @@ def test_a_worker_that_never_answers_delays_no_token_and_is_given_up(caplog: pyt
             faulty(site, silent) as address,
             running(address, toy(SLOW), seconds=0.2) as (generator, client),
         ):
-            client.health.backoff._first = HANG  # no trial meanwhile, however slow this machine is
+            client.health.backoff.first = HANG  # no trial meanwhile, however slow this machine is
             for _ in range(2):  # the second request is told, and does not wait for it again
                 got = await answer(generator.generate, long(120))
                 assert list(got.token_ids) == truth(120)
@@ -271,29 +274,34 @@ def test_a_worker_that_never_answers_delays_no_token_and_is_given_up(caplog: pyt
     assert "DEADLINE_EXCEEDED" in line
 
 
-def test_an_older_worker_is_asked_for_each_draft(caplog: pytest.LogCaptureFixture) -> None:
-    class Older(Faulty):
-        async def ProposeStream(self, requests: Any, context: Any) -> Any:
-            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
-            yield
+@pytest.mark.parametrize("why", ["refused", "too long"])
+def test_who_makes_no_trial_takes_none_from_others(why: str) -> None:
+    """The worker is down and a trial is due; this request was refused before, or is too long for any worker."""
+
+    async def limits(seconds: float) -> Any:
+        return SimpleNamespace(max_sequence_length=len(PROMPT))
 
     async def test() -> None:
-        async with (
-            worker_site(None) as site,
-            faulty(site, lambda replies: replies, Older) as address,
-            running(address, toy(SLOW)) as (generator, client),
-        ):
-            for sampling in (GREEDY, SAMPLED):
-                got = await answer(generator.generate, long(60, sampling))
-                assert list(got.token_ids) == truth(60, sampling)
-                assert got.completion.stats.accepted > 0 and got.completion.stats.run_steps > 0
-                assert client.health.up and client.health.failures == 0
-            await until(lambda: idle(site))
+        now = [1000.0]
+        health = DrafterHealth("x", Backoff(lambda: now[0]))
+        for _ in range(6):
+            health.failed(RuntimeError(), trial=True)
+        now[0] += health.backoff.wait_seconds
+        client: Any = SimpleNamespace(health=health, seconds=5.0, info=limits)
+        drafts = StreamedDrafts(client, Request(GREEDY), 258, SpeculationStats())
+        if why == "refused":
+            drafts._backoff.failed()
+        ahead: Any = SimpleNamespace(known=PROMPT)
+        following = asyncio.create_task(drafts.run(ahead, len(PROMPT)))
+        for _ in range(5):
+            drafts.arrived()
+            await asyncio.sleep(0)
+        now[0] += 1.0
+        trial = health.attempt()
+        assert trial is not None and trial.trial
+        following.cancel()
 
-    with caplog.at_level(logging.INFO, "tandem.drafter"):
-        run(test())
-    (line,) = caplog.messages
-    assert "has no ProposeStream" in line
+    run(test())
 
 
 def test_a_request_that_changes_its_way_holds_one_slot_of_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,10 +336,3 @@ def test_a_text_too_long_for_the_worker_goes_on_without_it() -> None:
             assert (await answer(generator.generate, again)).completion.stats.drafted == 0
 
     run(test())
-
-
-def test_a_client_asks_the_next_worker_of_its_address_anew() -> None:
-    client = DraftClient.__new__(DraftClient)
-    client._info, client.streams = None, False
-    client.forget()
-    assert client.streams is None

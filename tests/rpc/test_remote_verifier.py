@@ -14,7 +14,6 @@ import grpc
 import pytest
 
 from tandem.rpc.channel import TARGET
-from tandem.rpc.endpoint_pool import Persistence
 from tandem.rpc.errors import TandemError, from_rpc
 from tandem.rpc.generation_client import GenerationClient
 from tandem.rpc.remote_verifier import RemoteVerifier
@@ -22,7 +21,8 @@ from tandem.rpc.verifier_client import Deadlines, VerifierClient
 from tandem.runners.toy import ToyConfig
 from tandem.services.security.identity import ANONYMOUS
 from tandem.services.sessions.table import SessionKey
-from tandem.speculation.types import SpeculationStats
+from tandem.speculation.retry import Persistence
+from tandem.speculation.types import Request, SpeculationStats
 from tandem.v1 import target_verifier_pb2 as pb
 from tandem.v1 import target_verifier_pb2_grpc
 from tests.support import (
@@ -31,6 +31,7 @@ from tests.support import (
     Site,
     answer,
     distributed,
+    forget,
     ids,
     listening,
     oracle,
@@ -41,15 +42,16 @@ from tests.support import (
 )
 
 PROMPT = list(b"the prompt")
+PLAIN = Request(GREEDY)
 
 
 @contextlib.asynccontextmanager
 async def verifier(
-    address: str, deadlines: Deadlines | None = None, margins: bool = False
+    address: str, deadlines: Deadlines | None = None, request: Request = PLAIN
 ) -> AsyncIterator[tuple[RemoteVerifier, SpeculationStats]]:
     client, stats = VerifierClient(address, "toy", deadlines, Persistence(0.3)), SpeculationStats()
     try:
-        yield RemoteVerifier(client, stats, margins), stats
+        yield RemoteVerifier(client, request, stats), stats
     finally:
         await client.close()
 
@@ -78,10 +80,13 @@ def test_a_session_is_opened_verified_and_closed_and_every_byte_counted() -> Non
     truth = oracle(PROMPT, SAMPLED, 4)
 
     async def test() -> None:
-        async with target_site() as site, verifier(site.address, margins=True) as (remote, stats):
-            await remote.open(PROMPT, SAMPLED)
+        async with (
+            target_site() as site,
+            verifier(site.address, request=Request(SAMPLED, margins=True)) as (remote, stats),
+        ):
+            await remote.open(PROMPT)
             (session,) = site.verifier.sessions
-            assert session.tokens == PROMPT and session.sampling == SAMPLED
+            assert session.tokens == PROMPT and session.request.sampling == SAMPLED
             opened = stats.bytes_up
             assert opened > len(PROMPT)
             verdict = await remote.verify(PROMPT, truth[:3])
@@ -134,16 +139,16 @@ def test_replies_that_are_lost_after_the_round_was_applied_change_nothing(lost_e
 def test_a_target_that_forgets_its_sessions_is_given_them_again() -> None:
     calls = 0
 
-    async def forget(inner: Any, request: Any, context: Any) -> Any:
+    async def forgetful(inner: Any, request: Any, context: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls % 3 == 0:
-            await inner._free(inner.sessions.forget(SessionKey(ANONYMOUS, request.session_id)))
+            await forget(inner, SessionKey(ANONYMOUS, request.session_id))
         return await inner.Verify(request, context)
 
     async def test() -> None:
         async with target_site() as site:
-            async with faulty_site(site, forget) as address, distributed(address, "miss=0.4") as (generator, _):
+            async with faulty_site(site, forgetful) as address, distributed(address, "miss=0.4") as (generator, _):
                 got = await answer(generator.generate, ids(PROMPT, 30, sampling=SAMPLED))
             assert got.token_ids == oracle(PROMPT, SAMPLED, 30)
             assert site.free == 4
@@ -156,7 +161,7 @@ def test_a_session_that_fell_back_is_brought_in_step_again() -> None:
 
     async def test() -> None:
         async with target_site() as site, verifier(site.address) as (remote, _):
-            await remote.open(PROMPT, GREEDY)
+            await remote.open(PROMPT)
             truth = list(oracle(PROMPT, GREEDY, 6))
             verdict = await remote.verify([*PROMPT, *truth[:3]], [])
             assert verdict.token_ids == (truth[3],)
@@ -171,7 +176,7 @@ def test_a_verifier_that_stays_out_of_step_is_an_error_that_names_both_lengths()
 
     async def test() -> None:
         async with target_site() as site, faulty_site(site, stale) as address, verifier(address) as (remote, _):
-            await remote.open(PROMPT, GREEDY)
+            await remote.open(PROMPT)
             with pytest.raises(TandemError, match=r"10 is stale: .* 4 tokens") as caught:
                 await remote.verify(PROMPT, [])
             assert caught.value.code == "ABORTED"
@@ -183,7 +188,7 @@ def test_a_round_that_takes_too_long_is_an_error() -> None:
     async def test() -> None:
         runner = toy(ToyConfig(step_seconds=0.15), chunk=64)
         async with target_site(runner) as site, verifier(site.address, Deadlines(verify=0.05)) as (remote, _):
-            await remote.open(PROMPT, GREEDY)
+            await remote.open(PROMPT)
             with pytest.raises(TandemError) as caught:
                 await remote.verify(PROMPT, [])
             assert caught.value.code == "DEADLINE_EXCEEDED"
@@ -229,7 +234,7 @@ def test_a_close_that_fails_after_its_request_was_cancelled_is_nobodys_exception
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: said.append(context))
         client = VerifierClient("127.0.0.1:1", "toy")
         try:
-            verifier = RemoteVerifier(client, SpeculationStats())
+            verifier = RemoteVerifier(client, Request(), SpeculationStats())
             verifier._session_ids[verifier.endpoint] = "s"
             closing = asyncio.create_task(verifier.close())
             await asyncio.sleep(0)

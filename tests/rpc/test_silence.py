@@ -11,9 +11,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.rpc.answer_times import AnswerTimes, Waits
 from tandem.rpc.channel import TARGET, open_channel
-from tandem.rpc.endpoint_pool import Persistence, RetryBudget
 from tandem.rpc.errors import TandemError
 from tandem.rpc.liveness import Health, answered, check_health, watch
+from tandem.speculation.retry import Persistence, RetryBudget
 from tests.support import listening, run
 
 

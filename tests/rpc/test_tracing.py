@@ -17,25 +17,19 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from tandem.rpc.errors import TandemError
 from tandem.rpc.request_context import Request, begin, outgoing
-from tandem.rpc.traced_rounds import (
-    TracedBonusDrafter,
-    traced_bonus_drafter,
-    traced_drafter,
-    traced_flights,
-    traced_rounds,
-    traced_verifier,
-)
-from tandem.rpc.traced_runs import traced_run
+from tandem.rpc.traced import Traced as WithSpans
+from tandem.rpc.traced import traced as with_spans
+from tandem.rpc.traced import traced_run
 from tandem.rpc.tracing import Tracing, open_tracing
 from tandem.runners.toy import ToyConfig
-from tandem.services.observability.calls import CallInterceptor
+from tandem.services.observability.calls import CallLayer
 from tandem.services.observability.spans import CallSpans
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.drafters import teach
 from tandem.speculation.lookup_policy import LONG, LookupPolicy, PolicedLookup
 from tandem.v1 import target_verifier_pb2 as pb
 from tests import support
-from tests.support import Answer, answer, distributed, ids, launch, raw_stub, run, server_process, target_site
+from tests.support import Answer, answer, distributed, forget, ids, launch, raw_stub, run, server_process, target_site
 from tests.support import worker_site as worker
 
 
@@ -53,8 +47,8 @@ class Traced:
             real, spans = grpc.aio.server, CallSpans(self.of[name])
 
             def server(interceptors: list[Any], **rest: Any) -> Any:
-                transport, *behind = interceptors
-                return real(interceptors=[transport, CallInterceptor([spans]), *behind], **rest)
+                interceptors[0].layers.insert(0, CallLayer([spans]))
+                return real(interceptors=interceptors, **rest)
 
             patch.setattr(support.grpc.aio, "server", server)
             yield
@@ -199,7 +193,7 @@ def test_a_target_that_asks_a_draft_worker_is_the_parent_of_its_proposals(monkey
                 drafter = await stack.enter_async_context(worker(None))
             generator, _ = await stack.enter_async_context(support.remote_draft(drafter.address, k=3))
             make = generator.make_rounds
-            object.__setattr__(generator, "make_rounds", lambda *asked: traced_rounds(make(*asked)))
+            object.__setattr__(generator, "make_rounds", lambda *asked: with_spans(make(*asked)))
             traced.begin().end()
             return await answer(generator.generate, ids(b"abc", 12, ignore_end_of_sequence=True))
 
@@ -240,7 +234,7 @@ def test_a_call_that_fails_ends_its_spans_as_errors_that_quote_nothing(monkeypat
 
 
 def test_a_request_that_is_not_traced_is_not_wrapped() -> None:
-    for wrap in (traced_rounds, traced_verifier, traced_flights, traced_run, traced_bonus_drafter, traced_drafter):
+    for wrap in (with_spans, traced_run):
         inner: Any = object()
         assert wrap(inner) is inner
 
@@ -365,8 +359,7 @@ def test_a_session_that_is_lost_is_opened_again_within_the_trace(monkeypatch: py
             events = generator.generate(ids(b"abc", 40, ignore_end_of_sequence=True))
             got = [await anext(events)]
             for session in target.verifier.sessions:
-                target.verifier.sessions.forget(session.session_id)
-                await target.verifier._free(session)
+                await forget(target.verifier, session.session_id)
             got += [event async for event in events]
             return got[-1]
 
@@ -381,7 +374,7 @@ def test_a_drafter_that_is_traced_learns_as_one_that_is_not() -> None:
     trust = LookupPolicy()
     lookup: Any = PolicedLookup(trust)
     before = trust.rates(LONG, 1)
-    run(lookup.open([1, 2, 3], support.GREEDY))
+    run(lookup.open([1, 2, 3]))
     span: Any = None
-    teach(TracedBonusDrafter(lookup, span), [1, 2, 3, *[4, 1, 2, 3, 4] * 3])
+    teach(WithSpans(lookup, span), [1, 2, 3, *[4, 1, 2, 3, 4] * 3])
     assert trust.rates(LONG, 1) > before

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import replace
@@ -19,16 +18,14 @@ from grpc._cython import cygrpc
 
 import tandem.clients.distributed
 from tandem.rpc.answer_times import AnswerTimes
-from tandem.rpc.endpoint_pool import Persistence, RetryBudget
 from tandem.rpc.errors import TandemError
-from tandem.rpc.liveness import Health
+from tandem.rpc.liveness import Health, watch
 from tandem.rpc.verifier_client import Deadlines, VerifierClient
-from tandem.rpc.verify_stream import _Stream
+from tandem.rpc.verify_stream import RoundStream
 from tandem.runners.toy import ToyConfig
-from tandem.services.security.identity import ANONYMOUS
-from tandem.services.sessions.table import SessionKey
 from tandem.speculation.depth import Depth, Pipeline
-from tandem.speculation.pipeline import RoundsLost
+from tandem.speculation.pipeline import Answer, RoundsLost
+from tandem.speculation.retry import Persistence, RetryBudget
 from tandem.speculation.types import Rule, SpeculationStats
 from tandem.v1 import target_verifier_pb2 as pb
 from tandem.v1 import target_verifier_pb2_grpc
@@ -40,6 +37,7 @@ from tests.support import (
     Site,
     answer,
     distributed,
+    forget,
     ids,
     listening,
     oracle,
@@ -204,7 +202,7 @@ def test_a_stream_that_breaks_again_and_again_changes_no_token(how: str, depth: 
             yield reply
             if answered == 3 and how == "forgotten":
                 for session in inner.sessions:
-                    await inner._free(inner.sessions.forget(session.session_id))
+                    await forget(inner, session.session_id)
 
     async def test() -> None:
         async with target_site() as site:
@@ -238,7 +236,7 @@ class _EndsAsItWrites:
 def test_a_stream_that_ends_while_a_round_is_written_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """grpc.aio then says INTERNAL in place of the status: here that of a session whose lease ran out."""
     failed: list[asyncio.Event] = []
-    begin = _Stream.__init__
+    begin = RoundStream.__init__
 
     def beginning(stream: Any, *rest: Any) -> None:
         begin(stream, *rest)
@@ -262,7 +260,7 @@ def test_a_stream_that_ends_while_a_round_is_written_changes_no_token(monkeypatc
             assert len([event for event in failed if event.is_set()]) > 4
             assert site.free == 4 and len(site.verifier.sessions) == 0
 
-    monkeypatch.setattr(_Stream, "__init__", beginning)
+    monkeypatch.setattr(RoundStream, "__init__", beginning)
     run(test())
 
 
@@ -284,48 +282,6 @@ def test_a_target_that_fails_every_stream_fails_the_request_in_the_end(depth: Ca
             assert site.free == 4
 
     run(test())
-
-
-def test_a_server_without_streams_gets_one_round_at_a_time_and_one_line_is_logged(
-    depth: Callable[[int], None], caplog: pytest.LogCaptureFixture
-) -> None:
-    depth(4)
-    forgets = 0
-
-    class Old:
-        """Of before VerifyStream; forgets its sessions now and then."""
-
-        def __init__(self, inner: Any) -> None:
-            self._inner = inner
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._inner, name)
-
-        async def VerifyStream(self, requests: Any, context: Any) -> Any:
-            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
-            yield
-
-        async def Verify(self, request: Any, context: Any) -> Any:
-            nonlocal forgets
-            forgets += 1
-            if forgets % 5 == 0:
-                await self._inner._free(self._inner.sessions.forget(SessionKey(ANONYMOUS, request.session_id)))
-            return await self._inner.Verify(request, context)
-
-    async def test() -> None:
-        async with target_site() as site:
-            register = partial(target_verifier_pb2_grpc.add_TargetVerifierServicer_to_server, Old(site.verifier))
-            async with listening(register) as address, pipelined(address) as (generator, client):
-                for sampling in (GREEDY, SAMPLED, GREEDY):
-                    got = await answer(generator.generate, ids(PROMPT, 30, sampling=sampling))
-                    assert got.token_ids == oracle(PROMPT, sampling, 30)
-                assert got.completion.stats.max_in_flight == 1
-                assert client.endpoint.streams is False
-            assert site.free == 4
-
-    with caplog.at_level(logging.WARNING, "tandem.verifier"):
-        run(test())
-    assert len([r for r in caplog.records if "has no VerifyStream" in r.message]) == 1
 
 
 def test_cancelling_a_request_with_rounds_in_flight_frees_both_slots(depth: Callable[[int], None]) -> None:
@@ -399,18 +355,16 @@ def test_an_answer_that_comes_after_its_round_was_given_up_is_not_taken() -> Non
         async def silent(seconds: float) -> Health:
             return Health.SILENT
 
-        endpoint = SimpleNamespace(
-            stub=SimpleNamespace(VerifyStream=lambda metadata: Call()), health=silent, streams=True
-        )
+        endpoint = SimpleNamespace(stub=SimpleNamespace(VerifyStream=lambda metadata: Call()), health=silent)
         session: Any = SimpleNamespace(
-            waits=SimpleNamespace(silence=lambda: 0.002, round=lambda: 0.002),
-            client=SimpleNamespace(times=AnswerTimes(), deadlines=Deadlines(), is_only=lambda endpoint: False),
+            watching=lambda endpoint, what, quiet: partial(watch, what, silent, quiet, lambda: 0.002),
+            client=SimpleNamespace(times=AnswerTimes(), deadlines=Deadlines()),
             endpoint=endpoint,
             retry_budget=RetryBudget(Persistence()),
             answer=None,
         )
         stats = SpeculationStats()
-        stream = _Stream(session, stats)
+        stream = RoundStream(session, stats)
         with pytest.raises(RoundsLost, match="no health check"):
             await stream.send(pb.VerifyRequest(base_length=3))
         late.set()
@@ -428,18 +382,95 @@ def test_a_stream_to_a_peer_that_never_answers_can_be_closed() -> None:
         silent = socket.create_server(("127.0.0.1", 0))  # its connections wait to be accepted
         client = VerifierClient(f"127.0.0.1:{silent.getsockname()[1]}", "")
         session: Any = SimpleNamespace(
-            waits=None,
+            watching=Mock(return_value=None),
             client=client,
             endpoint=client.endpoint,
             retry_budget=RetryBudget(Persistence()),
             answer=None,
         )
-        stream = _Stream(session, SpeculationStats())
+        stream = RoundStream(session, SpeculationStats())
         round_ = stream.send(pb.VerifyRequest(base_length=3))
         await asyncio.sleep(0.05)  # the write has begun to wait
         await asyncio.wait_for(stream.close(), HANG)
         assert isinstance(round_.exception(), RoundsLost)
         await client.close()
         silent.close()
+
+    run(test())
+
+
+def a_stream(replies: Callable[[], AsyncGenerator[pb.VerifyResponse, None]], answer: Any) -> RoundStream:
+    """A stream whose server sends `replies`, converted by `answer`."""
+
+    class Call:
+        __aiter__ = staticmethod(replies)
+        add_done_callback = Mock()
+        write = AsyncMock()
+        cancel = Mock(side_effect=lambda: stream._reading.cancel())
+
+    endpoint = SimpleNamespace(name="the target", stub=SimpleNamespace(VerifyStream=lambda metadata: Call()))
+    client = SimpleNamespace(times=AnswerTimes(), deadlines=Deadlines(verify=HANG))
+    session: Any = SimpleNamespace(
+        watching=Mock(return_value=None),
+        client=client,
+        endpoint=endpoint,
+        retry_budget=RetryBudget(Persistence()),
+        answer=answer,
+    )
+    stream = RoundStream(session, SpeculationStats())
+    return stream
+
+
+def test_a_reply_that_cannot_be_converted_ends_its_round_and_those_behind_it_and_none_waits() -> None:
+    async def test() -> None:
+        sent = asyncio.Event()
+
+        async def replies() -> AsyncGenerator[pb.VerifyResponse, None]:
+            await sent.wait()
+            for length in (4, 5, 6):
+                yield pb.VerifyResponse(committed_length=length, token_ids=[7])
+            await asyncio.Event().wait()
+
+        def convert(request: pb.VerifyRequest, reply: pb.VerifyResponse, seconds: float) -> Answer:
+            if reply.committed_length == 5:
+                raise IndexError("a mistake in the conversion")
+            return Answer(None, reply.committed_length, 0.0)
+
+        stream = a_stream(replies, convert)
+        rounds = [stream.send(pb.VerifyRequest(base_length=length)) for length in (3, 4, 5)]
+        sent.set()
+        first, second, third = await asyncio.wait_for(asyncio.gather(*rounds, return_exceptions=True), HANG / 2)
+        assert isinstance(first, Answer) and first.committed_length == 4
+        assert isinstance(second, IndexError) and isinstance(third, IndexError)
+        await stream.close()
+
+    run(test())
+
+
+def test_an_answer_to_nothing_ends_the_stream_and_its_rounds_are_sent_again() -> None:
+    async def test() -> None:
+        async def replies() -> AsyncGenerator[pb.VerifyResponse, None]:
+            yield pb.VerifyResponse(committed_length=4, token_ids=[7])
+
+        stream = a_stream(replies, None)
+        await asyncio.sleep(0.01)  # it is read
+        with pytest.raises(RoundsLost, match="there is no round that it answers"):
+            await asyncio.wait_for(stream.send(pb.VerifyRequest(base_length=3)), HANG / 2)
+        await stream.close()
+
+    run(test())
+
+
+def test_a_step_of_a_run_that_cannot_be_converted_ends_its_request_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tandem.rpc.remote_verifier.run_step_from_wire", Mock(side_effect=IndexError("a mistake")))
+
+    async def test() -> None:
+        async with (
+            target_site() as site,
+            distributed(site.address, pipeline=Pipeline.NEVER_WAITING) as (generator, client),
+        ):
+            client.deadlines = Deadlines(verify=1.0)  # after which a step is overdue
+            with pytest.raises(IndexError, match="a mistake"):
+                await answer(generator.generate, ids(PROMPT, 20))
 
     run(test())

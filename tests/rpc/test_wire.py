@@ -10,6 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.rpc import wire
+from tandem.rpc.wire_checks import MOST_ROWS, MOST_TOKENS
+from tandem.rpc.wire_verdicts import VerdictBounds, answer_from_wire
+from tandem.speculation.draft_store import MAX_NODES
+from tandem.speculation.request import Drafts
 from tandem.speculation.types import (
     Chunk,
     FinishReason,
@@ -17,6 +21,7 @@ from tandem.speculation.types import (
     GenerationRequest,
     InvalidField,
     ModelInfo,
+    Request,
     Rule,
     SamplingParams,
     SparseDistribution,
@@ -25,6 +30,7 @@ from tandem.speculation.types import (
     StructureKind,
     TokenLogprobs,
 )
+from tandem.v1 import draft_worker_pb2 as worker_pb
 from tandem.v1 import generation_pb2 as pb
 from tandem.v1 import target_verifier_pb2 as verifier_pb
 
@@ -46,11 +52,11 @@ samplings = st.builds(
     logit_bias=st.dictionaries(uint32, st.floats(-100, 100), max_size=4).map(lambda of: tuple(sorted(of.items()))),
     presence_penalty=st.floats(-2, 2),
     frequency_penalty=st.floats(-2, 2),
-    repetition_penalty=st.floats(0, 2, exclude_min=True),
+    repetition_penalty=st.floats(0.01, 2),
     structure=st.none() | st.builds(Structure, st.just(StructureKind.REGEX), st.text(min_size=1, max_size=9)),
 )
-tops = st.lists(st.tuples(uint32, st.floats(allow_nan=False)), max_size=3).map(tuple)
-logprobs = st.lists(st.builds(TokenLogprobs, st.floats(allow_nan=False), tops), max_size=3).map(tuple)
+tops = st.lists(st.tuples(st.integers(0, MOST_TOKENS - 1), st.floats(allow_nan=False)), max_size=3).map(tuple)
+each_logprobs = st.builds(TokenLogprobs, st.floats(allow_nan=False), tops)
 ids = st.lists(uint32, max_size=8).map(tuple)
 common = {
     "adapter": text,
@@ -62,8 +68,9 @@ common = {
     "stop_token_ids": ids,
     "stop_strings": st.lists(st.text(min_size=1, max_size=5), max_size=3).map(tuple),
     "ignore_end_of_sequence": st.booleans(),
-    "report_margins": st.booleans(),
+    "margins": st.booleans(),
     "rule": st.sampled_from(Rule),
+    "drafts": st.sampled_from([each for each in Drafts if each is not Drafts.NONE]),
     "logprobs": st.none() | st.integers(0, 20),
 }
 requests = st.builds(GenerationRequest, text=text, **common) | st.builds(GenerationRequest, token_ids=ids, **common)
@@ -92,7 +99,14 @@ stats = st.builds(
     guessed_rounds=counts,
 )
 completions = st.builds(GenerationEnd, st.sampled_from(FinishReason), counts, counts, stats)
-chunks = st.builds(Chunk, ids, text, st.lists(float32, max_size=5).map(tuple), logprobs)
+known = st.integers(0, MOST_TOKENS - 1)
+chunks = st.integers(0, 5).flatmap(
+    lambda count: st.builds(
+        Chunk,
+        *(st.tuples(*[known] * count), text, st.just(()) | st.tuples(*[float32] * count)),
+        st.just(()) | st.tuples(*[each_logprobs] * count),
+    )
+)
 names = st.text(max_size=20).filter(str.isprintable)  # others are escaped: test_forged_lines.py
 infos = st.builds(
     ModelInfo,
@@ -100,21 +114,22 @@ infos = st.builds(
     model_name=names,
     weights_revision=names,
     tokenizer_sha256=names,
-    vocab_size=uint32,
-    max_sequence_length=uint32,
-    max_speculation_length=uint32,
-    kv_slots=uint32,
+    vocab_size=st.integers(2**20, MOST_TOKENS),
+    max_sequence_length=st.integers(2, MOST_TOKENS),
+    max_speculation_length=st.integers(0, MAX_NODES),
+    kv_slots=st.integers(0, MOST_ROWS),
     dtype=names,
     device=names,
     backend=names,
     draft_name=names,
-    default_speculation_length=uint32,
+    default_speculation_length=st.integers(0, MAX_NODES),
     adaptive_speculation_length=st.booleans(),
-    plain_width=uint32,
+    plain_width=st.integers(0, MOST_ROWS),
     bit_exact=st.booleans(),
     startup_seconds=seconds,
-    end_of_sequence_ids=ids,
+    end_of_sequence_ids=st.lists(st.integers(0, 2**20 - 1), max_size=8).map(tuple),
 )
+BOUNDS = VerdictBounds(258, 5, Request())
 
 
 def through_bytes(message: Any) -> Any:
@@ -160,6 +175,16 @@ def test_absent_fields_take_the_defaults_of_the_contract() -> None:
         text="x", unset_sampling=frozenset({"temperature", "top_k", "top_p", "min_p", "seed"})
     )
     assert request.max_new_tokens is request.speculation_length is request.max_total_tokens is None
+
+
+@pytest.mark.parametrize("drafts", Drafts)
+def test_what_drafts_crosses_the_wire_and_auto_is_left_out(drafts: Drafts) -> None:
+    message = through_bytes(wire.generation_to_wire(GenerationRequest(text="x", drafts=drafts)))
+    assert wire.generation_from_wire(message).drafts is drafts
+    assert any(field.name == "drafts" for field, _ in message.ListFields()) == (drafts is not Drafts.AUTO)
+    for first in (worker_pb.ProposeRequest(), worker_pb.ProposeStreamRequest()):
+        wire.proposing_to_wire(Request(drafts=drafts), first)
+        assert wire.proposing_from_wire(through_bytes(first)).drafts is drafts
 
 
 def test_zero_is_not_absent() -> None:
@@ -253,9 +278,10 @@ def test_a_distribution_that_no_token_can_have_come_from_is_refused(field, said,
 
 def test_of_a_round_what_the_server_did_not_take_is_the_networks() -> None:
     reply = verifier_pb.VerifyResponse(token_ids=[1, 2], accepted=1, committed_length=9, server_seconds=0.25)
-    answer = wire.answer_from_wire(reply, 1.0)
+    asked = verifier_pb.VerifyRequest(base_length=7, draft_tokens=[1])
+    answer = answer_from_wire(reply, asked, BOUNDS, 1.0)
     assert (answer.network_seconds, answer.committed_length) == (0.75, 9)
     assert answer.verdict is not None and answer.verdict.token_ids == (1, 2)
-    assert wire.answer_from_wire(reply, 0.125).network_seconds == 0.0  # two clocks, and neither goes back
+    assert answer_from_wire(reply, asked, BOUNDS, 0.125).network_seconds == 0.0  # two clocks, and neither goes back
     reply.stale = True
-    assert wire.answer_from_wire(reply, 1.0).verdict is None
+    assert answer_from_wire(reply, asked, BOUNDS, 1.0).verdict is None

@@ -9,17 +9,19 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from tandem.runners.protocol import FusedRow, Limits, PrefillRow, ProposeRow, Runner, RunnerIdentity, fused
+from tandem.runners.protocol import Limits, PrefillRow, ProposeRow, Runner, RunnerIdentity, fused
 from tandem.runners.startup import Startup
 from tandem.runners.torch.graph_model import GraphModel
 from tandem.runners.torch.graph_runner import GraphRunner
-from tandem.runners.torch.graphs import TorchCompiler
+from tandem.runners.torch.graphs import CompileStatistics, Graph, GraphCompiler, TorchCompiler
 from tandem.runners.torch.kernels import ATTENTION, register_attention
 from tandem.runners.torch.model import TorchModel
 from tandem.runners.torch.runner import TorchRunner
 from tandem.speculation.types import SamplingParams, Verdict
+from tests.rows import fused_row, propose_row
 
 SIZES: dict[str, Any] = {
     "vocab_size": 211,
@@ -62,26 +64,45 @@ def eager(family: str = "llama", dtype: torch.dtype = torch.float32, draft: bool
     return runner
 
 
-def _compiled(family: str, dtype: torch.dtype, draft: bool, limits: Limits) -> GraphRunner:
+class Untraced:
+    """A compiler that leaves steps as they are written, and counts them: to trace a pair's takes ten seconds."""
+
+    def __init__(self) -> None:
+        self.statistics = CompileStatistics()
+
+    def graph(self, name: str, step: nn.Module, arguments: Sequence[Any]) -> Graph:
+        self.statistics.compiled += 1
+        run: Graph = torch.no_grad()(step)
+        return run
+
+    def seal(self) -> None:
+        pass
+
+
+def compiler(traced: bool) -> GraphCompiler:
     """Traced whole, run by dynamo's own backend "eager": shapes and data flow are those of any other."""
+    return TorchCompiler("eager") if traced else Untraced()
+
+
+def _compiled(family: str, dtype: torch.dtype, draft: bool, limits: Limits, traced: bool) -> GraphRunner:
     model = GraphModel(module(family, dtype, draft), *CACHE)
-    runner = GraphRunner(model, limits, identity(dtype), lambda _: TorchCompiler("eager"), not draft)
+    runner = GraphRunner(model, limits, identity(dtype), lambda _: compiler(traced), not draft)
     runner.warm_up()
     return runner
 
 
 @functools.cache
-def compiled() -> tuple[GraphRunner, GraphRunner]:
+def compiled(traced: bool) -> tuple[GraphRunner, GraphRunner]:
     """A pair and its fused step."""
-    target, draft = (_compiled("llama", torch.float32, draft, LIMITS) for draft in (False, True))
+    target, draft = (_compiled("llama", torch.float32, draft, LIMITS, traced) for draft in (False, True))
     target.fuse(draft, Startup())
     return target, draft
 
 
 @functools.cache
-def compiled_target(family: str, dtype: torch.dtype) -> GraphRunner:
+def compiled_target(family: str, dtype: torch.dtype, traced: bool) -> GraphRunner:
     """For one row only: two graphs."""
-    return _compiled(family, dtype, False, replace(LIMITS, slots=1))
+    return _compiled(family, dtype, False, replace(LIMITS, slots=1), traced)
 
 
 def identity(dtype: torch.dtype) -> RunnerIdentity:
@@ -107,7 +128,7 @@ class Sequences:
         self.tokens[slot] = list(prompt)
 
     def round(self, slots: Sequence[int], k: int = 3) -> list[Verdict]:
-        rows = [FusedRow(self._row(slot, k)) for slot in slots]
+        rows = [fused_row(self._row(slot, k)) for slot in slots]
         verdicts = []
         for slot, result in zip(slots, fused(self.target, self.draft)(rows), strict=True):
             assert not isinstance(result, Exception)
@@ -118,7 +139,7 @@ class Sequences:
 
     def _row(self, slot: int, k: int) -> ProposeRow:
         tokens = self.tokens[slot]
-        return ProposeRow(slot, len(tokens) - 1, tuple(tokens[-2:]), k, GREEDY)
+        return propose_row(slot, len(tokens) - 1, tuple(tokens[-2:]), k, GREEDY)
 
 
 def plain(runner: TorchRunner, prompt: Sequence[int], count: int) -> list[int]:

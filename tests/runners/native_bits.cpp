@@ -58,7 +58,7 @@ uint64_t hash(const std::vector<float>& values) {
 
 uint64_t run(Pool& pool, Format format) {
     Numbers numbers;
-    const Shape shape{2, WIDTH, HEADS, KV, DIM, INNER, OUTPUTS, 1, LENGTH, LENGTH, pool.count(), 1e-5f, 0.125f};
+    const Shape shape{2, WIDTH, HEADS, KV, DIM, INNER, OUTPUTS, OUTPUTS, 1, LENGTH, LENGTH, pool.count(), 1e-5f, 0.125f};
     const auto embedding = numbers.values(size_t(OUTPUTS) * WIDTH, 1), cosines = numbers.values(LENGTH * DIM / 2, 1);
     const auto sines = numbers.values(LENGTH * DIM / 2, 1), norm = numbers.values(WIDTH, 0.5f, 1);
     Typed<Float32> model(pool, shape, embedding.data(), cosines.data(), sines.data());

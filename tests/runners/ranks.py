@@ -10,13 +10,14 @@ import torch
 
 from tandem.checkpoints.locate import find
 from tandem.runners.loading import Execution, Shape, load_runner
-from tandem.runners.protocol import PrefillRow, VerifyRow
+from tandem.runners.protocol import PrefillRow
 from tandem.runners.torch.graph_model import GraphModel
 from tandem.runners.torch.graph_runner import GraphRunner
 from tandem.runners.torch.graphs import TorchCompiler
 from tandem.runners.torch.platforms import CPU
 from tandem.runners.torch.runner import TorchRunner
 from tandem.runners.torch.tensor_parallel import RankLink, Ranks
+from tests.rows import verify_row
 from tests.runners.compiled import GREEDY, PROMPT
 from tests.runners.graph_check import StrictBackend
 from tests.runners.strict import TRAINIUM
@@ -30,7 +31,7 @@ def logits_and_tokens(runner: TorchRunner) -> tuple[torch.Tensor, list[int]]:
         runner.prefill([PrefillRow(0, start, PROMPT[:-1][start : start + 16])])
     tokens, first = list(PROMPT), None
     while len(tokens) < 40:
-        row = VerifyRow(0, len(tokens) - 1, tokens[-1], (3, 4), GREEDY)
+        row = verify_row(0, len(tokens) - 1, tokens[-1], (3, 4), GREEDY)
         if first is None:
             first = runner.verify_logits([row])[:, :3].clone()
         (verdict,) = runner.verify([row])

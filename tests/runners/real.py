@@ -1,4 +1,8 @@
-"""The real pair, loaded once a test session: SmolLM2-135M-Instruct, and its first layers as a (bad) model draft."""
+"""The real pair: SmolLM2-135M-Instruct, and its first layers as a (bad) model draft.
+
+Two targets and a draft stay loaded: in every format together they took a worker 9 GB. Tests of a file that load one
+format run one after the other (tests/conftest.py).
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,7 @@ from tandem.runners.protocol import PrefillRow, Runner, VerifyRow
 from tandem.speculation.draws import draw
 from tandem.speculation.types import SamplingParams
 from tandem.training.first_layers import write_first_layers
+from tests.rows import verify_row
 
 DTYPES = ("bfloat16", "float32")
 COMPILE = ("native", "off")
@@ -43,16 +48,16 @@ def tokenizer() -> HuggingFaceTokenizer:
     return load_tokenizer(find(None))
 
 
-@functools.cache
+@functools.lru_cache(maxsize=2)
 def target(dtype: str, compile: str = "native") -> Any:
     """Its runner: a NativeRunner or a TorchRunner."""
-    return _load(checkpoint(), dtype, compile, verifies=True)
+    return load(checkpoint(), dtype, compile, verifies=True)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1)
 def draft(dtype: str, compile: str = "native", layers: int = 20) -> Any:
     """The target's first `layers` layers: agrees with it now and then, which is all a test wants."""
-    return _load(_truncated(layers), dtype, compile, verifies=False)
+    return load(_truncated(layers), dtype, compile, verifies=False)
 
 
 @functools.cache
@@ -66,7 +71,7 @@ def execution(form: str, compile: str = "auto") -> Execution:
     return Execution("cpu", dtype, 2, compile, weights=weights or "auto")
 
 
-def _load(source: Checkpoint, form: str, compile: str, verifies: bool) -> Any:
+def load(source: Checkpoint, form: str, compile: str, verifies: bool) -> Any:
     runner = load_runner(source, execution(form, compile), SHAPE, verifies)
     runner.warm_up()
     return runner
@@ -94,7 +99,7 @@ def plain(
     fill(runner, 0, prompt[:-1])
     tokens, behind = list(prompt), []
     for _ in range(count):
-        logits = logits_of(runner, [VerifyRow(0, len(tokens) - 1, tokens[-1], (), sampling)])[0].clone()
+        logits = logits_of(runner, [verify_row(0, len(tokens) - 1, tokens[-1], (), sampling)])[0].clone()
         behind.append(logits)
         tokens.append(draw(logits.float().numpy(), sampling, len(tokens)).token)
     return tokens[len(prompt) :], behind

@@ -11,11 +11,12 @@ import torch
 
 from tandem.checkpoints.adapters import AdapterChoice, read_adapter
 from tandem.engine.batcher import Batcher
+from tandem.engine.engine import Engine
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
-from tandem.engine.sequences import Engine, LocalVerifier
+from tandem.engine.sequences import LocalVerifier
 from tandem.runners.native.weights import UNQUANTISED, packing
 from tandem.runners.pages import PAGE
-from tandem.speculation.types import SamplingParams, SpeculationStats
+from tandem.speculation.types import Request, SamplingParams, SpeculationStats
 from tests.adapters import lora_tensors, write_adapter
 from tests.runners.test_native import GREEDY, SLOTS, module_of, native, sequence
 from tests.runners.test_quantised import WIDE
@@ -49,9 +50,9 @@ async def engine_of(runner: Any, folders: dict[str, Path]) -> Engine:
 async def said(engine: Engine, name: str, prompt: list[int], sampling: SamplingParams) -> tuple[Any, int]:
     """Tokens and their log-probabilities, which show the logits' bits; and what was cached."""
     stats, tokens, logprobs = SpeculationStats(), list(prompt), list[Any]()
-    verifier = LocalVerifier(engine, logprobs=2, stats=stats, adapter=name)
+    verifier = LocalVerifier(engine, Request(sampling, logprobs=2, adapter=name), stats=stats)
     try:
-        await verifier.open(tokens, sampling)
+        await verifier.open(tokens)
         for round_ in range(4):
             verdict = await verifier.verify(tokens, tokens[:round_])
             tokens += verdict.token_ids

@@ -12,8 +12,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from tandem.checkpoints.locate import CheckpointError, find
 from tandem.runners.loading import Execution, Shape, load_runner
-from tandem.runners.protocol import PrefillRow, VerifyRow
+from tandem.runners.protocol import PrefillRow
 from tandem.speculation.types import SamplingParams
+from tests.rows import verify_row
 
 SIZES: dict[str, Any] = {
     "vocab_size": 211,
@@ -54,7 +55,7 @@ def decode(runner, slot: int, count: int) -> list[int]:  # type: ignore[no-untyp
     runner.prefill([PrefillRow(slot, 0, tuple(PROMPT[:-1]))])
     tokens = list(PROMPT)
     while len(tokens) < len(PROMPT) + count:
-        (verdict,) = runner.verify([VerifyRow(slot, len(tokens) - 1, tokens[-1], (8, 8), SamplingParams())])
+        (verdict,) = runner.verify([verify_row(slot, len(tokens) - 1, tokens[-1], (8, 8), SamplingParams())])
         tokens += verdict.token_ids
     return tokens[len(PROMPT) :][:count]
 
@@ -90,7 +91,7 @@ def test_short_sequences_and_long_drafts_can_be_served(length: int, most: int, t
     runner = load_runner(find(str(tmp_path)), Execution("cpu", "float32"), Shape(2, length, most))
     runner.warm_up()
     runner.prefill([PrefillRow(1, 0, tuple(PROMPT[:-1]))])
-    (verdict,) = runner.verify([VerifyRow(1, len(PROMPT) - 1, PROMPT[-1], (), SamplingParams())])
+    (verdict,) = runner.verify([verify_row(1, len(PROMPT) - 1, PROMPT[-1], (), SamplingParams())])
     assert runner.shapes.bit_exact and list(verdict.token_ids) == home(module, 1)
 
 

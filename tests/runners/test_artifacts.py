@@ -16,10 +16,11 @@ from transformers import LlamaForCausalLM
 from tandem.checkpoints.locate import find
 from tandem.checkpoints.trusted_cache import seal
 from tandem.runners.loading import Execution, Shape, load_runner
-from tandem.runners.protocol import PrefillRow, VerifyRow
+from tandem.runners.protocol import PrefillRow
 from tandem.runners.startup import Startup
 from tandem.runners.torch.artifacts import KEPT, PackageCompiler, package_folder
 from tandem.runners.torch.graphs import GraphRefused
+from tests.rows import verify_row
 from tests.runners.compiled import FAMILIES, GREEDY, PROMPT
 from tests.support import REPOSITORY
 
@@ -34,7 +35,7 @@ def decode(folder: Path, compile: str) -> dict[str, Any]:
     runner.prefill([PrefillRow(0, 0, PROMPT[:-1])])
     tokens = list(PROMPT)
     while len(tokens) < 40:
-        (verdict,) = runner.verify([VerifyRow(0, len(tokens) - 1, tokens[-1], (3, 4), GREEDY)])
+        (verdict,) = runner.verify([verify_row(0, len(tokens) - 1, tokens[-1], (3, 4), GREEDY)])
         tokens += verdict.token_ids  # type: ignore[union-attr]
     return {"tokens": tokens[:40], "notes": startup.notes, "exact": runner.shapes.bit_exact}
 
@@ -66,11 +67,11 @@ def test_a_damaged_package_is_not_used(tmp_path: Path, caplog: pytest.LogCapture
     path.write_bytes(b"nothing of the kind")
     path.with_suffix(".json").write_text('{"compile_seconds": 1.0}')
     packages = PackageCompiler(tmp_path)
-    assert packages._load(path) is None, "nothing says that it was written whole"
+    assert packages.load(path) is None, "nothing says that it was written whole"
     seal(path.with_suffix(".sealed"), [path, path.with_suffix(".json")])
-    assert packages._load(path) is None, "a package that its reader refuses"
+    assert packages.load(path) is None, "a package that its reader refuses"
     path.write_bytes(b"nothing of the king")
-    assert packages._load(path) is None
+    assert packages.load(path) is None
     assert sum("compil" in message for message in caplog.messages) == 2 and packages.statistics.loaded == 0
     assert "its hash differs" in caplog.text
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,21 +19,23 @@ from transformers import AutoModelForCausalLM
 from tandem.checkpoints.head_config import HeadConfig, default_layers, is_head, read_head_config
 from tandem.checkpoints.locate import CheckpointError
 from tandem.engine.batcher import Batcher
+from tandem.engine.compatibility import able
 from tandem.engine.generator import Generator
 from tandem.engine.generators import fused_generator, plain_generator
 from tandem.engine.loading import Loaded, load, load_draft, load_pair
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.runners.eagle.files import read_head, write_head
-from tandem.runners.eagle.load import load_head
 from tandem.runners.eagle.module import EagleHead
 from tandem.runners.loading import Execution, Shape
 from tandem.runners.native.load import load_native
 from tandem.runners.pages import PAGE
-from tandem.runners.protocol import Limits, PrefillRow, ProposeRow, RunnerIdentity, VerifyRow
+from tandem.runners.protocol import Limits, PrefillRow, RunnerIdentity
 from tandem.runners.startup import Startup
 from tandem.runners.torch.backend import BACKEND
 from tandem.speculation.types import Chunk, GenerationRequest, Rule, SamplingParams, SpeculationStats
+from tests.rows import propose_row, verify_row
+from tests.runners.compiled import eager
 from tests.runners.tiny import model_folder
 
 GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=0.8, top_p=0.95, seed=11)
@@ -40,12 +43,7 @@ CONFIG = HeadConfig(64, 4, 2, 16, 96, 258, 200, 64, layers=(1, 1, 2))
 HOW = ("native", "off")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -106,8 +104,17 @@ def requests() -> list[GenerationRequest]:
     ]
 
 
-@pytest.mark.parametrize("kind", ["eagle", "hybrid"])
-@pytest.mark.parametrize(("how", "dtype"), [("native", "float32"), ("native", "bfloat16"), ("off", "bfloat16")])
+@pytest.mark.parametrize(
+    ("how", "dtype", "kind"),
+    [
+        ("native", "float32", "hybrid"),
+        ("native", "bfloat16", "eagle"),
+        ("off", "bfloat16", "eagle"),
+        pytest.param("native", "float32", "eagle", marks=pytest.mark.thorough),
+        pytest.param("native", "bfloat16", "hybrid", marks=pytest.mark.thorough),
+        pytest.param("off", "bfloat16", "hybrid", marks=pytest.mark.thorough),
+    ],
+)
 def test_requests_that_share_steps_get_the_targets_own_tokens(
     target: Path, folder: Path, how: str, dtype: str, kind: str
 ) -> None:
@@ -146,6 +153,17 @@ def test_a_prompt_found_among_prefixes_is_drafted_from_as_one_that_was_processed
         assert [stats.cached_prompt_tokens for _, stats in (*cold, *warm)] == [0, 0, 48, 48]
         for (tokens, stats), (again, counted) in zip(cold, warm, strict=True):
             assert again == tokens and counted.accepted_per_position == stats.accepted_per_position
+        turns = [
+            replace(request, token_ids=(*request.token_ids, *tokens, 7), max_new_tokens=12)
+            for request, (tokens, _) in zip(asked, cold, strict=True)
+        ]
+        warm = [await said(generator, request) for request in turns]
+        assert pair.engine.prefixes
+        for (tokens, stats), request in zip(warm, turns, strict=True):
+            await pair.engine.batcher.on_device(pair.engine.prefixes.clear)
+            again, counted = await said(generator, request)
+            assert (stats.cached_prompt_tokens, counted.cached_prompt_tokens) == (64, 0), "most of the answer too"
+            assert again == tokens and counted.accepted_per_position == stats.accepted_per_position
 
     with_pair(models(target, how, "float32", DraftChoice("eagle", str(folder))), use)
 
@@ -158,9 +176,9 @@ def test_handing_out_features_changes_no_bit_of_the_targets_logits(target: Path,
         try:
             runner: Any = (await load(models(target, how, dtype, DraftChoice("ngram")), batcher)).runner
             before = logits_of(runner)
-            page = runner.page_bytes
+            page = runner.capabilities.pages.bytes
             features = runner.hand_out((1, 1, 2))
-            assert page and runner.page_bytes == page + PAGE * 3 * 64 * features.values.element_size()
+            assert page and runner.capabilities.pages.bytes == page + PAGE * 3 * 64 * features.values.element_size()
             after = logits_of(runner)
             assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
             assert features.values[0, :13].abs().sum() > 0
@@ -169,7 +187,7 @@ def test_handing_out_features_changes_no_bit_of_the_targets_logits(target: Path,
             kept = features.values[0, :PAGE].clone()
             sender, receiver = runner.page_store(1), runner.page_store(1)
             sender.save(0, 0, [0])
-            assert len(sender.read(0)) == runner.page_bytes
+            assert len(sender.read(0)) == runner.capabilities.pages.bytes
             receiver.write(0, sender.read(0))
             receiver.load(1, 0, [0])
             assert receiver.read(0) == sender.read(0) and torch.equal(features.values[1, :PAGE], kept)
@@ -182,7 +200,7 @@ def test_handing_out_features_changes_no_bit_of_the_targets_logits(target: Path,
 def logits_of(runner: Any) -> list[torch.Tensor]:
     runner.prefill([PrefillRow(0, 0, tuple(range(60, 68)))])
     runner.prefill([PrefillRow(1, 0, tuple(range(90, 95)))])
-    rows = [VerifyRow(0, 8, 70, (71, 72, 73, 74), GREEDY), VerifyRow(1, 5, 97, (98,), GREEDY)]
+    rows = [verify_row(0, 8, 70, (71, 72, 73, 74), GREEDY), verify_row(1, 5, 97, (98,), GREEDY)]
     return [torch.as_tensor(row).clone() for row in (*runner.verify_logits(rows), *runner.verify_logits(rows[:1]))]
 
 
@@ -219,9 +237,9 @@ def test_features_are_the_targets_hidden_states_and_those_of_rejected_tokens_are
             runner: Any = (await load(models(target, how, "float32", DraftChoice("ngram")), batcher)).runner
             features = runner.hand_out((1, 0, 2))
             runner.prefill([PrefillRow(1, 0, tuple(tokens[:4]))])
-            runner.verify([VerifyRow(1, 4, tokens[4], (50, 51, 52), GREEDY)])
+            runner.verify([verify_row(1, 4, tokens[4], (50, 51, 52), GREEDY)])
             assert not torch.allclose(features.values[1, 5], wanted[5], atol=1e-3)
-            runner.verify([VerifyRow(1, 5, tokens[5], (tokens[6],), GREEDY)])
+            runner.verify([verify_row(1, 5, tokens[5], (tokens[6],), GREEDY)])
             torch.testing.assert_close(features.values[1, :7], wanted, rtol=1e-4, atol=1e-5)
             slots = torch.tensor([1])
             assert not features.at(slots, torch.tensor([[-1]])).any(), "a feature before the first token"
@@ -246,7 +264,7 @@ def test_the_first_draft_token_follows_from_the_published_formula(
         pair.runner.prefill([PrefillRow(1, 0, tuple(tokens[:8]))])
         pair.runner.prefill([PrefillRow(1, 8, tuple(tokens[8:10]))])
         draft.runner.prefill([PrefillRow(1, 0, tuple(tokens[:8]))])
-        row = ProposeRow(1, 10, tuple(tokens[8:]), 3, GREEDY)
+        row = propose_row(1, 10, tuple(tokens[8:]), 3, GREEDY)
         (proposal,) = draft.runner.propose([row])
         expected = int(published(module, load_file(tmp_path / "model.safetensors"), tokens, norm_before).argmax()) + 40
         assert proposal.token_ids[0] == expected  # type: ignore[union-attr]
@@ -362,7 +380,7 @@ def test_heads_laid_out_by_others_are_read(
     assert all(torch.equal(head.state_dict()[name], tensor) for name, tensor in state.items())
 
     def use(pair: Loaded, draft: Loaded) -> None:
-        assert draft.runner.propose([ProposeRow(0, 1, (50, 51), 2, GREEDY)])
+        assert draft.runner.propose([propose_row(0, 1, (50, 51), 2, GREEDY)])
 
     with_pair(models(target, "off", "float32", DraftChoice("eagle", str(tmp_path))), use)
 
@@ -431,8 +449,9 @@ def test_whoever_cannot_serve_a_head_says_who_can(target: Path, folder: Path) ->
         DraftChoice("eagle").resolve("another target")
     with pytest.raises(ValueError, match="eagle needs an EAGLE-3 head"):
         with_pair(models(target, "off", "float32", DraftChoice("eagle", str(target))), lambda *_: None)
+    beside = models(target, "off", "float32", DraftChoice("eagle", str(folder)))
     with pytest.raises(ValueError, match="leave --tp_degree out"):
-        load_head(BACKEND.find(str(folder)), object(), Startup())  # type: ignore[arg-type]
+        with_pair(replace(beside, execution=replace(beside.execution, tp_degree=2)), lambda *_: None)
     with pytest.raises(CheckpointError, match="runs beside its target alone"):
         BACKEND.load(BACKEND.find(str(folder)), ModelConfig().load_request(), Startup())
 
@@ -445,3 +464,10 @@ def test_whoever_cannot_serve_a_head_says_who_can(target: Path, folder: Path) ->
 
     with pytest.raises(ValueError, match="needs its target in the same process: use fused_target; or"):
         asyncio.run(apart())
+
+
+def test_a_model_of_another_kind_runs_and_hands_out_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = eager()
+    other = SimpleNamespace(model_type="other", hidden_size=8)
+    monkeypatch.setattr(runner.model, "module", SimpleNamespace(base_model=torch.nn.Module(), config=other))
+    assert "other has none named so" in able(runner).features_out  # type: ignore[operator]

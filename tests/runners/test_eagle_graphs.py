@@ -24,7 +24,7 @@ from tandem.runners.eagle.files import write_head
 from tandem.runners.eagle.graph_runner import EagleGraphRunner
 from tandem.runners.eagle.runner import EagleRunner
 from tandem.runners.loading import Execution, Shape, load_runner
-from tandem.runners.protocol import PrefillRow, ProposeRow, VerifyRow
+from tandem.runners.protocol import PrefillRow
 from tandem.runners.startup import Startup
 from tandem.runners.torch import graph_compilers
 from tandem.runners.torch.artifacts import PackageCompiler
@@ -32,12 +32,13 @@ from tandem.runners.torch.backend import BACKEND
 from tandem.runners.torch.graph_model import GraphModel
 from tandem.runners.torch.graph_modules import PrefillModule, VerifyModule
 from tandem.runners.torch.graph_runner import GraphRunner
-from tandem.runners.torch.graphs import CompileStatistics, Graph, TorchCompiler
+from tandem.runners.torch.graphs import CompileStatistics, Graph, GraphCompiler
 from tandem.runners.torch.kernels import ATTENTION, register_attention
 from tandem.runners.torch.model import TorchModel
 from tandem.speculation.types import Rule, SamplingParams
+from tests.rows import propose_row, verify_row
 from tests.runners import stablehlo
-from tests.runners.compiled import CACHE, GREEDY, LIMITS, PROMPT, SIZES, identity, module
+from tests.runners.compiled import CACHE, GREEDY, LIMITS, PROMPT, SIZES, compiler, identity, module
 from tests.runners.graph_check import Captured, checked, tensors
 from tests.runners.strict import TRAINIUM, lively
 from tests.runners.test_eagle import a_head, requests, said, with_pair
@@ -47,12 +48,7 @@ TINY = HeadConfig(48, 6, 2, 8, 96, SIZES["vocab_size"], 100, 48, layers=(1, 1, 1
 NO_STABLEHLO = stablehlo.missing()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -69,25 +65,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True)
 class Pair:
-    """A loaded pair on its event loop. Its graphs are traced whole and run by dynamo's own backend "eager"."""
+    """A loaded pair on its event loop."""
 
     loop: asyncio.Runner
     target: Loaded
     draft: Loaded
-    compilers: list[TorchCompiler]
+    compilers: list[GraphCompiler]
 
     @property
     def graphs(self) -> Any:
         return self.draft.runner
 
 
-@pytest.fixture(scope="module")
-def pair(target: Path, folder: Path) -> Iterator[Pair]:
-    made: list[TorchCompiler] = []
+@pytest.fixture(
+    scope="module", params=[False, pytest.param(True, marks=pytest.mark.thorough)], ids=["as written", "traced"]
+)
+def pair(target: Path, folder: Path, request: pytest.FixtureRequest) -> Iterator[Pair]:
+    made: list[GraphCompiler] = []
 
-    def compiler(*_: Any) -> Any:
-        def of(purpose: str) -> TorchCompiler:
-            made.append(TorchCompiler("eager"))
+    def compiler_for(*_: Any) -> Any:
+        def of(purpose: str) -> GraphCompiler:
+            made.append(compiler(request.param))
             return made[-1]
 
         return of
@@ -95,7 +93,7 @@ def pair(target: Path, folder: Path) -> Iterator[Pair]:
     batcher = Batcher("test")
     with asyncio.Runner() as loop:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(graph_compilers, "graph_compiler", compiler)
+            patch.setattr(graph_compilers, "graph_compiler", compiler_for)
             loaded, draft = loop.run(load_pair(models(target, folder), batcher))
         assert draft is not None
         yield Pair(loop, loaded, draft, made)
@@ -107,6 +105,7 @@ def models(target: Path, folder: Path, kind: str = "eagle", dtype: str = "float3
     return ModelConfig(execution, shape, str(target), DraftChoice(kind, str(folder)), default_k=4)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["eagle", "hybrid"])
 def test_requests_that_share_graphs_get_the_targets_own_tokens(pair: Pair, folder: Path, kind: str) -> None:
     async def use() -> None:
@@ -133,7 +132,7 @@ def test_the_heads_graphs_draft_what_its_module_code_drafts(pair: Pair) -> None:
         fill_all(pair.target.runner, slot, tokens[:-1])
         for runner in (graphs, eager):
             fill_all(runner, slot, tokens[: -1 - slot])
-        rows.append(ProposeRow(slot, len(tokens) - 1, tokens[-1 - slot :], 4 - slot, GREEDY))
+        rows.append(propose_row(slot, len(tokens) - 1, tokens[-1 - slot :], 4 - slot, GREEDY))
     ours, theirs = graphs.propose(rows), eager.propose(rows)
     assert [one.token_ids for one in ours] == [one.token_ids for one in theirs]  # type: ignore[union-attr]
     assert [len(one.token_ids) for one in ours] == [4, 3]
@@ -221,7 +220,7 @@ def strict_graphs(dtype: torch.dtype, *wanted: str) -> dict[str, Captured]:
 @pytest.mark.parametrize(
     ("dtype", "wanted"),
     [
-        (torch.float32, ("verify-1", "head-propose-2")),
+        (torch.float32, ("head-propose-1",)),
         pytest.param(torch.float32, ("",), marks=[pytest.mark.thorough, pytest.mark.timeout(400)]),
         pytest.param(torch.bfloat16, ("",), marks=[pytest.mark.thorough, pytest.mark.timeout(400)]),
     ],
@@ -259,7 +258,7 @@ def test_a_heads_graph_writes_its_keys_and_values_and_nothing_else() -> None:
     assert len(written) == 2, "the target's features, the embedding and the rotary tables stay as they are"
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_on_a_device_that_runs_graphs_alone_sampled_drafts_are_those_of_module_code(pair: Pair) -> None:
     made = pair.graphs
     platform = replace(made.platform, only_graphs=True)
@@ -272,7 +271,7 @@ def test_on_a_device_that_runs_graphs_alone_sampled_drafts_are_those_of_module_c
     fill_all(graphs, 0, tokens[:-2])
     for sampling in (SamplingParams(temperature=0.3, seed=3), SamplingParams(temperature=0.2, top_k=9, seed=4)):
         for rule in (Rule.AGREEMENT, Rule.REJECTION):
-            row = ProposeRow(0, 14, tokens[-2:], 4, sampling, rule)
+            row = propose_row(0, 14, tokens[-2:], 4, sampling, rule)
             (ours,), (theirs,) = graphs.propose([row]), made.propose([row])
             assert ours.token_ids == theirs.token_ids and len(ours.token_ids) == 4
             assert len(ours.distributions) == (4 if rule is Rule.REJECTION else 0)
@@ -303,7 +302,7 @@ def test_inductors_graphs_give_the_same_bits_with_a_head_and_draft(
 
 def verified(runner: Any) -> list[Any]:
     fill_all(runner, 0, tuple(range(60, 83)))
-    return [VerifyRow(0, 23, 70, (71, 72), GREEDY)]
+    return [verify_row(0, 23, 70, (71, 72), GREEDY)]
 
 
 def test_compile_knows_a_head(

@@ -11,11 +11,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tandem.engine.batcher import Batcher
+from tandem.engine.engine import Engine
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
 from tandem.engine.model_drafter import ModelDrafter
-from tandem.engine.sequences import Engine, LocalVerifier
+from tandem.engine.sequences import LocalVerifier
 from tandem.runners.batch_invariance import check_batch_invariance
-from tandem.runners.protocol import ProposeRow, VerifyRow
+from tandem.runners.protocol import VerifyRow
 from tandem.speculation.drafters import NgramDrafter
 from tandem.speculation.draws import draw
 from tandem.speculation.hybrid import HybridDrafter
@@ -23,21 +24,22 @@ from tandem.speculation.length import FixedLength
 from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
 from tandem.speculation.loop import DraftThenVerify, Rounds, speculate
 from tandem.speculation.stopping import Stopping, StopRules
-from tandem.speculation.types import SamplingParams, SpeculationStats
+from tandem.speculation.types import Request, SamplingParams, SpeculationStats
+from tests.rows import propose_row, verify_row
 from tests.runners import real
 from tests.speculation.laws import chi_square_p_value
 
 COUNT = 16
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(300)]
 both_steps = pytest.mark.parametrize("compile", real.COMPILE)
-# Module code is slow: `make thorough` tries it where its bits are hardest to keep; the native steps always run.
+# Module code is slow: it is tried where its bits are hardest to keep.
 every_step = pytest.mark.parametrize(
     ("dtype", "compile"),
     [
         ("bfloat16", "native"),
         ("float32", "native"),
         ("as-stored/float32", "native"),
-        pytest.param("bfloat16", "off", marks=pytest.mark.thorough),
+        ("bfloat16", "off"),
     ],
 )
 every_step_and_sampling = pytest.mark.parametrize(
@@ -49,7 +51,7 @@ every_step_and_sampling = pytest.mark.parametrize(
         ("float32", "native", real.SAMPLED),
         ("int8/float32", "native", real.GREEDY),
         ("as-stored/bfloat16", "native", real.SAMPLED),
-        pytest.param("bfloat16", "off", real.SAMPLED, marks=pytest.mark.thorough),
+        ("bfloat16", "off", real.SAMPLED),
     ],
     ids=[
         "bfloat16",
@@ -87,7 +89,7 @@ def speculated(runner, prompt, truth, behind, slot, sampling, chance) -> int:  #
     tokens, rejections = list(prompt), 0
     while (done := len(tokens) - len(prompt)) < COUNT:
         drafted = real.planted_draft(truth[done:], chance.randrange(6), chance)
-        rows = [VerifyRow(slot, len(tokens) - 1, tokens[-1], drafted, sampling)]
+        rows = [verify_row(slot, len(tokens) - 1, tokens[-1], drafted, sampling)]
         others = [s for s in range(4) if s != slot]
         rows += [noise_row(s, chance) for s in chance.sample(others, chance.randrange(4))]
         chance.shuffle(rows)
@@ -104,7 +106,7 @@ def speculated(runner, prompt, truth, behind, slot, sampling, chance) -> int:  #
 
 def noise_row(slot: int, chance: random.Random) -> VerifyRow:
     drafted = tuple(chance.randrange(40000) for _ in range(chance.randrange(6)))
-    return VerifyRow(slot, chance.randrange(1, 200), chance.randrange(40000), drafted, real.GREEDY)
+    return verify_row(slot, chance.randrange(1, 200), chance.randrange(40000), drafted, real.GREEDY)
 
 
 @every_step
@@ -116,7 +118,7 @@ def test_logits_survive_a_rebuild_of_the_cache_from_the_prefix(dtype: str, compi
         tokens = prompt + truth[:done]
         real.fill(runner, 3, [5] * 200)  # another sequence was here before
         real.fill(runner, 3, tokens[:-1])
-        logits = real.logits_of(runner, [VerifyRow(3, len(tokens) - 1, tokens[-1], (), real.GREEDY)])
+        logits = real.logits_of(runner, [verify_row(3, len(tokens) - 1, tokens[-1], (), real.GREEDY)])
         assert torch.equal(logits[0], behind[done])
 
 
@@ -131,7 +133,7 @@ class Silent:
 async def generate(rounds: Rounds, prompt: list[int], sampling: SamplingParams, k: int) -> tuple[list[int], float]:
     stats, out = SpeculationStats(), []
     stopping = Stopping(StopRules(COUNT), Silent())
-    async for chunk in speculate(prompt, sampling, FixedLength(k), rounds, stopping, stats):
+    async for chunk in speculate(prompt, FixedLength(k), rounds, stopping, stats):
         out += chunk.token_ids
     return out, stats.accepted
 
@@ -146,16 +148,21 @@ def test_every_architecture_emits_the_tokens_of_plain_decoding_alone_and_batched
     async def run() -> tuple[list[list[int]], float]:
         batcher = Batcher("test")
         engine, drafting = Engine(real.target(dtype, compile), batcher), Engine(real.draft(dtype, compile), batcher)
+        request = Request(sampling)
         kinds = [
-            lambda: DraftThenVerify(LocalVerifier(engine)),
-            lambda: DraftThenVerify(LocalVerifier(engine), NgramDrafter()),
-            lambda: DraftThenVerify(LocalVerifier(engine), ModelDrafter(drafting, 49152)),
+            lambda: DraftThenVerify(LocalVerifier(engine, request)),
+            lambda: DraftThenVerify(LocalVerifier(engine, request), NgramDrafter()),
+            lambda: DraftThenVerify(LocalVerifier(engine, request), ModelDrafter(drafting, request, 49152)),
             lambda: DraftThenVerify(
-                LocalVerifier(engine), HybridDrafter(PolicedLookup(LookupPolicy()), ModelDrafter(drafting, 49152))
+                LocalVerifier(engine, request),
+                HybridDrafter(PolicedLookup(LookupPolicy()), ModelDrafter(drafting, request, 49152)),
             ),
         ]
         pair = FusedPair(engine, drafting)
-        fused = [lambda: FusedRounds(pair), lambda: FusedRounds(pair, lookup=PolicedLookup(LookupPolicy()))]
+        fused = [
+            lambda: FusedRounds(pair, request),
+            lambda: FusedRounds(pair, request, lookup=PolicedLookup(LookupPolicy())),
+        ]
         outputs: list[list[int]] = []
         accepted = 0.0
         for group in (kinds, fused):  # FusedRounds gives slots of its draft out by the target's number
@@ -172,7 +179,7 @@ def test_every_architecture_emits_the_tokens_of_plain_decoding_alone_and_batched
     assert accepted > 0, "no draft was ever accepted: the test would not see a wrong acceptance"
 
 
-@pytest.mark.parametrize("compile", ["native", pytest.param("off", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("compile", ["native", "off"])
 def test_float32_greedy_equals_transformers_generate(compile: str) -> None:
     module = AutoModelForCausalLM.from_pretrained(real.checkpoint().folder, dtype=torch.float32)
     for prompt in map(real.prompt_tokens, real.PROMPTS[:2]):
@@ -186,7 +193,7 @@ def test_float32_greedy_equals_transformers_generate(compile: str) -> None:
         real.fill(runner, 1, prompt[:-1])
         ends = set(runner.identity.end_of_sequence_ids)
         for _ in range(30):
-            logits = real.logits_of(runner, [VerifyRow(1, len(tokens) - 1, tokens[-1], (), real.GREEDY)])[0].clone()
+            logits = real.logits_of(runner, [verify_row(1, len(tokens) - 1, tokens[-1], (), real.GREEDY)])[0].clone()
             logits[list(ends)] = -torch.inf  # min_new_tokens does the same on their side
             tokens.append(int(logits.argmax()))
         assert tokens[len(prompt) :] == theirs.tolist()
@@ -198,10 +205,10 @@ def test_draft_proposals_equal_its_own_plain_decoding(compile: str) -> None:
     runner = real.draft("float32", compile)
     prompt = real.prompt_tokens(real.PROMPTS[1])
     real.fill(runner, 2, prompt[:-2])
-    (first,) = runner.propose([ProposeRow(2, len(prompt) - 1, tuple(prompt[-2:]), 4, real.GREEDY)])
+    (first,) = runner.propose([propose_row(2, len(prompt) - 1, tuple(prompt[-2:]), 4, real.GREEDY)])
     assert first.token_ids == reference(runner, prompt, 4)
     shorter = [*prompt, first.token_ids[0], 300]
-    (second,) = runner.propose([ProposeRow(2, len(shorter) - 1, tuple(shorter[-2:]), 3, real.GREEDY)])
+    (second,) = runner.propose([propose_row(2, len(shorter) - 1, tuple(shorter[-2:]), 3, real.GREEDY)])
     assert second.token_ids == reference(runner, shorter, 3)
 
 
@@ -228,7 +235,7 @@ def test_seeded_draws_of_the_real_model_follow_its_warped_distribution(params: S
     runner = real.target("float32")
     prompt = real.prompt_tokens(real.PROMPTS[2])
     real.fill(runner, 0, prompt[:-1])
-    logits = real.logits_of(runner, [VerifyRow(0, len(prompt) - 1, prompt[-1], (), params)])[0].float()
+    logits = real.logits_of(runner, [verify_row(0, len(prompt) - 1, prompt[-1], (), params)])[0].float()
     law = warped(logits, params)
     seeds = range(1500)
     drawn = [
@@ -289,9 +296,7 @@ class Perturbed:
         return out
 
 
-@pytest.mark.parametrize(
-    ("fault", "exact"), [pytest.param("width", True, marks=pytest.mark.thorough), ("batch", True), ("column", False)]
-)
+@pytest.mark.parametrize(("fault", "exact"), [("width", True), ("batch", True), ("column", False)])
 def test_certification_sees_a_planted_dependence_on_shape(fault: str, exact: bool) -> None:
     shapes = check_batch_invariance(Perturbed(fault), real.target("float32").limits, (1, 3, 6), (1, 2, 4))  # type: ignore[arg-type]
     assert (shapes.widths, shapes.batches) == ((6,), (4,))

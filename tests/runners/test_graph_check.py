@@ -14,12 +14,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tandem.runners.protocol import FusedRow, ProposeRow, fused
+from tandem.runners.protocol import fused
 from tandem.runners.startup import Startup
 from tandem.runners.torch.graph_model import GraphModel
 from tandem.runners.torch.graph_runner import GraphRunner
 from tandem.runners.torch.graphs import TorchCompiler
 from tandem.speculation.types import Rule, SamplingParams
+from tests.rows import changed, fused_row, propose_row
 from tests.runners import stablehlo
 from tests.runners.compiled import CACHE, LIMITS, PROMPT, Sequences, eager, fill, identity, module, plain
 from tests.runners.graph_check import GraphRejected, StrictBackend, checked, tensors
@@ -32,7 +33,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 6e-2}
 @pytest.mark.parametrize(
     ("family", "dtype", "batches", "wanted"),
     [
-        ("llama", torch.float32, (2,), ("sample", "fused")),  # fused: propose and verify; prefill's are verify's parts
+        ("llama", torch.float32, (2,), ("verify",)),
         *(
             pytest.param(family, dtype, batches, ("",), marks=[pytest.mark.thorough, pytest.mark.timeout(400)])
             for family in ("llama", "qwen2", "qwen3")
@@ -206,7 +207,7 @@ def sampled(target: GraphRunner, draft: GraphRunner, slots: list[int]) -> None:
     """A sampled round of each rule, which writes no further than the greedy sequences' next round."""
     for rule in (Rule.AGREEMENT, Rule.REJECTION):
         rows = [
-            FusedRow(ProposeRow(slot, 70, PROMPT[-2:], 2, SamplingParams(temperature=0.8, top_k=20, seed=slot), rule))
+            fused_row(propose_row(slot, 70, PROMPT[-2:], 2, SamplingParams(temperature=0.8, top_k=20, seed=slot), rule))
             for slot in slots
         ]
         for result in fused(target, draft)(rows):
@@ -225,11 +226,11 @@ WARPINGS = [  # the tiny model's choices are nearly alike, so low temperatures
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "only",
     [
-        pytest.param(None, id="whole head", marks=pytest.mark.thorough),
+        pytest.param(None, id="whole head"),
         pytest.param(tuple(range(3, 200, 2)), id="frequent tokens"),
     ],
 )
@@ -243,10 +244,10 @@ def test_a_draft_given_noise_draws_what_the_host_draws(only: tuple[int, ...] | N
         fill(runner, 1, PROMPT[:-2])
         runners.append(runner)
     for one, other in zip(WARPINGS, WARPINGS[1:] + WARPINGS[:1], strict=True):
-        rows = [ProposeRow(s, len(PROMPT) - 1, PROMPT[-2:], 3, p) for s, p in enumerate((one, other))]
+        rows = [propose_row(s, len(PROMPT) - 1, PROMPT[-2:], 3, p) for s, p in enumerate((one, other))]
         given, drawn = (runner.propose(rows) for runner in runners)
         assert [p.token_ids for p in given] == [p.token_ids for p in drawn]  # type: ignore[union-attr]
-        stepwise = [replace(row, rule=Rule.REJECTION) for row in rows]
+        stepwise = [changed(row, rule=Rule.REJECTION) for row in rows]
         for ours, theirs in zip(*(runner.propose(stepwise) for runner in runners), strict=True):
             assert ours.token_ids == theirs.token_ids  # type: ignore[union-attr]
             for sent, expected in zip(ours.distributions, theirs.distributions, strict=True):  # type: ignore[union-attr]

@@ -12,14 +12,16 @@ import pytest
 import torch
 import transformers
 
-from tandem.runners.kv_memory import TakesMemoryOnDemand
+from tandem.engine.compatibility import able
+from tandem.runners.capabilities import MemoryOnDemand
 from tandem.runners.native.load import load_native
-from tandem.runners.protocol import Limits, PrefillRow, RunnerIdentity, VerifyRow
+from tandem.runners.protocol import Limits, PrefillRow, RunnerIdentity
 from tandem.runners.torch.kernels import ATTENTION, register_attention
 from tandem.runners.torch.model import TorchModel
 from tandem.runners.torch.on_demand import OnDemandBuffer, page_stride
 from tandem.runners.torch.runner import TorchRunner
 from tandem.speculation.types import SamplingParams
+from tests.rows import verify_row
 from tests.runners import real
 from tests.runners.compiled import eager
 from tests.runners.test_native import module_of
@@ -73,7 +75,7 @@ def fill(runner: Any, slot: int, tokens: Sequence[int]) -> None:
 
 
 def logits_after(runner: Any, slot: int, tokens: Sequence[int]) -> torch.Tensor:
-    return torch.as_tensor(runner.verify_logits([VerifyRow(slot, len(tokens) - 1, tokens[-1], (), GREEDY)])[0])[0]
+    return torch.as_tensor(runner.verify_logits([verify_row(slot, len(tokens) - 1, tokens[-1], (), GREEDY)])[0])[0]
 
 
 def resident(flags: str = "nh hg") -> int:
@@ -92,7 +94,7 @@ def resident(flags: str = "nh hg") -> int:
 def test_a_slot_takes_at_most_what_it_says_and_gives_it_back(make: Callable[..., Any], dtype: torch.dtype) -> None:
     runner = make(LIMITS[make], dtype)
     count = runner.limits.max_length * 3 // 8
-    assert isinstance(runner, TakesMemoryOnDemand) and not runner.reserved_whole
+    assert isinstance(able(runner).memory_on_demand, MemoryOnDemand)
     runner.give_back(0)
     before = resident()
     for slot in range(SLOTS):
@@ -132,7 +134,9 @@ def test_a_sequence_takes_what_it_may_write_and_no_more_than_a_slot(make: Callab
     costs = [runner.kv_bytes(tokens) for tokens in (1, most // 8, most // 2, most)]
     assert costs == sorted(costs) and costs[-1] >= 1024 * most, "keys and values: 2 layers, 2 heads of 32 floats"
     assert costs[-1] <= runner.kv_bytes(10**6) == runner.kv_bytes(most + CHUNK)
-    assert runner.spare_bytes == (runner.model.slots.taken(CHUNK) if make is module_code else 0)
+    assert runner.capabilities.memory_on_demand.spare_bytes == (
+        runner.model.slots.taken(CHUNK) if make is module_code else 0
+    )
 
 
 @pytest.mark.timeout(400)
@@ -147,7 +151,7 @@ def test_a_prompt_of_8000_tokens_says_what_transformers_says(make: Callable[...,
             ids = torch.tensor([tokens[start : start + 1000]])
             logits = module(ids, past_key_values=cache, logits_to_keep=1).logits[0, -1]
         for _ in range(4):
-            (verdict,) = runner.verify([VerifyRow(3, len(said) - 1, said[-1], (), GREEDY)])
+            (verdict,) = runner.verify([verify_row(3, len(said) - 1, said[-1], (), GREEDY)])
             assert verdict.token_ids == (int(logits.argmax()),)
             said += verdict.token_ids
             logits = module(torch.tensor([said[-1:]]), past_key_values=cache).logits[0, -1]
@@ -164,7 +168,7 @@ def test_a_runner_has_no_memory_in_its_slots_once_it_is_warm(make: Callable[...,
 
 
 def test_graphs_and_devices_keep_whole_slots_and_say_so() -> None:
-    assert eager().reserved_whole == "its steps on cpu need them so"
+    assert "needs them so" in able(eager()).memory_on_demand  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(
@@ -200,7 +204,7 @@ def test_the_real_model_at_8000_tokens_says_what_transformers_says() -> None:
             ids = torch.tensor([tokens[start : start + 500]])
             logits = module(ids, past_key_values=cache, logits_to_keep=1).logits[0, -1]
         for _ in range(8):
-            (verdict,) = runner.verify([VerifyRow(0, len(said) - 1, said[-1], (), GREEDY)])
+            (verdict,) = runner.verify([verify_row(0, len(said) - 1, said[-1], (), GREEDY)])
             assert verdict.token_ids == (int(logits.argmax()),)
             said += verdict.token_ids
             logits = module(torch.tensor([said[-1:]]), past_key_values=cache).logits[0, -1]

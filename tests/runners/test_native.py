@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 
+from tandem.checkpoints.locate import find
 from tandem.runners.loading import Execution, NativeRefused, Shape, load_runner
 from tandem.runners.native import build
 from tandem.runners.native.load import NativeUnavailable, check_logits, load_native
@@ -21,18 +22,16 @@ from tandem.runners.protocol import (
     FusedRow,
     Limits,
     PrefillRow,
-    ProposeRow,
     RowFailed,
     RunnerIdentity,
-    VerifyRow,
     fused,
     fused_step,
 )
 from tandem.runners.torch.model import UnsupportedModel
-from tandem.speculation.draws import draw
 from tandem.speculation.processing import Mask, Processing
 from tandem.speculation.types import Rule, SamplingParams, Verdict
-from tests.runners import real
+from tests.rows import fused_row, propose_row, verify_row
+from tests.runners.tiny import model_folder
 
 VOCAB, SLOTS, CHUNK = 211, 3, 64
 LIMITS = Limits(SLOTS, 120, 5, CHUNK, VOCAB)
@@ -162,11 +161,11 @@ def test_a_poisoned_row_fails_alone() -> None:
     tokens = [t for t in sequence(20) if t != 7]
     for slot in (0, 1):
         runner.prefill([PrefillRow(slot, 0, tuple(tokens[:-1]))])
-    rows = [VerifyRow(0, len(tokens) - 1, 7, (5,), GREEDY), VerifyRow(1, len(tokens) - 1, tokens[-1], (7,), GREEDY)]
+    rows = [verify_row(0, len(tokens) - 1, 7, (5,), GREEDY), verify_row(1, len(tokens) - 1, tokens[-1], (7,), GREEDY)]
     failed, sound = runner.verify(rows)
     assert isinstance(failed, RowFailed) and "no finite largest logit" in str(failed)
     assert sound.accepted == 0 and len(sound.token_ids) == 1  # type: ignore[union-attr]
-    (alone,) = runner.verify([VerifyRow(1, len(tokens) - 1, tokens[-1], (), GREEDY)])
+    (alone,) = runner.verify([verify_row(1, len(tokens) - 1, tokens[-1], (), GREEDY)])
     assert sound.token_ids == alone.token_ids  # type: ignore[union-attr]
 
 
@@ -184,7 +183,7 @@ def test_a_fused_round_is_the_same_as_its_parts(dtype: torch.dtype, only: tuple[
             tail = tuple(tokens[slot][-chance.choice((2, 3)) :])
             given = tuple(sequence(chance.randint(1, 5), seed=99 + trial)) if chance.random() < 0.3 else ()
             rows.append(
-                FusedRow(ProposeRow(slot, len(tokens[slot]) - 1, tail, chance.randrange(6), GREEDY), copied=given)
+                fused_row(propose_row(slot, len(tokens[slot]) - 1, tail, chance.randrange(6), GREEDY), copied=given)
             )
         together, apart = fused(target, draft)(rows), fused_step(target, draft, rows)
         for one, other in zip(together, apart, strict=True):
@@ -237,8 +236,8 @@ def test_a_fused_round_of_rows_of_every_kind_is_the_same_as_its_parts_alone(
             )
             changed = Processing(sampling, len(tokens), matcher) if matcher or sampling is PENALIZED else None
             processor = changed.after(tokens) if changed else None
-            asked = ProposeRow(slot, len(tokens) - 1, tuple(tokens[-2:]), 4, sampling, rule, VOCAB, processor)
-            rows.append(FusedRow(asked, chance.random() < 0.3, logprobs=chance.choice([None, 3])))
+            asked = propose_row(slot, len(tokens) - 1, tuple(tokens[-2:]), 4, sampling, rule, VOCAB, processor)
+            rows.append(fused_row(asked, chance.random() < 0.3, logprobs=chance.choice([None, 3])))
         for row, got in zip(rows, fused(target, draft)(rows), strict=True):
             assert isinstance(got, FusedResult) and len(got.proposal.token_ids) == 4
             (alone,) = fused_step(target, draft, [row])
@@ -249,31 +248,9 @@ def test_a_fused_round_of_rows_of_every_kind_is_the_same_as_its_parts_alone(
             )
             assert replace(got.verdict, rows=1, step_tokens=5) == replace(alone.verdict, rows=1, step_tokens=5)
             accepted += got.verdict.accepted
-            if rule is Rule.AGREEMENT or row.propose.sampling.greedy:
+            if rule is Rule.AGREEMENT or row.propose.request.sampling.greedy:
                 check_one_by_one(target, row, got.verdict)
     assert accepted > 20
-
-
-@pytest.mark.parametrize("only", [None, tuple(range(0, VOCAB, 3))], ids=["whole head", "narrow head"])
-def test_second_choices_are_the_draws_and_change_no_token(only: tuple[int, ...] | None) -> None:
-    draft, rows = native(module_of("llama"), only, verifies=False), []
-    for slot, sampling in enumerate((GREEDY, SAMPLED, PENALIZED)):
-        tokens = sequence(20, seed=slot)
-        fill(draft, slot, tokens[:-2])
-        processor = Processing(sampling, 20).after(tokens) if sampling is PENALIZED else None
-        rows.append(ProposeRow(slot, 19, tuple(tokens[-2:]), 4, sampling, processor=processor))
-    plain = draft.propose(rows)
-    asked = draft.propose([replace(row, second_choices=slot != 1) for slot, row in enumerate(rows)])
-    alone = draft.propose([replace(rows[1], second_choices=True)])
-    assert [p.token_ids for p in asked] == [p.token_ids for p in plain]
-    assert [len(p.second_choices) for p in (*plain, *asked, *alone)] == [0, 0, 0, 4, 0, 4, 4]
-    for slot, proposal in ((0, asked[0]), (1, alone[0])):
-        tokens = sequence(20, seed=slot)
-        for token, choice in zip(proposal.token_ids, proposal.second_choices, strict=True):
-            logits = draft.model.widened(draft.model.feed([slot], [len(tokens) - 1], [tokens[-1:]], 1))[0]
-            drawn = draw(logits, rows[slot].sampling, len(tokens))
-            assert (drawn.token, choice) == (token, (drawn.second, drawn.margin))
-            tokens = [*tokens, token]
 
 
 def check_one_by_one(target: NativeRunner, row: FusedRow, verdict: Verdict) -> None:
@@ -282,8 +259,15 @@ def check_one_by_one(target: NativeRunner, row: FusedRow, verdict: Verdict) -> N
     for i, token in enumerate(said):
         after = p.processor.processing.after([*before, *said[:i]]) if p.processor else None
         last = said[i - 1] if i else p.tail[-1]
-        step = VerifyRow(
-            p.slot, p.position + i, last, (), p.sampling, row.margins, processor=after, logprobs=row.logprobs
+        step = verify_row(
+            p.slot,
+            p.position + i,
+            last,
+            (),
+            p.request.sampling,
+            p.request.margins,
+            processor=after,
+            logprobs=p.request.logprobs,
         )
         (alone,) = target.verify([step])
         assert isinstance(alone, Verdict) and alone.token_ids == (token,)
@@ -297,10 +281,10 @@ def test_what_a_draw_of_the_draft_raises_reaches_the_caller() -> None:
 
     draft = native(module_of(), verifies=False)
     processor = Processing(GREEDY, 1, Broken()).after([1, 2, 4])
-    row = ProposeRow(0, 2, (2, 4), 3, GREEDY, processor=processor)
+    row = propose_row(0, 2, (2, 4), 3, GREEDY, processor=processor)
     with pytest.raises(RuntimeError, match="broken matcher"):
         draft.propose([row])
-    sound = ProposeRow(1, 2, (2, 3), 3, GREEDY)
+    sound = propose_row(1, 2, (2, 3), 3, GREEDY)
     assert len(draft.propose([sound])[0].token_ids) == 3  # type: ignore[union-attr]
 
 
@@ -313,7 +297,7 @@ def test_the_best_token_is_the_lowest_of_equals() -> None:
     module = module_of()
     module.get_output_embeddings().weight.data[:] = module.get_output_embeddings().weight.data[0]
     runner = load_native_unchecked(module)
-    (verdict,) = runner.verify([VerifyRow(0, 0, 5, (0, 0, 0), GREEDY)])
+    (verdict,) = runner.verify([verify_row(0, 0, 5, (0, 0, 0), GREEDY)])
     assert verdict.token_ids == (0, 0, 0, 0)  # type: ignore[union-attr]
 
 
@@ -370,20 +354,21 @@ def test_a_draft_that_ends_outside_the_targets_vocabulary_is_cut_in_the_fused_ro
     tokens = [t % 100 for t in sequence(30)]
     fill(target, 0, tokens[:-1])
     fill(draft, 0, tokens[:-2])
-    (result,) = fused(target, draft)([FusedRow(ProposeRow(0, 29, tuple(tokens[-2:]), 5, GREEDY))])
-    whole = draft.propose([ProposeRow(0, 29, tuple(tokens[-2:]), 5, GREEDY)])[0].token_ids  # type: ignore[union-attr]
+    (result,) = fused(target, draft)([fused_row(propose_row(0, 29, tuple(tokens[-2:]), 5, GREEDY))])
+    whole = draft.propose([propose_row(0, 29, tuple(tokens[-2:]), 5, GREEDY)])[0].token_ids  # type: ignore[union-attr]
     known = next((i for i, token in enumerate(whole) if token >= 100), 5)
     assert result.proposal.token_ids == whole[:known] and known < 5  # type: ignore[union-attr]
 
 
 def test_without_a_compiler_auto_falls_back_and_native_says_why(monkeypatch, tmp_path, caplog) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(build.shutil, "which", lambda name: None)
+    source = find(str(model_folder(tmp_path / "m", seed=5)))
     with caplog.at_level("INFO", "tandem.engine"):
-        runner = load_runner(real.checkpoint(), Execution("cpu", "float32", 2), Shape(1, 64, 2))
+        runner = load_runner(source, Execution("cpu", "float32", 2), Shape(1, 64, 2))
     assert not isinstance(runner, NativeRunner)
     assert "no C++ compiler" in caplog.text
     with pytest.raises(NativeRefused, match="compile: native steps are not available: no C"):
-        load_runner(real.checkpoint(), Execution("cpu", "float32", 2, "native"), Shape(1, 64, 2))
+        load_runner(source, Execution("cpu", "float32", 2, "native"), Shape(1, 64, 2))
 
 
 def test_the_library_is_compiled_once(monkeypatch, tmp_path) -> None:  # type: ignore[no-untyped-def]

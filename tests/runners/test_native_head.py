@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tandem.runners.adapters import why_no_adapters
+from tandem.engine.compatibility import able
 from tandem.runners.eagle.features import TargetFeatures
 from tandem.runners.eagle.files import write_head
 from tandem.runners.eagle.load import load_head
@@ -29,6 +29,7 @@ from tandem.runners.startup import Startup
 from tandem.runners.torch.backend import BACKEND
 from tandem.runners.torch.platforms import platform_of
 from tandem.speculation.types import Rule, SamplingParams
+from tests.rows import changed, propose_row
 from tests.runners.test_eagle import CONFIG, a_head
 from tests.runners.tiny import model_folder
 
@@ -46,12 +47,7 @@ HEADS = {
 TEXT = [60, 200, 61, 150, 62, 63, 90, 64, 220, 65, 66, 130, 67, 68, 110, 69, 170, 70, 71, 72, 180, 73, 74, 100, 75]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +64,7 @@ def a_target(
 
 
 def identity_of(target: NativeRunner) -> RunnerIdentity:
-    return replace(target.identity, model_name="head", refeeds=True)
+    return replace(target.identity, model_name="head")
 
 
 def native(target: NativeRunner, head: EagleHead, features: TargetFeatures, execution: Execution) -> NativeHeadRunner:
@@ -83,8 +79,8 @@ def fill(runner: Any, slot: int, tokens: Sequence[int], chunk: int = 16) -> None
 
 def row(slot: int, tokens: Sequence[int], tail: int = 2, k: int = 4, **changes: Any) -> ProposeRow:
     """A draft after `tokens`, the last `tail` of which the head has not seen."""
-    asked = ProposeRow(slot, len(tokens) - 1, tuple(tokens[-tail:]), k, GREEDY)
-    return replace(asked, **changes)
+    asked = propose_row(slot, len(tokens) - 1, tuple(tokens[-tail:]), k, GREEDY)
+    return changed(asked, **changes)
 
 
 def drafted(runner: Any, rows: Sequence[ProposeRow]) -> list[Proposal]:
@@ -110,15 +106,12 @@ def test_in_float32_a_native_head_drafts_the_tokens_of_the_module(folder: Path, 
         {},
         {"sampling": SAMPLED},
         {"sampling": SAMPLED, "rule": Rule.REJECTION, "target_vocab_size": 240},
-        {"sampling": SAMPLED, "second_choices": True},
-        {"second_choices": True},
     ):
-        asked = [replace(each, **changes, k=4 - n) for n, each in enumerate(rows)]
+        asked = [changed(each, **changes, k=4 - n) for n, each in enumerate(rows)]
         got, wanted = drafted(ours, asked), drafted(module, asked)
         assert [each.token_ids for each in got] == [each.token_ids for each in wanted], changes
         assert [len(each.token_ids) for each in got] == [4, 3, 2, 1]
         for a, b in zip(got, wanted, strict=True):
-            assert [(c and c.token) for c in a.second_choices] == [(c and c.token) for c in b.second_choices]
             for p, q in zip(a.distributions, b.distributions, strict=True):
                 assert p.token_ids == q.token_ids and p.weights == pytest.approx(q.weights, rel=1e-3)
 
@@ -185,8 +178,9 @@ def test_by_default_a_head_is_as_fast_as_its_targets_format_lets_it_be(folder: P
     assert load_head(checkpoint, dense, Startup(), Execution(weights="q4")).identity.dtype == "q4/float32"
     head = load_head(checkpoint, blocks, Startup())
     assert isinstance(head, NativeHeadRunner) and head.model.threads is blocks.model.threads
-    assert blocks.fused_with(head) is not None and head.identity.refeeds and not head.page_bytes
-    assert why_no_adapters(head) == "an EAGLE head takes none" and "states" in why_no_adapters(blocks)
+    can = able(head)
+    assert blocks.fused_with(head) is not None and can.refeeds and "its target's pages" in can.pages  # type: ignore[operator]
+    assert "without them" in can.adapters and "states" in able(blocks).adapters  # type: ignore[operator]
 
 
 def test_a_head_that_vectors_do_not_divide_runs_as_module_code(folder: Path, tmp_path: Path) -> None:
@@ -211,5 +205,5 @@ def test_features_that_are_no_numbers_count_as_zeros_and_logits_that_are_none_en
     assert drafted(head, asked) == zeros and len(zeros[0].token_ids) == 4
     module.norm.weight.data[3] = torch.nan
     broken = NativeHead(module, features, features.embedding, target.model.threads, 64, UNQUANTISED)
-    ended = NativeHeadRunner(broken, target.limits, head.identity, verifies=False)
+    ended = NativeHeadRunner(broken, target.limits, head.identity)
     assert drafted(ended, asked)[0].token_ids == ()

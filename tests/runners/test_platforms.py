@@ -14,7 +14,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from tandem.cli import main
-from tandem.cli.configuration import model_config
+from tandem.cli.models import model_config
 from tandem.runners.loading import Execution, prepared_platform
 from tandem.runners.protocol import RunnerIdentity
 from tandem.runners.torch import platforms

@@ -18,14 +18,16 @@ from tandem.clients.page_wire import (
     run_to_wire,
 )
 from tandem.engine.batcher import Batcher
+from tandem.engine.engine import Engine
 from tandem.engine.page_copies import PageCopies, PageRow
 from tandem.engine.prefill_pages import PrefillCosts
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
-from tandem.engine.sequences import Engine, LocalVerifier
+from tandem.engine.sequences import LocalVerifier
 from tandem.runners.native.pages import page_format
 from tandem.runners.pages import PAGE
-from tandem.runners.protocol import Runner, VerifyRow
-from tandem.speculation.types import SamplingParams
+from tandem.runners.protocol import Runner
+from tandem.speculation.types import Request, SamplingParams
+from tests.rows import verify_row
 from tests.runners.compiled import eager
 from tests.runners.test_native import GREEDY, module_of, sequence
 from tests.runners.test_prefixes import RUNNERS, SAMPLED, bits, checked, every_runner, fill
@@ -62,7 +64,7 @@ def check_handed_over(sender: Any, receiver: Any) -> None:
     for first in range(0, whole, 3):
         (sent,) = out.out([PageRow(1, first, min(3, whole - first))])
         came = run_from_wire(run_to_wire(sent), first, out.layout.page_bytes, whole)
-        into.into(None, None, tokens[: came.end * PAGE], [PageRow(1, run=came)])
+        into.into([PageRow(1, run=came)])
     fill(receiver, 1, tokens[:-3], whole * PAGE)
     assert bits(receiver, 1, tokens) == cold
 
@@ -92,8 +94,8 @@ def test_requests_say_the_same_whether_their_prompts_are_computed_here_or_there(
     prompts = [[each % receiver.limits.vocab_size for each in sequence(53)] + [n] for n in (1, 2, 1)]
 
     async def said(engine: Engine, prompt: list[int]) -> tuple[list[int], list[Any]]:
-        verifier, tokens, logprobs = LocalVerifier(engine, logprobs=2), list(prompt), []
-        await verifier.open(tokens, sampling)
+        verifier, tokens, logprobs = LocalVerifier(engine, Request(sampling, logprobs=2)), list(prompt), []
+        await verifier.open(tokens)
         while len(tokens) < len(prompt) + 6:
             verdict = await verifier.verify(tokens, tokens[-2:])
             tokens += verdict.token_ids
@@ -126,7 +128,7 @@ def test_a_prompt_that_a_worker_knows_from_decoding_has_the_same_pages() -> None
             async with prefill_site(RUNNERS["native, bfloat16"]()) as worker:
                 await share_prefixes([worker.engine], PrefixSharing(keeps, 8), lambda: None)
                 for _ in range(2):
-                    found = [run async for run in worker.pages.of(sequence(64), 0, "", PrefillCosts())]
+                    found = [run async for run in worker.pages.of(sequence(64), 0, Request(), PrefillCosts())]
                     pages.append(tuple(page for run in found for page in run.pages))
         return pages
 
@@ -197,16 +199,16 @@ def test_the_real_target_says_the_same_with_pages_of_another_process_of_its_mode
         async with prefill_site(sender) as worker, asking_engine(worker.address, receiver) as engine:
             pair = FusedPair(engine, Engine(draft, engine.batcher, vital=False))
             for sampling, (tokens, behind) in truths.items():
-                rounds, said = FusedRounds(pair), list(prompt)
-                await rounds.open(prompt, sampling)
+                rounds, said = FusedRounds(pair, Request(sampling)), list(prompt)
+                await rounds.open(prompt)
                 while len(said) < len(prompt) + 12:
                     said += (await rounds.round(said, 4))[1].token_ids
                 await rounds.close()
                 assert said[len(prompt) :][:12] == tokens
                 await forgotten(engine)
-                verifier = LocalVerifier(engine)
-                await verifier.open(prompt, sampling)
-                row = VerifyRow(verifier._sequence.slot, len(prompt) - 1, prompt[-1], (), sampling)  # type: ignore[union-attr]
+                verifier = LocalVerifier(engine, Request(sampling))
+                await verifier.open(prompt)
+                row = verify_row(verifier._sequence.slot, len(prompt) - 1, prompt[-1], (), sampling)  # type: ignore[union-attr]
                 logits = await engine.batcher.on_device(real.logits_of, receiver, [row])
                 await verifier.close()
                 await forgotten(engine)

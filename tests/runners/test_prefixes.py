@@ -12,14 +12,18 @@ import pytest
 import torch
 
 from tandem.engine.batcher import Batcher
+from tandem.engine.compatibility import able
+from tandem.engine.engine import Engine
+from tandem.engine.fused_rounds import FusedPair, FusedRounds
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
-from tandem.engine.sequences import Engine, LocalVerifier
+from tandem.engine.sequences import LocalVerifier
+from tandem.runners.capabilities import Pages
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.native.weights import packing
-from tandem.runners.pages import PAGE, CopiesPages
-from tandem.runners.protocol import PrefillRow, ProposeRow, VerifyRow
-from tandem.runners.torch.graph_runner import GraphRunner
-from tandem.speculation.types import SamplingParams, SpeculationStats
+from tandem.runners.pages import PAGE
+from tandem.runners.protocol import PrefillRow
+from tandem.speculation.types import Request, SamplingParams, SpeculationStats
+from tests.rows import propose_row, verify_row
 from tests.runners.compiled import eager
 from tests.runners.test_native import GREEDY, module_of, native, sequence
 from tests.runners.test_quantised import WIDE, every_format, stored
@@ -51,7 +55,7 @@ every_runner = pytest.mark.parametrize("name", RUNNERS)
 
 def bits(runner: Any, slot: int, tokens: list[int]) -> bytes:
     """The logits behind the last token and two drafts, as they are."""
-    row = VerifyRow(slot, len(tokens) - 3, tokens[-3], tuple(tokens[-2:]), GREEDY)
+    row = verify_row(slot, len(tokens) - 3, tokens[-3], tuple(tokens[-2:]), GREEDY)
     logits = torch.as_tensor(runner.verify_logits([row])[0])[:3].contiguous()
     return logits.view(torch.uint8).numpy().tobytes()
 
@@ -67,13 +71,14 @@ def decode(runner: Any, slot: int, tokens: list[int]) -> None:
     at, chance = 3, random.Random(5)
     while at < len(tokens):
         width = min(chance.randint(1, SPECULATING + 1), len(tokens) - at)
-        runner.verify_logits([VerifyRow(slot, at, tokens[at], tuple(tokens[at + 1 : at + width]), GREEDY)])
+        runner.verify_logits([verify_row(slot, at, tokens[at], tuple(tokens[at + 1 : at + width]), GREEDY)])
         at += width
 
 
 def check_pages(runner: Any) -> None:
     """Prefilled and decoded pages, copied to a slot that held something else, give the bits of a cold prompt."""
-    assert isinstance(runner, CopiesPages) and runner.page_bytes
+    pages = able(runner).pages
+    assert isinstance(pages, Pages) and pages.bytes
     store, tokens = runner.page_store(9), [each % runner.limits.vocab_size for each in sequence(75)]
     fill(runner, 0, tokens[:-3])
     cold = bits(runner, 0, tokens)
@@ -108,7 +113,7 @@ def test_a_native_draft_proposes_the_same_after_copied_pages(only: tuple[int, ..
     store = draft.page_store(3)
 
     def proposed(slot: int) -> tuple[int, ...]:
-        (made,) = draft.propose([ProposeRow(slot, 59, tuple(tokens[-2:]), 4, SAMPLED)])
+        (made,) = draft.propose([propose_row(slot, 59, tuple(tokens[-2:]), 4, SAMPLED)])
         return made.token_ids  # type: ignore[union-attr]
 
     fill(draft, 0, tokens[:-2])
@@ -119,10 +124,10 @@ def test_a_native_draft_proposes_the_same_after_copied_pages(only: tuple[int, ..
 
 
 def test_runners_whose_bits_nobody_checked_or_that_run_graphs_copy_nothing() -> None:
-    assert eager(draft=True).page_bytes == 0
-    assert GraphRunner.page_bytes == 0
     unchecked = native(module_of())
-    assert not unchecked.shapes.bit_exact and unchecked.page_bytes == 0
+    assert not unchecked.shapes.bit_exact
+    for runner in (eager(draft=True), unchecked):
+        assert "the same bits" in able(runner).pages  # type: ignore[operator]
 
 
 @every_runner
@@ -136,9 +141,9 @@ def test_requests_say_the_same_with_a_cold_and_a_warm_cache_alone_and_batched(
     async def said(engine: Engine, prompt: list[int]) -> tuple[list[int], list[Any], int]:
         """Tokens, their log-probabilities (those show the logits' bits), and what was cached."""
         stats = SpeculationStats()
-        verifier, tokens, logprobs = LocalVerifier(engine, logprobs=2, stats=stats), list(prompt), []
+        verifier, tokens, logprobs = LocalVerifier(engine, Request(sampling, logprobs=2), stats=stats), list(prompt), []
         try:
-            await verifier.open(tokens, sampling)
+            await verifier.open(tokens)
             for _ in range(5):
                 verdict = await verifier.verify(tokens, tokens[:2])
                 tokens += verdict.token_ids
@@ -158,6 +163,46 @@ def test_requests_say_the_same_with_a_cold_and_a_warm_cache_alone_and_batched(
         assert [each[:2] for each in alone] == expected
         assert [each[:2] for each in batched] == expected[:slots]
         assert [each[2] for each in (*alone, *batched)] == [0, *[2 * PAGE] * (len(prompts) + slots - 1)]
+        await batcher.close()
+
+    run(test())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_an_answer_of_a_fused_pair_is_found_by_the_next_turn_with_the_bits_of_a_cold_prompt(
+    dtype: torch.dtype, sampling: SamplingParams
+) -> None:
+    """The pages of the answer were computed in fused steps, beside drafts some of which were rejected."""
+
+    async def turn(pair: FusedPair, tokens: list[int]) -> tuple[list[int], list[Any], int]:
+        stats, said, logprobs = SpeculationStats(), list(tokens), []
+        rounds = FusedRounds(pair, Request(sampling, logprobs=2), stats=stats)
+        try:
+            await rounds.open(said)
+            while len(said) < len(tokens) + 24:
+                _, verdict = await rounds.round(said, SPECULATING)
+                said += verdict.token_ids
+                logprobs += verdict.logprobs
+        finally:
+            await rounds.close()
+        return said, logprobs, stats.cached_prompt_tokens
+
+    async def test() -> None:
+        batcher = Batcher("test")
+        target, draft = checked(module_of(dtype=dtype)), native(module_of("qwen3", dtype), verifies=False)
+        engines = [Engine(target, batcher), Engine(draft, batcher)]
+        pair = FusedPair(*engines)
+        await share_prefixes(engines, PrefixSharing("all", 1), lambda: None)
+        first, _, _ = await turn(pair, sequence(20))
+        second = [*first, *sequence(5, seed=1)]
+        warm = await turn(pair, second)
+        for engine in engines:
+            assert engine.prefixes
+            await batcher.on_device(engine.prefixes.clear)
+        cold = await turn(pair, second)
+        assert warm[:2] == cold[:2]
+        assert (warm[2], cold[2]) == ((len(first) - 1) // PAGE * PAGE, 0) and warm[2] > 20
         await batcher.close()
 
     run(test())

@@ -17,15 +17,16 @@ import pytest
 import torch
 
 from tandem.checkpoints.gguf_blocks import FORMATS, BlockFormat, Blocks, StoredWeights
-from tandem.checkpoints.locate import CheckpointError
+from tandem.checkpoints.locate import CheckpointError, find
 from tandem.runners.loading import Execution, NativeRefused, Shape, choose_dtype, load_runner
 from tandem.runners.native import NativeUnavailable, build
 from tandem.runners.native.library import load_library
 from tandem.runners.native.load import PRODUCT, check_products
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.native.weights import Packing, encoded, near, packing
-from tandem.runners.protocol import FusedRow, PrefillRow, ProposeRow, RowFailed, VerifyRow, fused, fused_step
+from tandem.runners.protocol import PrefillRow, RowFailed, fused, fused_step
 from tandem.runners.torch.platforms import CPU
+from tests.rows import fused_row, propose_row, verify_row
 from tests.runners import real
 from tests.runners.test_native import (
     GREEDY,
@@ -37,6 +38,7 @@ from tests.runners.test_native import (
     native,
     sequence,
 )
+from tests.runners.tiny import model_folder
 
 WIDE = {
     "hidden_size": 256,
@@ -172,7 +174,7 @@ def test_a_fused_round_is_the_same_as_its_parts() -> None:
             fill(target, slot, tokens[:-1])
             fill(draft, slot, tokens[:-2])
             tail = tuple(tokens[-chance.choice((2, 3)) :])
-            rows.append(FusedRow(ProposeRow(slot, len(tokens) - 1, tail, chance.randrange(6), GREEDY)))
+            rows.append(fused_row(propose_row(slot, len(tokens) - 1, tail, chance.randrange(6), GREEDY)))
         for one, other in zip(fused(target, draft)(rows), fused_step(target, draft, rows), strict=True):
             assert one.proposal.token_ids == other.proposal.token_ids  # type: ignore[union-attr]
             assert one.verdict == other.verdict  # type: ignore[union-attr]
@@ -263,10 +265,10 @@ def test_a_poisoned_row_fails_alone(poison: float) -> None:
     tokens = [t for t in sequence(20) if t != 7]
     for slot in (0, 1):
         runner.prefill([PrefillRow(slot, 0, tuple(tokens[:-1]))])
-    rows = [VerifyRow(0, len(tokens) - 1, 7, (5,), GREEDY), VerifyRow(1, len(tokens) - 1, tokens[-1], (7,), GREEDY)]
+    rows = [verify_row(0, len(tokens) - 1, 7, (5,), GREEDY), verify_row(1, len(tokens) - 1, tokens[-1], (7,), GREEDY)]
     failed, sound = runner.verify(rows)
     assert isinstance(failed, RowFailed)
-    (alone,) = runner.verify([VerifyRow(1, len(tokens) - 1, tokens[-1], (), GREEDY)])
+    (alone,) = runner.verify([verify_row(1, len(tokens) - 1, tokens[-1], (), GREEDY)])
     assert sound.token_ids == alone.token_ids  # type: ignore[union-attr]
 
 
@@ -350,6 +352,7 @@ def test_quantised_weights_never_run_as_something_else(monkeypatch: pytest.Monke
         load_runner(real.checkpoint(), Execution("cpu", "float32", 2, weights="int8"), Shape(1, 64, 2))
 
 
+@pytest.mark.thorough
 def test_a_gguf_file_is_unpacked_where_native_steps_cannot_run_or_a_dtype_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -387,13 +390,14 @@ def test_quantised_weights_are_refused_where_auto_finds_another_device(monkeypat
 @pytest.mark.parametrize(
     ("weights", "name"),
     [
-        ("auto", "q4_1+q8_0/float32"),
-        ("as-stored", "q4_1+q8_0/float32"),
+        pytest.param("auto", "q4_1+q8_0/float32", marks=pytest.mark.thorough),
+        pytest.param("as-stored", "q4_1+q8_0/float32", marks=pytest.mark.thorough),
         ("int8", "int8/float32"),
         ("float32", "float32"),
         ("bfloat16", "bfloat16"),
     ],
 )
-def test_the_identity_names_the_format(weights: str, name: str) -> None:
-    runner = load_runner(real.checkpoint(), Execution("cpu", "auto", 2, weights=weights), Shape(1, 64, 2))
+def test_the_identity_names_the_format(weights: str, name: str, tmp_path: Path) -> None:
+    source = real.checkpoint() if "q4" in name else find(str(model_folder(tmp_path / "m", seed=5)))
+    runner = load_runner(source, Execution("cpu", "auto", 2, weights=weights), Shape(1, 64, 2))
     assert runner.identity.dtype == name

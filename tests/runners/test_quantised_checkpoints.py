@@ -195,6 +195,24 @@ def test_weights_are_quantised_once_and_the_same_as_without_a_cache(
     assert np.array_equal(first, again) and np.array_equal(first, uncached)
 
 
+def test_weights_that_are_replaced_while_they_are_quantised_are_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module_of().save_pretrained(tmp_path / "m")
+    other, write = module_of(name="qwen3"), quantised_cache._write
+
+    def replaced(*arguments: Any) -> None:
+        write(*arguments)
+        other.save_pretrained(tmp_path / "m")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(quantised_cache, "_write", replaced)
+        with pytest.raises(CheckpointError, match="was replaced or written to while it was read"):
+            loaded(tmp_path / "m", "int8")
+    again = loaded(tmp_path / "m", "int8").model.feed([0], [0], [sequence(40)])
+    assert np.array_equal(again, native(other, packing=packing("int8")).model.feed([0], [0], [sequence(40)]))
+
+
 def test_quantising_reads_one_matrix_at_a_time_and_no_dense_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

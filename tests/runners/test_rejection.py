@@ -14,18 +14,17 @@ from tandem.checkpoints.locate import find
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.protocol import (
     FusedResult,
-    FusedRow,
     Limits,
     PrefillRow,
     Proposal,
     ProposeRow,
     Runner,
-    VerifyRow,
     fused_step,
 )
 from tandem.runners.toy import ToyConfig, ToyRunner
 from tandem.speculation import rejection
 from tandem.speculation.types import Rule, SamplingParams, Verdict
+from tests.rows import fused_row, propose_row, verify_row
 from tests.support import toy
 
 PROMPT = (5, 9, 100, 7, 33, 9, 100)
@@ -67,7 +66,7 @@ def prefilled(runner: Runner, *slots: int) -> Runner:
 def proposing(
     slot: int, sampling: SamplingParams, rule: Rule, k: int = 3, target_vocab_size: int | None = None
 ) -> ProposeRow:
-    return ProposeRow(slot, len(PROMPT) - 1, PROMPT[-2:], k, sampling, rule, target_vocab_size)
+    return propose_row(slot, len(PROMPT) - 1, PROMPT[-2:], k, sampling, rule, target_vocab_size)
 
 
 def proposed(runner: Runner, *rows: ProposeRow) -> list[Proposal]:
@@ -95,9 +94,9 @@ def test_rows_of_both_rules_are_verified_in_one_step_as_they_are_alone(runner: R
     draft = proposal.token_ids
     position, last = len(PROMPT) - 1, PROMPT[-1]
     rows = [
-        VerifyRow(0, position, last, draft, SAMPLED, False, Rule.REJECTION, proposal.distributions),
-        VerifyRow(1, position, last, draft, SAMPLED, False, Rule.AGREEMENT),
-        VerifyRow(2, position, last, draft[:2], SAMPLED, False, Rule.REJECTION),
+        verify_row(0, position, last, draft, SAMPLED, False, Rule.REJECTION, proposal.distributions),
+        verify_row(1, position, last, draft, SAMPLED, False, Rule.AGREEMENT),
+        verify_row(2, position, last, draft[:2], SAMPLED, False, Rule.REJECTION),
     ]
     together = prefilled(runner, 0, 1, 2).verify(rows)
     assert together == [prefilled(runner, row.slot).verify([row])[0] for row in rows]
@@ -109,9 +108,9 @@ def test_rows_of_both_rules_are_verified_in_one_step_as_they_are_alone(runner: R
 
 def test_a_step_of_draft_and_target_carries_the_distributions(runner: Runner) -> None:
     rows = [
-        FusedRow(proposing(0, SAMPLED, Rule.REJECTION)),
-        FusedRow(proposing(1, SAMPLED, Rule.REJECTION), copied=(100, 7)),
-        FusedRow(proposing(2, SAMPLED, Rule.AGREEMENT)),
+        fused_row(proposing(0, SAMPLED, Rule.REJECTION)),
+        fused_row(proposing(1, SAMPLED, Rule.REJECTION), copied=(100, 7)),
+        fused_row(proposing(2, SAMPLED, Rule.AGREEMENT)),
     ]
     prefilled(runner, 0, 1, 2)
     results = fused_step(runner, runner, rows)
@@ -119,7 +118,7 @@ def test_a_step_of_draft_and_target_carries_the_distributions(runner: Runner) ->
     found = [result for result in results if isinstance(result, FusedResult)]
     assert [len(result.proposal.distributions) for result in found] == [3, 0, 0]
     (alone,) = prefilled(runner, 1).verify(
-        [VerifyRow(1, len(PROMPT) - 1, PROMPT[-1], (100, 7), SAMPLED, False, Rule.REJECTION)]
+        [verify_row(1, len(PROMPT) - 1, PROMPT[-1], (100, 7), SAMPLED, False, Rule.REJECTION)]
     )
     assert isinstance(alone, Verdict)
     assert found[1].verdict.token_ids == alone.token_ids
@@ -137,8 +136,8 @@ def test_a_draft_with_more_tokens_than_the_target_draws_none_of_them(runner: Run
 class Broken(ToyRunner):
     """No logit is finite at the third position of a round."""
 
-    def _logits(self, slot: int, position: int) -> np.ndarray:
-        return super()._logits(slot, position) * (np.nan if position == len(PROMPT) + 1 else 1)
+    def logits(self, slot: int, position: int) -> np.ndarray:
+        return super().logits(slot, position) * (np.nan if position == len(PROMPT) + 1 else 1)
 
 
 def test_a_draft_whose_logits_break_proposes_a_token_for_certain() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from tandem.engine.sequences import TargetSequence
 from tandem.runners.eagle.files import write_head
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.features import FeatureFormat, FeatureWish
-from tandem.speculation.types import GenerationRequest, Rule, SamplingParams
+from tandem.speculation.types import GenerationRequest, Request, Rule
 from tests.runners.test_eagle import CONFIG, a_head, models, requests, said
 from tests.runners.tiny import byte_tokenizer, model_folder
 from tests.support import Site, distributed, drafting, run, target_site
@@ -30,12 +30,7 @@ from tests.support import Site, distributed, drafting, run, target_site
 LAYERS = (1, 2)  # of CONFIG.layers: 1, 1, 2
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -83,10 +78,15 @@ async def beside(target: Path, folder: Path, how: str, dtype: str, asked: list[G
         await batcher.close()
 
 
-WIRES = [("native", "bfloat16", "native"), ("native", "bfloat16", "off"), ("off", "bfloat16", "off")]
-
-
-@pytest.mark.parametrize(("how", "dtype", "own"), [*WIRES, ("native", "float32", "native")])
+@pytest.mark.parametrize(
+    ("how", "dtype", "own"),
+    [
+        ("native", "bfloat16", "native"),
+        ("off", "bfloat16", "off"),
+        pytest.param("native", "bfloat16", "off", marks=pytest.mark.thorough),
+        pytest.param("native", "float32", "native", marks=pytest.mark.thorough),
+    ],
+)
 def test_over_the_wire_a_head_drafts_as_beside_its_target(
     target: Path, folder: Path, how: str, dtype: str, own: str
 ) -> None:
@@ -112,7 +112,7 @@ def test_over_the_wire_a_head_drafts_as_beside_its_target(
     run(test())
 
 
-@pytest.mark.parametrize("how", ["native", "off"])
+@pytest.mark.parametrize("how", ["native", pytest.param("off", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("pipeline", [Pipeline.ON, Pipeline.NEVER_WAITING])
 def test_requests_that_share_steps_get_the_targets_own_tokens(
     target: Path, folder: Path, pipeline: Pipeline, how: str
@@ -147,13 +147,13 @@ def test_features_are_the_same_bits_from_a_prefill_a_verdict_a_shared_step_and_a
 
             async def verdicts(tokens: list[int]) -> bytes:
                 slot = await engine.slots.acquire()
-                sequence = TargetSequence(engine, slot)
+                sequence = TargetSequence(engine, slot, Request(features=spec))
                 await sequence.fill(tokens[:4])
                 whole = await sequence.features(spec, 0, 4)
                 while len(sequence.held) < len(tokens) - 1:  # each is fed again where the target says another
                     known = tokens[: len(sequence.held) + 1]
                     draft = tokens[len(known) : len(known) + 3]
-                    verdict = await sequence.verify(known, draft, SamplingParams(), features=spec)
+                    verdict = await sequence.verify(known, draft)
                     whole += verdict.features
                 engine.slots.release(slot)
                 return whole
@@ -162,11 +162,10 @@ def test_features_are_the_same_bits_from_a_prefill_a_verdict_a_shared_step_and_a
 
             async def filled(tokens: list[int]) -> bytes:
                 slot = await engine.slots.acquire()
-                sequence = TargetSequence(engine, slot)
+                sequence = TargetSequence(engine, slot, Request())
                 copied.append(await sequence.fill(tokens[:-1]))
                 whole = await sequence.features(spec, 0, len(tokens) - 1)
-                sequence.release()
-                engine.slots.release(slot)
+                sequence.close()
                 return whole
 
             alone = await verdicts(text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from tandem.checkpoints.locate import Checkpoint
+from tandem.runners.capabilities import FeaturesIn
 from tandem.runners.eagle.features import TargetFeatures
 from tandem.runners.eagle.files import write_head
 from tandem.runners.eagle.load import load_head, load_remote_head
-from tandem.runners.eagle.remote import RemoteEagleRunner
+from tandem.runners.eagle.runner import EagleRunner
 from tandem.runners.loading import Execution, Shape
 from tandem.runners.native.head import NativeHeadRunner
-from tandem.runners.native.remote_head import RemoteNativeHeadRunner
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.protocol import TAIL, PrefillRow, Proposal, ProposeRow
 from tandem.runners.startup import Startup
@@ -26,6 +26,7 @@ from tandem.runners.torch.backend import BACKEND
 from tandem.runners.torch.platforms import platform_of
 from tandem.speculation.features import FeatureFormat, FeatureInbox, FeatureSpec
 from tandem.speculation.types import Rule
+from tests.rows import changed
 from tests.runners.test_eagle import CONFIG, a_head
 from tests.runners.test_native_head import SAMPLED, TEXT, a_target, drafted, fill, row
 from tests.runners.test_quantised_checkpoints import compressed
@@ -36,16 +37,10 @@ WAYS: tuple[dict[str, Any], ...] = (
     {},
     {"sampling": SAMPLED},
     {"sampling": SAMPLED, "rule": Rule.REJECTION, "target_vocab_size": 240},
-    {"sampling": SAMPLED, "second_choices": True},
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @dataclass(frozen=True)
@@ -58,11 +53,11 @@ class Heads:
     target: NativeRunner
     features: TargetFeatures
     beside: NativeHeadRunner
-    native: RemoteNativeHeadRunner
-    module: RemoteEagleRunner
+    native: NativeHeadRunner
+    module: EagleRunner
 
     @property
-    def away(self) -> tuple[RemoteNativeHeadRunner, RemoteEagleRunner]:
+    def away(self) -> tuple[NativeHeadRunner, EagleRunner]:
         return self.native, self.module
 
     def follow(self, slot: int, first: int, end: int) -> list[FeatureInbox]:
@@ -85,7 +80,6 @@ class Heads:
         assert [each.token_ids for each in got] == [each.token_ids for each in wanted]
         assert [len(each.token_ids) for each in got] == [each.k for each in rows]
         for a, b in zip(got, wanted, strict=True):
-            assert [(c and c.token) for c in a.second_choices] == [(c and c.token) for c in b.second_choices]
             for p, q in zip(a.distributions, b.distributions, strict=True):
                 assert p.token_ids == q.token_ids and p.weights == pytest.approx(q.weights, rel=1e-3)
         return got
@@ -116,8 +110,9 @@ def heads(folder: Path, head: Checkpoint) -> Heads:
     beside = load_head(head, target, Startup(), Execution(dtype="float32"))
     native, module = (alone(head, folder, how, dtype="float32") for how in ("native", "off"))
     assert isinstance(beside, NativeHeadRunner) and isinstance(beside.model.features, TargetFeatures)
-    assert isinstance(native, RemoteNativeHeadRunner) and isinstance(module, RemoteEagleRunner)
-    assert (native.layers, native.target_hidden_size) == (module.layers, module.target_hidden_size)
+    assert isinstance(native, NativeHeadRunner) and isinstance(module, EagleRunner)
+    ours, theirs = native.capabilities.features_in, module.capabilities.features_in
+    assert isinstance(ours, FeaturesIn) and ours == replace(theirs, follow=ours.follow)  # type: ignore[type-var]
     return Heads(target, beside.model.features, beside, native, module)
 
 
@@ -130,7 +125,7 @@ def test_with_all_features_it_drafts_what_it_drafts_beside_its_target_to_the_bit
             fill(runner, slot, tokens[:-tail])
         rows.append(row(slot, tokens, tail))
     for changes in WAYS:
-        asked = [replace(each, **changes, k=4 - n) for n, each in enumerate(rows)]
+        asked = [changed(each, **changes, k=4 - n) for n, each in enumerate(rows)]
         together = heads.same(asked)
         assert together == drafted(heads.beside, asked)
         assert [drafted(heads.native, [each])[0] for each in asked] == together
@@ -153,7 +148,7 @@ def test_it_sees_nothing_before_the_first_feature(heads: Heads, first: int) -> N
             runner.prefill([PrefillRow(slot, begin, tuple(tokens[begin:-2]))] if tokens[begin:-2] else [])
         rows.append(row(slot, tokens))
     for changes in WAYS:
-        heads.same([replace(each, **changes) for each in rows])
+        heads.same([changed(each, **changes) for each in rows])
 
 
 def test_its_own_states_take_the_place_of_features_until_they_come(heads: Heads) -> None:
@@ -227,8 +222,8 @@ def test_flags_choose_its_format_which_is_int8_by_default_for_a_target_that_runs
 ) -> None:
     fast = "bfloat16" if platform_of("cpu").has_bfloat16() else "float32"
     for flags, dtype in (({}, fast), ({"weights": "int8"}, "int8/float32"), ({"weights": "q4"}, "q4/float32")):
-        made = alone(head, folder, **flags).identity
-        assert (made.backend, made.dtype, made.refeeds) == ("native", dtype, True)
+        made = alone(head, folder, **flags)
+        assert (made.identity.backend, made.identity.dtype) == ("native", dtype) and made.capabilities.refeeds
     config = json.loads((folder / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": compressed("int", "channel")}))
     (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
@@ -242,6 +237,6 @@ def test_where_native_steps_are_not_available_module_code_runs_it(
     write_head(tmp_path, a_head(replace(CONFIG, head_dim=8)), embedding=torch.zeros(258, 64))
     with caplog.at_level("INFO", "tandem.engine"):
         odd = alone(BACKEND.find(str(tmp_path)), folder)
-    assert isinstance(odd, RemoteEagleRunner) and odd.identity.backend == "torch"
+    assert isinstance(odd, EagleRunner) and odd.identity.backend == "torch"
     assert "runs as module code: head_dim 8" in caplog.text
-    assert isinstance(alone(head, folder, "off"), RemoteEagleRunner)
+    assert isinstance(alone(head, folder, "off"), EagleRunner)

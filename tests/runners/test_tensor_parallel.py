@@ -15,17 +15,18 @@ from transformers import LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from tandem.checkpoints.locate import find
 from tandem.engine.batcher import Batcher
+from tandem.engine.engine import Engine
 from tandem.engine.loading import _structures
-from tandem.engine.sequences import Engine
 from tandem.runners.loading import Execution, Shape, load_runner
-from tandem.runners.protocol import FusedRow, PrefillRow, ProposeRow, VerifyRow, fused
+from tandem.runners.protocol import PrefillRow, fused
 from tandem.runners.startup import Startup
 from tandem.runners.torch.model import UnsupportedModel, check_fits
 from tandem.runners.torch.platforms import CPU, NEURON, compile_order
 from tandem.runners.torch.tensor_parallel import DRAFT, TARGET, Leader, RankLink, Ranks, follow
 from tandem.runners.toy import ToyConfig, ToyRunner, ToyTokenizer
 from tandem.speculation.processing import Processing
-from tandem.speculation.types import InvalidField, SamplingParams, Structure, StructureKind
+from tandem.speculation.types import InvalidField, Request, SamplingParams, Structure, StructureKind
+from tests.rows import fused_row, propose_row, verify_row
 from tests.runners.compiled import FAMILIES, GREEDY, LIMITS, SIZES
 from tests.runners.ranks import logits_and_tokens, runner
 from tests.support import REPOSITORY
@@ -38,10 +39,10 @@ def model_folder(folder: Path, tied: bool) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "tied",
-    [pytest.param(False, id="own head", marks=pytest.mark.thorough), pytest.param(True, id="tied to the embedding")],
+    [pytest.param(False, id="own head"), pytest.param(True, id="tied to the embedding")],
 )
 def test_two_ranks_give_the_logits_and_the_tokens_of_one(tmp_path: Path, tied: bool) -> None:
     folder = model_folder(tmp_path / "model", tied)
@@ -93,11 +94,11 @@ def test_followers_make_the_steps_that_rank_0_makes_in_its_order(monkeypatch: py
     for leader in (target, draft):
         leader.warm_up()
         assert leader.prefill([PrefillRow(0, 0, (5, 6, 7))]) == [None]
-    row = ProposeRow(0, 3, (7, 8), 2, GREEDY)
+    row = propose_row(0, 3, (7, 8), 2, GREEDY)
     target.fuse(draft, Startup())
-    (result,) = fused(target, draft)([FusedRow(row)])
+    (result,) = fused(target, draft)([fused_row(row)])
     assert not isinstance(result, Exception)
-    (verdict,) = target.verify([VerifyRow(0, 3, 8, result.proposal.token_ids, GREEDY)])
+    (verdict,) = target.verify([verify_row(0, 3, 8, result.proposal.token_ids, GREEDY)])
     assert verdict.token_ids == result.verdict.token_ids  # type: ignore[union-attr]
     wire.leave()
     heard = Wire(list(wire.said))
@@ -117,11 +118,11 @@ def test_penalties_and_log_probabilities_are_those_of_one_process_on_every_rank_
     penalized, wire, alone = SamplingParams(repetition_penalty=1.5), Wire(), toys()[0]
     leader = Leader(toys()[0], wire, TARGET)
     engine = Engine(leader, Batcher("test"), structures=_structures(leader, ToyTokenizer()))
-    engine.admit(penalized, 3)
+    engine.admit(Request(penalized, logprobs=3))
     with pytest.raises(InvalidField, match=r"^structure: not available"):
-        engine.admit(SamplingParams(structure=Structure(StructureKind.REGEX, "a+")))
+        engine.admit(Request(SamplingParams(structure=Structure(StructureKind.REGEX, "a+"))))
     processor = Processing(penalized, 3).after((5, 6, 7, 8))
-    row = VerifyRow(0, 3, 8, (5, 6), penalized, processor=processor, logprobs=3)
+    row = verify_row(0, 3, 8, (5, 6), penalized, processor=processor, logprobs=3)
     for each in (leader, alone):
         each.prefill([PrefillRow(0, 0, (5, 6, 7))])
     (verdict,) = leader.verify([row])

@@ -11,14 +11,15 @@ import pytest
 import torch
 
 from tandem.checkpoints.adapters import Adapter, LowRank
-from tandem.runners.adapters import TakesAdapters, why_no_adapters
-from tandem.runners.protocol import PrefillRow, Proposal, ProposeRow, VerifyRow
+from tandem.engine.compatibility import EXCLUDED, able
+from tandem.runners.capabilities import No, Trait
+from tandem.runners.protocol import PrefillRow, Proposal, VerifyRow
 from tandem.runners.torch.adapters import products
-from tandem.runners.torch.graph_runner import GraphRunner
 from tandem.runners.torch.model import TorchModel
 from tandem.runners.torch.runner import TorchRunner
 from tandem.speculation.types import Verdict
 from tests.adapters import applied, lora_tensors, made_adapter
+from tests.rows import propose_row, verify_row
 from tests.runners.compiled import CACHE, GREEDY, LIMITS, PROMPT, eager, identity, module
 
 NAMES = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj")
@@ -49,7 +50,7 @@ def fill(runner: TorchRunner, slot: int, tokens: Sequence[int], adapter: int) ->
 def rows_of(slots: Sequence[int], adapters: Sequence[int], width: int) -> list[VerifyRow]:
     draft = PROMPT[-3:-1][: width - 1]
     return [
-        VerifyRow(s, len(PROMPT) - 4, PROMPT[-4], draft, GREEDY, adapter=a)
+        verify_row(s, len(PROMPT) - 4, PROMPT[-4], draft, GREEDY, adapter=a)
         for s, a in zip(slots, adapters, strict=True)
     ]
 
@@ -134,14 +135,14 @@ def test_drafts_propose_with_their_adapter_beside_rows_of_others(tmp_path: Path)
         draft.put_adapter(number, adapter)
     said = set()
     for pair in ((1, 2), (0, 1)):
-        rows = [ProposeRow(s, len(PROMPT) - 1, PROMPT[-2:], 3, GREEDY, adapter=a) for s, a in enumerate(pair)]
+        rows = [propose_row(s, len(PROMPT) - 1, PROMPT[-2:], 3, GREEDY, adapter=a) for s, a in enumerate(pair)]
         for row in rows:
             fill(target, row.slot, PROMPT[:-1], row.adapter)
             fill(draft, row.slot, PROMPT[:-2], row.adapter)
         together = [each.token_ids for each in draft.propose(rows) if isinstance(each, Proposal)]
         assert len(together) == 2
         for row, tokens in zip(rows, together, strict=True):
-            verdict = VerifyRow(row.slot, len(PROMPT) - 1, PROMPT[-1], tokens, GREEDY, adapter=row.adapter)
+            verdict = verify_row(row.slot, len(PROMPT) - 1, PROMPT[-1], tokens, GREEDY, adapter=row.adapter)
             (judged,) = target.verify([verdict])
             assert isinstance(judged, Verdict) and judged.accepted == 3
             fill(draft, row.slot, PROMPT[:-2], row.adapter)
@@ -152,9 +153,8 @@ def test_drafts_propose_with_their_adapter_beside_rows_of_others(tmp_path: Path)
 
 
 def test_graphs_take_none() -> None:
-    assert isinstance(eager(), TakesAdapters) and why_no_adapters(eager()) == why_no_adapters(eager(draft=True)) == ""
-    assert "--compile native or off" in GraphRunner.no_adapters
-    assert why_no_adapters(object())
+    assert not any(isinstance(able(runner).adapters, No) for runner in (eager(), eager(draft=True)))
+    assert "--compile native or off" in EXCLUDED[Trait.GRAPHS]["adapters"]
 
 
 def test_the_oracle_sees_every_layer(tmp_path: Path) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from tandem.runners.protocol import FusedRow as Fused
-from tandem.runners.protocol import PrefillRow, ProposeRow, RowFailed, VerifyRow, fused_step
+from tandem.runners.protocol import PrefillRow, RowFailed, VerifyRow, fused_step
 from tandem.runners.toy import END, ToyConfig, ToyTokenizer, toy_logits
-from tandem.speculation.draws import draw
-from tandem.speculation.types import Rule, Verdict
+from tandem.speculation.types import Verdict
+from tests.rows import fused_row, propose_row, verify_row
 from tests.support import GREEDY, SAMPLED, oracle, toy
 
 PROMPT = (5, 6, 7, 8)
@@ -43,23 +40,23 @@ def test_a_draft_misses_about_as_often_as_it_says() -> None:
 def test_verify_after_prefill_says_what_the_oracle_says(sampling) -> None:
     runner, truth = toy(), oracle(PROMPT, sampling, 4)
     assert runner.prefill([PrefillRow(2, 0, PROMPT[:-1])]) == [None]
-    got = verdict(runner, VerifyRow(2, 3, PROMPT[-1], truth[:3], sampling, margins=True))
+    got = verdict(runner, verify_row(2, 3, PROMPT[-1], truth[:3], sampling, margins=True))
     assert (got.token_ids, got.accepted) == (truth, 3)
     assert len(got.margins) == 4
 
 
 def test_a_missing_position_fails_the_row_and_a_stale_one_gives_other_tokens() -> None:
     runner = toy()
-    (failed,) = runner.verify([VerifyRow(0, 3, 8, (), GREEDY)])
+    (failed,) = runner.verify([verify_row(0, 3, 8, (), GREEDY)])
     assert isinstance(failed, RowFailed)
     runner.prefill([PrefillRow(1, 0, (5, 99, 7))])
-    assert verdict(runner, VerifyRow(1, 3, 8, (), GREEDY)).token_ids != oracle(PROMPT, GREEDY, 1)
+    assert verdict(runner, verify_row(1, 3, 8, (), GREEDY)).token_ids != oracle(PROMPT, GREEDY, 1)
 
 
 def test_slots_do_not_see_each_other() -> None:
     runner, others = toy(), (50, 60, 70, 80)
     runner.prefill([PrefillRow(0, 0, PROMPT[:-1]), PrefillRow(1, 0, others[:-1])])
-    first, second = runner.verify([VerifyRow(0, 3, 8, (), GREEDY), VerifyRow(1, 3, 80, (), SAMPLED)])
+    first, second = runner.verify([verify_row(0, 3, 8, (), GREEDY), verify_row(1, 3, 80, (), SAMPLED)])
     assert (first.token_ids, second.token_ids) == (oracle(PROMPT, GREEDY, 1), oracle(others, SAMPLED, 1))
 
 
@@ -67,33 +64,15 @@ def test_slots_do_not_see_each_other() -> None:
 def test_propose_chains_the_oracles_tokens(sampling) -> None:
     runner = toy()
     runner.prefill([PrefillRow(0, 0, PROMPT[:-2])])
-    (proposal,) = runner.propose([ProposeRow(0, 3, PROMPT[-2:], 5, sampling)])
+    (proposal,) = runner.propose([propose_row(0, 3, PROMPT[-2:], 5, sampling)])
     assert proposal.token_ids == oracle(PROMPT, sampling, 5, past_the_end=True)
-
-
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
-def test_second_choices_are_what_the_draw_gives_without_the_first(sampling) -> None:
-    runner = toy()
-    runner.prefill([PrefillRow(0, 0, PROMPT[:-2])])
-    asked = ProposeRow(0, 3, PROMPT[-2:], 5, sampling, second_choices=True)
-    (proposal,) = runner.propose([asked])
-    (plain,) = runner.propose([replace(asked, second_choices=False)])
-    assert (proposal.token_ids, plain.second_choices) == (plain.token_ids, ())
-    tokens = list(PROMPT)
-    for token, choice in zip(proposal.token_ids, proposal.second_choices, strict=True):
-        logits = toy_logits(tokens, ToyConfig())
-        drawn = draw(logits, sampling, len(tokens))
-        assert choice == (drawn.second, drawn.margin) and choice.token != token
-        tokens.append(token)
-    (rejecting,) = runner.propose([replace(asked, rule=Rule.REJECTION)])
-    assert rejecting.second_choices == ()
 
 
 def test_a_fused_step_proposes_and_verifies() -> None:
     target, draft = toy(), toy(ToyConfig(salt=3))
     for runner in (target, draft):
         runner.prefill([PrefillRow(0, 0, PROMPT[:-1])])
-    (result,) = fused_step(target, draft, [Fused(ProposeRow(0, 3, PROMPT[-2:], 3, GREEDY))])
+    (result,) = fused_step(target, draft, [fused_row(propose_row(0, 3, PROMPT[-2:], 3, GREEDY))])
     assert result.proposal.token_ids == oracle(PROMPT, GREEDY, 3, ToyConfig(salt=3), past_the_end=True)
     assert result.verdict.token_ids == oracle(PROMPT, GREEDY, 1)
 

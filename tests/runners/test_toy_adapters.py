@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tandem.checkpoints.adapters import AdapterChoice
-from tandem.runners.protocol import PrefillRow, VerifyRow
+from tandem.runners.protocol import PrefillRow
 from tandem.runners.toy import BACKEND, ToyConfig, ToyRunner, adapted, toy_logits
 from tandem.speculation.types import Verdict
+from tests.rows import verify_row
 from tests.support import GREEDY, toy
 
 PROMPT = (5, 6, 7, 8)
@@ -21,7 +22,7 @@ def runner_with_adapters() -> ToyRunner:
 
 
 def said(runner: ToyRunner, slot: int, adapter: int) -> tuple[int, ...]:
-    (verdict,) = runner.verify([VerifyRow(slot, 3, PROMPT[-1], (), GREEDY, adapter=adapter)])
+    (verdict,) = runner.verify([verify_row(slot, 3, PROMPT[-1], (), GREEDY, adapter=adapter)])
     assert isinstance(verdict, Verdict)
     return verdict.token_ids
 

@@ -13,7 +13,7 @@ import pytest
 
 from tandem.checkpoints import file_hashes, gguf_cache, trusted_cache
 from tandem.checkpoints.file_hashes import FileHashes
-from tandem.checkpoints.locate import Checkpoint, find
+from tandem.checkpoints.locate import Checkpoint, CheckpointError, find
 from tandem.checkpoints.trusted_cache import Untrusted, locked, private_folder, seal, seal_error
 from tandem.runners.native import build
 
@@ -222,3 +222,22 @@ def test_unpacked_weights_that_are_damaged_are_unpacked_again(tmp_path: Path, mo
         assert Path(gguf_cache.unpacked(packed).folder) == folder and len(made) == 1 + i
         assert (folder / "model.safetensors").read_bytes() == b"weights" * 100
         assert gguf_cache.unpacked(packed).folder == str(folder) and len(made) == 1 + i, "and not once more"
+
+
+def test_weights_that_are_replaced_while_they_are_unpacked_are_not_kept_under_the_old_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    contents = [b"GGUF 2", b"GGUF 2"]  # what another program writes while the file is read
+
+    def convert(checkpoint: Checkpoint, folder: Path) -> None:
+        file = Path(checkpoint.folder, str(checkpoint.gguf))
+        file.write_bytes(contents.pop())
+        (folder / "model.safetensors").write_bytes(file.read_bytes())
+
+    monkeypatch.setattr(gguf_cache, "convert", convert)
+    (tmp_path / "m.gguf").write_bytes(b"GGUF 1")
+    with pytest.raises(CheckpointError, match=r"m\.gguf: was replaced or written to while it was read"):
+        gguf_cache.unpacked(find(str(tmp_path / "m.gguf")))
+    assert not list(cache.glob("m-*-v*/*"))
+    kept = Path(gguf_cache.unpacked(find(str(tmp_path / "m.gguf"))).folder)
+    assert (kept / "model.safetensors").read_bytes() == b"GGUF 2"

@@ -48,8 +48,8 @@ def install(gate: Path) -> None:
     make = tandem.runners.toy.toy_runner
 
     class Hanging(ToyRunner):
-        def _work(self) -> None:
-            super()._work()
+        def work(self) -> None:
+            super().work()
             wait_while(gate, "step")
 
     def hanging(*rest: Any) -> ToyRunner:

@@ -10,13 +10,13 @@ from typing import Any
 
 from tandem.clients.remote_prefill import PrefillClient, PrefillConfig
 from tandem.engine.batcher import Batcher
+from tandem.engine.engine import Engine
 from tandem.engine.generators import target_info
 from tandem.engine.loading import Loaded
 from tandem.engine.page_copies import PageCopies
 from tandem.engine.prefill_elsewhere import PrefillElsewhere
 from tandem.engine.prefill_pages import PrefillPages
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
-from tandem.engine.sequences import Engine
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.request_context import prefix_scope
 from tandem.runners.protocol import PrefillRow, Runner
@@ -121,6 +121,18 @@ async def asks(
     client = PrefillClient(PrefillConfig(addresses, least, seconds), copies.layout, credentials)
     engine.elsewhere = PrefillElsewhere(engine, client, copies, least)
     return engine.elsewhere
+
+
+def source_of(engine: Engine) -> Any:
+    """Where an engine has its prompts computed."""
+    assert engine.elsewhere is not None
+    return engine.elsewhere.source
+
+
+def wake(engine: Engine) -> None:
+    """Workers that rest after a failure are asked again at once."""
+    for endpoint in source_of(engine).endpoints:
+        endpoint.rests_until = 0.0
 
 
 @contextlib.asynccontextmanager

@@ -15,7 +15,7 @@ import pytest
 from tandem import Client, DraftSession
 from tandem.checkpoints.adapters import Adapter, AdapterChoice
 from tandem.checkpoints.locate import CheckpointError
-from tandem.cli.security import adapter_admin
+from tandem.cli.configuration import adapter_admin
 from tandem.rpc.channel import TARGET, open_channel
 from tandem.rpc.generation_client import GenerationClient
 from tandem.runners.toy import BACKEND

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from tandem.engine.sequences import Engine, LocalVerifier
+from tandem.engine.engine import Engine
+from tandem.engine.sequences import LocalVerifier
 from tandem.rpc.channel import FUSED
 from tandem.rpc.generation_client import GenerationClient
 from tandem.services.observability.metrics import Metrics
-from tandem.speculation.types import GenerationEnd, GenerationRequest
+from tandem.speculation.types import GenerationEnd, GenerationRequest, Request
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.engine.test_adapters import PROMPT, add, engine_with, truth
 from tests.services.test_metrics import Scrape
@@ -83,10 +84,10 @@ def test_adapters_in_use_run_or_wait_and_one_that_goes_takes_its_samples_along()
             metrics = Metrics("target", "toy", 5, {})
             metrics.watch_adapters(engine.adapters)
             assert list(samples(metrics, "tandem:adapter_requests_total")) == ["red", "blue"]
-            verifiers = [LocalVerifier(engine, adapter="red") for _ in range(engine.slots.count)]
+            verifiers = [LocalVerifier(engine, Request(GREEDY, adapter="red")) for _ in range(engine.slots.count)]
             for verifier in verifiers:
-                await verifier.open(PROMPT[:2], GREEDY)
-            late = asyncio.ensure_future(LocalVerifier(engine, adapter="blue").open(PROMPT[:2], GREEDY))
+                await verifier.open(PROMPT[:2])
+            late = asyncio.ensure_future(LocalVerifier(engine, Request(GREEDY, adapter="blue")).open(PROMPT[:2]))
             await until_waiting(engine)
             assert (engine.adapters.running, engine.adapters.waiting) == (["red"], ["blue"])
             assert list(samples(metrics, "vllm:lora_requests_info")) == ["red"]

@@ -11,13 +11,13 @@ import grpc
 import pytest
 
 from tandem.checkpoints.adapters import AdapterChoice
+from tandem.engine.adapters import AdapterInUse
 from tandem.engine.batcher import Batcher
+from tandem.engine.engine import Engine
 from tandem.engine.generator import Generator
 from tandem.engine.generators import drafted_generator
 from tandem.engine.loading import Loaded
-from tandem.engine.sequences import Engine
 from tandem.rpc import wire
-from tandem.rpc.endpoint_pool import Persistence
 from tandem.rpc.errors import TandemError
 from tandem.rpc.remote_verifier import RemoteVerifier
 from tandem.rpc.verifier_client import VerifierClient
@@ -25,7 +25,8 @@ from tandem.runners.toy import BACKEND, ToyConfig, ToyTokenizer
 from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.drafters import NgramDrafter
-from tandem.speculation.types import Chunk, GenerationRequest, SamplingParams, SpeculationStats
+from tandem.speculation.retry import Persistence
+from tandem.speculation.types import Chunk, GenerationRequest, Request, SamplingParams, SpeculationStats
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.engine.test_adapters import truth
 from tests.services.test_target_verifier import opening, verifying
@@ -164,11 +165,11 @@ def test_an_adapter_is_in_use_until_the_last_session_and_request_ends() -> None:
             assert site.engine
             for session in ("a", "b", "a"):
                 await target.OpenSession(opening(session, PROMPT, adapter="red"))
-            assert site.engine.adapters._by_name["red"].users == 2
+            with pytest.raises(AdapterInUse, match="by 2 requests or sessions"):
+                await site.engine.adapters.remove("red")
             for session in ("a", "b", "a"):
                 await target.CloseSession(pb.CloseSessionRequest(session_id=session))
             assert await generated(site, asking("red", GREEDY)) == truth("red", GREEDY, COUNT, PROMPT)
-            assert site.engine.adapters._by_name["red"].users == 0
             await site.engine.adapters.remove("red")
             with pytest.raises(TandemError, match="'red' is not one of: blue"):
                 await generated(site, asking("red", GREEDY))
@@ -235,9 +236,12 @@ def test_a_session_that_is_lost_goes_on_elsewhere_with_the_same_adapter_alone(sa
             client = VerifierClient(f"{first.address},{second.address}", "toy", persistence=Persistence(5.0))
             await client.model_info()
             client.pool.current = first.address
-            verifier, tokens = RemoteVerifier(client, SpeculationStats(), adapter="red"), list(PROMPT)
+            verifier, tokens = (
+                RemoteVerifier(client, Request(sampling, adapter="red"), SpeculationStats()),
+                list(PROMPT),
+            )
             try:
-                await verifier.open(PROMPT, sampling)
+                await verifier.open(PROMPT)
                 tokens += (await verifier.verify(tokens, ())).token_ids
                 first.lifecycle.accepting = False
                 await let_all_expire(first)

@@ -97,10 +97,6 @@ def running(**values: Any) -> Any:
     return verifying(**{"draft_tokens": [1], "run_until": LENGTH, **values})
 
 
-def branch(tokens: int) -> Any:
-    return target_verifier_pb2.DraftBranch(token_ids=[1] * tokens)
-
-
 def following(**values: Any) -> Any:
     return draft_worker_pb2.ProposeStreamRequest(**{"session_id": "s", "tokens": PROMPT, "sampling": {}, **values})
 
@@ -127,12 +123,13 @@ BEYOND: dict[str, list[tuple[str, str, Any, int]]] = {
     },
     "FeatureRequest.layers": [(TARGET, "OpenSession", changed(opening(), features={"layers": [1] * 9}), 8)],
     "VerifyRequest.session_id": [(TARGET, "Verify", verifying(session_id="x" * (256 * 1024)), 256 * 1024)],
-    "VerifyRequest.draft_tokens": [(TARGET, "Verify", verifying(draft_tokens=[1] * (MOST + 1)), MOST)],
+    "VerifyRequest.draft_tokens": [
+        (TARGET, "Verify", verifying(draft_tokens=[1] * (MOST + 1)), MOST),
+        (TARGET, "VerifyStream", running(draft_tokens=[1] * 257), 256),
+    ],
     "VerifyRequest.distributions": [
         (TARGET, "Verify", changed(drawn(1, 1), distributions=[generation_pb2.SparseDistribution()]), 1)
     ],
-    "VerifyRequest.branches": [(TARGET, "VerifyStream", running(branches=[branch(1)] * 256), 256)],
-    "DraftBranch.token_ids": [(TARGET, "VerifyStream", running(branches=[branch(256)]), 256)],
     "VerifyRequest.stop_token_ids": [(TARGET, "VerifyStream", running(stop_token_ids=[1] * 257), 256)],
     "SparseDistribution.token_ids": [(TARGET, "Verify", drawn(1025, 1), 1024)],
     "SparseDistribution.weights": [(TARGET, "Verify", drawn(1, 1025), 1024)],
@@ -164,7 +161,7 @@ def test_beyond_its_limit_a_field_is_refused_and_the_limit_is_named(field: str, 
             raw_stub(target.address, TARGET) as verifier,
             raw_stub(worker.address, DRAFT) as drafter,
         ):
-            runs = BEYOND[field][0][1] == "VerifyStream"
+            runs = any(method == "VerifyStream" for _, method, _, _ in BEYOND[field])
             rule = generation_pb2.VERIFICATION_RULE_AGREEMENT if runs else generation_pb2.VERIFICATION_RULE_REJECTION
             await verifier.OpenSession(changed(opening(), sampling=wire.sampling_to_wire(SAMPLED), rule=rule))
             said = []
@@ -177,5 +174,4 @@ def test_beyond_its_limit_a_field_is_refused_and_the_limit_is_named(field: str, 
 
     for (code, message, _), (_, _, _, most) in zip(run(test()), BEYOND[field], strict=True):
         assert code == WORDS[field]
-        name = "branches" if field.startswith("DraftBranch") else field.partition(".")[2]
-        assert str(most) in message and (name in message or code == "OUT_OF_RANGE" or most >= 4096)
+        assert str(most) in message and (field.partition(".")[2] in message or code == "OUT_OF_RANGE" or most >= 4096)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,8 +13,11 @@ import pytest
 from tandem.engine.slots import NoFreeSlot
 from tandem.rpc.channel import open_channel
 from tandem.rpc.request_context import current
-from tandem.services.errors import ErrorInterceptor
-from tandem.services.observability.calls import Call, CallInterceptor, CallObserver, _timed, _why_cancelled
+from tandem.services.errors import ErrorLayer
+from tandem.services.layers import Call
+from tandem.services.observability.calls import CallLayer, CallObserver, _why_cancelled
+from tandem.services.security.call_limits import TransportInterceptor
+from tandem.services.security.limits import ServerLimits
 from tandem.speculation.types import InvalidField
 from tandem.v1 import target_verifier_pb2 as pb
 from tandem.v1.target_verifier_pb2_grpc import (
@@ -77,7 +79,8 @@ class Harmful(CallObserver):
 
 @contextlib.asynccontextmanager
 async def serving(*observers: CallObserver) -> AsyncIterator[TargetVerifierStub]:
-    server = grpc.aio.server(interceptors=[CallInterceptor(observers), ErrorInterceptor()])
+    layers = [CallLayer(observers), ErrorLayer()]
+    server = grpc.aio.server(interceptors=[TransportInterceptor(ServerLimits(), layers)])
     port = server.add_insecure_port("127.0.0.1:0")
     add_TargetVerifierServicer_to_server(Service(), server)
     await server.start()
@@ -197,14 +200,7 @@ def test_every_call_has_a_request_of_its_own() -> None:
 def test_of_a_runs_messages_only_the_newest_is_kept() -> None:
     """A client may send as many as it likes, whatever limit they state."""
 
-    async def requests() -> AsyncIterator[pb.VerifyRequest]:
-        for base in range(100):
-            yield pb.VerifyRequest(base_length=base, run_until=0)
-
-    async def test() -> None:
-        unanswered: deque[tuple[Any, float]] = deque()
-        async for _ in _timed(requests(), unanswered):
-            pass
-        assert [request.base_length for request, _ in unanswered] == [99]
-
-    run(test())
+    call = Call("/tandem.v1.TargetVerifier/VerifyStream", (), [CallLayer(())], dialogue=True)
+    for base in range(100):
+        call.received(pb.VerifyRequest(base_length=base, run_until=0))
+    assert [request.base_length for request, _ in call.unanswered] == [99]

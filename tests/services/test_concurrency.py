@@ -106,7 +106,7 @@ def test_a_cancelled_stream_frees_its_slot_within_one_step(architecture: str) ->
         await stream.aclose()
         await gate.comes_true_within(2, lambda: all_free(sites, 4))
         gate.open()
-        await until(lambda: sites[0].lifecycle._running == 0)  # the stream's own end comes after its slot's
+        await until(lambda: sites[0].lifecycle.running == 0)  # the stream's own end comes after its slot's
         assert (await answer(client.generate, ids(b"x", 3))).token_ids == oracle(b"x", GREEDY, 3)
 
     run(test())
@@ -136,7 +136,7 @@ def test_a_request_cancelled_while_it_waits_for_a_slot_takes_none(architecture: 
             await until(lambda: sites[0].free == 0)
             second = asyncio.create_task(answer(client.generate, ids(b"second")))
             third = asyncio.create_task(answer(client.generate, ids(b"third", 5)))
-            await until(lambda: sites[0].lifecycle._running == 3)
+            await until(lambda: sites[0].lifecycle.running == 3)
             second.cancel()
             assert (await first).token_ids == oracle(b"first", GREEDY, 40, past_the_end=True)
             assert (await third).token_ids == oracle(b"third", GREEDY, 5)

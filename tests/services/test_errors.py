@@ -10,19 +10,20 @@ from typing import Any
 
 import grpc
 import pytest
-from google.rpc import error_details_pb2
+from google.rpc import code_pb2, error_details_pb2
 from grpc_status import rpc_status
 
 from tandem.engine.batcher import DeviceLost
 from tandem.rpc import wire
 from tandem.rpc.channel import MESSAGES, TARGET
 from tandem.rpc.errors import TandemError
+from tandem.rpc.outcomes import Outcome, outcome_of
 from tandem.rpc.remote_verifier import RemoteVerifier
 from tandem.rpc.verifier_client import Deadlines, VerifierClient
 from tandem.runners.protocol import RowFailed
 from tandem.runners.toy import ToyConfig, ToyRunner
-from tandem.services.errors import DOMAIN, to_status
-from tandem.speculation.types import SpeculationStats
+from tandem.services.errors import _TABLE, DOMAIN, to_status
+from tandem.speculation.types import Request, SpeculationStats
 from tandem.v1 import generation_pb2
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.support import (
@@ -173,9 +174,25 @@ def test_a_speculation_length_above_the_maximum_is_refused_where_something_draft
                         continue
                     with pytest.raises(TandemError, match="speculation_length: 6 is above the maximum 5") as caught:
                         await answer(client.generate, request)
-                    assert caught.value.code == "INVALID_ARGUMENT"
+                    assert (caught.value.code, caught.value.field) == ("INVALID_ARGUMENT", "speculation_length")
 
     run(test())
+
+
+def test_a_field_that_another_server_refused_is_passed_on_by_name() -> None:
+    status = to_status(TandemError("INVALID_ARGUMENT", "adapter: ...", reason="INVALID_FIELD", field="adapter"))
+    info, bad = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+    assert status.details[0].Unpack(info) and status.details[1].Unpack(bad)
+    assert (info.reason, bad.field_violations[0].field) == ("INVALID_FIELD", "adapter")
+
+
+def test_every_status_that_servers_send_has_its_outcome() -> None:
+    faults = {reason for _, code, reason in _TABLE if outcome_of(code_pb2.Code.Name(code)) is Outcome.FAULT}
+    assert faults == {"ROW_FAILED"}
+    assert outcome_of("DATA_LOSS") is outcome_of("UNKNOWN") is Outcome.FAULT
+    assert all(
+        outcome_of(code) is outcome for code, outcome in (("UNAVAILABLE", Outcome.GONE), ("ABORTED", Outcome.REFUSED))
+    )
 
 
 @pytest.mark.parametrize(
@@ -358,7 +375,7 @@ def test_the_draft_client_gives_up_when_told_to() -> None:
             client = VerifierClient(site.address, "toy", Deadlines(admission=0.15))
             try:
                 with pytest.raises(TandemError) as caught:
-                    await RemoteVerifier(client, SpeculationStats()).open([1, 2], GREEDY)
+                    await RemoteVerifier(client, Request(GREEDY), SpeculationStats()).open([1, 2])
                 assert caught.value.code == "RESOURCE_EXHAUSTED"
                 assert caught.value.retry_seconds == pytest.approx(0.1)
             finally:
@@ -390,9 +407,9 @@ def test_a_stopping_server_refuses_requests_as_unavailable() -> None:
 class Poisoned(ToyRunner):
     """Fails the rows whose last token is 88."""
 
-    def _verify(self, row: Any) -> Any:
+    def verify_one(self, row: Any) -> Any:
         failed = row.last_token == 88
-        return RowFailed("target logits: not finite") if failed else super()._verify(row)
+        return RowFailed("target logits: not finite") if failed else super().verify_one(row)
 
 
 class Breaking(ToyRunner):

@@ -10,12 +10,16 @@ import numpy as np
 import pytest
 
 from tandem.engine.drafting import check_has_target
+from tandem.engine.features import OPENING_BYTES
 from tandem.engine.model_config import ModelConfig
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
+from tandem.runners.capabilities import Capabilities
 from tandem.runners.toy import ToyRunner
+from tandem.services.sessions.features import opening_features
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.features import FeatureFormat, FeatureInbox, FeatureSpec, FeatureWish
-from tandem.speculation.types import Chunk, InvalidField, Rule, SpeculationStats
+from tandem.speculation.types import Chunk, InvalidField, Request, Rule, SpeculationStats
+from tandem.v1 import target_verifier_pb2 as pb
 from tests.support import (
     GREEDY,
     SAMPLED,
@@ -168,10 +172,10 @@ def test_one_who_only_proposes_has_no_head_and_a_worker_proposes_by_lookup() -> 
     async def test() -> None:
         async with drafting(head_config()) as drafts:
             assert drafts.head is not None
-            with pytest.raises(ValueError, match=r"toy-head is an EAGLE head.*Propose, ProposeStream\) send none"):
+            with pytest.raises(ValueError, match=r"toy-head does not draft .*Propose, ProposeStream\) send none"):
                 check_has_target(drafts)
-            drafter = drafts.drafter(258)
-            await drafter.open([1, 2, 3, 1, 2], GREEDY)
+            drafter = drafts.drafter(Request(), 258)
+            await drafter.open([1, 2, 3, 1, 2])
             draft = await drafter.propose([1, 2, 3, 1, 2], 2)
             assert draft.token_ids == (3, 1)
 
@@ -199,6 +203,97 @@ def test_features_that_are_no_whole_positions_end_the_request_by_name() -> None:
     with pytest.raises(InvalidField, match="37 bytes are not positions of 36"):
         inbox.opened(0, bytes(37))
     assert inbox.wanted(1000) == 1000 - 1 - inbox._context
+
+
+def positions_of(spec: FeatureSpec, start: int, end: int) -> bytes:
+    return b"".join(bytes([at % 64] * spec.position_bytes) for at in range(start, end))
+
+
+@pytest.mark.parametrize("context", [1, 1000])
+def test_what_waits_for_a_head_that_rests_is_bounded_and_begins_anew_where_it_was_cut(context: int) -> None:
+    spec, most = FeatureSpec((1, 2), 4, FeatureFormat.INT8), max(256, context)
+    inbox = FeatureInbox(spec, context)
+    inbox.opened(0, positions_of(spec, 0, 10))
+    inbox.look()  # a step was planned with these, and comes late
+    for at in range(10, 5000, 3):
+        inbox.came(at, positions_of(spec, at, at + 3))
+        waits = sum(len(data) for _, data in inbox._waiting)
+        assert waits <= most * spec.position_bytes
+    assert inbox.end == 5002 and inbox.end - inbox.first > most - 3 and inbox.epoch > 0
+    assert inbox.seen == (0, 10) and [(at, len(values)) for at, values in inbox.take()] == [(0, 10)]
+    assert inbox.look() == 5002 and inbox.seen == (inbox.first, 5002)
+    taken = inbox.take()
+    assert [at for at, _ in taken] == list(range(inbox.first, 5002, 3)) and inbox.take() == []
+    assert all((values == spec.decode(positions_of(spec, at, at + 3))).all() for at, values in taken)
+    inbox.came(5002, positions_of(spec, 5002, 5003))  # goes on as after a gap
+    assert (inbox.look(), len(inbox.take())) == (5003, 1)
+
+
+def test_features_that_come_again_are_taken_once() -> None:
+    spec = FeatureSpec((1,), 4, FeatureFormat.INT8)
+    inbox = FeatureInbox(spec)
+    inbox.opened(0, positions_of(spec, 0, 5))
+    for _ in range(1000):
+        inbox.came(2, positions_of(spec, 2, 5))
+    inbox.came(3, positions_of(spec, 3, 9))
+    assert inbox.look() == 9
+    taken = inbox.take()
+    assert [(at, len(values)) for at, values in taken] == [(0, 5), (5, 4)]
+    assert (taken[1][1] == spec.decode(positions_of(spec, 5, 9))).all()
+
+
+def test_features_behind_a_gap_are_left_out_until_an_opening_begins_anew() -> None:
+    """Those in between never come: a head that used what lies behind them would read what was never written."""
+    spec = FeatureSpec((1, 2, 3), 8, FeatureFormat.INT8)
+    inbox, one = FeatureInbox(spec), bytes(spec.position_bytes)
+    inbox.came(0, one)
+    assert (inbox.look(), inbox.take()) == (0, []), "nothing comes before an opening"
+    inbox.opened(10, 2 * one)
+    inbox.came(12, one)
+    for behind in (14, 2**31):
+        inbox.came(behind, one)
+    inbox.came(9, one)
+    assert inbox.look() == 13 and inbox.seen == (10, 13) and inbox.epoch == 0
+    assert [(start, len(values)) for start, values in inbox.take()] == [(10, 2), (12, 1)]
+    inbox.opened(20, one)
+    inbox.came(21, one)
+    assert inbox.look() == 22 and inbox.seen == (20, 22) and inbox.epoch == 1
+    assert [start for start, _ in inbox.take()] == [20, 21]
+
+
+@pytest.mark.parametrize("start", [0, 37, 99, 5000])
+def test_an_opening_brings_the_last_features_that_fit_into_two_mebibytes(start: int) -> None:
+    """gRPC refuses messages of 4 MiB, so that a long prompt of a large model could not be opened at all."""
+    spec = FeatureSpec((1, 2, 3), 8192, FeatureFormat.BFLOAT16)
+    most = OPENING_BYTES // spec.position_bytes
+    asked: list[tuple[int, int]] = []
+
+    class Sequence:
+        async def features(self, spec: FeatureSpec, first: int, end: int) -> bytes:
+            asked.append((first, end))
+            return bytes((end - first) * spec.position_bytes)
+
+    request = pb.OpenSessionRequest(prefix=[1] * 101, features=pb.FeatureRequest(start=start))
+    found = run(opening_features(Sequence(), spec, request))  # type: ignore[arg-type]
+    assert found.start == asked[0][0] == min(max(start, 100 - most), 100) and asked[0][1] == 100
+    assert 40 < most < 60 and len(found.values) <= OPENING_BYTES == 2 * 2**20
+    assert pb.OpenSessionResponse(features=found).ByteSize() < 3 * 2**20
+
+
+def test_a_head_goes_on_with_what_an_opening_had_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tandem.services.sessions.features.OPENING_BYTES", 10 * 48 + 47)
+
+    async def test() -> None:
+        async with (
+            target_site(target(), features=()) as site,
+            distributed(site.address, config=head_config()) as (generator, _),
+        ):
+            got = await answer(generator.generate, ids(PROMPT, 40))
+            stats = got.completion.stats
+            assert got.token_ids == oracle(PROMPT, GREEDY, 40) and stats.accepted == stats.drafted > 0
+            assert stats.feature_bytes == 48 * (10 + stats.accepted + stats.rounds)
+
+    run(test())
 
 
 def test_number_formats_lose_what_they_say() -> None:
@@ -248,7 +343,7 @@ def test_a_target_that_cannot_hand_out_says_so_by_name() -> None:
     async def test() -> None:
         assert "use --compile native or off: graphs were made" in await refusal(target(kind=FixedSteps))
         assert "layers 1, 9 are not all within 1 to 3" in await refusal(target(), (1, 9))
-        assert "steps hand out no hidden states" in await refusal(Bare(target()))
+        assert "toy hands out no hidden states: its steps cannot" in await refusal(Bare(target()))
 
     run(test())
 
@@ -258,3 +353,4 @@ class Bare:
 
     def __init__(self, runner: ToyRunner) -> None:
         self.limits, self.identity, self.shapes = runner.limits, runner.identity, runner.shapes
+        self.capabilities = Capabilities()

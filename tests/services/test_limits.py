@@ -82,9 +82,9 @@ class Gated(ToyRunner):
         super().__init__(*arguments)
         self.open = threading.Event()
 
-    def _logits(self, slot: int, position: int) -> Any:
+    def logits(self, slot: int, position: int) -> Any:
         assert self.open.wait(HANG)
-        return super()._logits(slot, position)
+        return super().logits(slot, position)
 
 
 def test_one_caller_has_so_many_requests_under_way_and_another_its_own(tmp_path):
@@ -98,15 +98,14 @@ def test_one_caller_has_so_many_requests_under_way_and_another_its_own(tmp_path)
             site.client(callers.credentials("alice")) as alice,
             site.client(callers.credentials("bob")) as bob,
         ):
-            assert site.verifier
-            running = site.verifier._generate._running._running
+            assert site.method
             served = [asyncio.create_task(answer(each.generate, ids(PROMPT, 4))) for each in (alice, bob)]
-            await until(lambda: running == {"alice": 1, "bob": 1})
+            await until(lambda: site.method.under_way == 2)
             with pytest.raises(TandemError) as refused:
                 await answer(alice.generate, ids(PROMPT, 4))
             runner.open.set()
             await asyncio.gather(*served)
-            await until(lambda: not running)
+            await until(lambda: not site.method.under_way)
             await answer(alice.generate, ids(PROMPT, 4))
         return refused.value
 
@@ -123,7 +122,7 @@ def test_what_ended_counts_no_more():
         raise KeyError("a request that fails")
     with running.one("alice"), running.one("alice"):
         pass
-    assert not running._running, "nothing is remembered of callers who left"
+    assert not running._of, "nothing is remembered of callers who left"
 
 
 class NeverTokenizes(ToyTokenizer):

@@ -9,15 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tandem.engine.generators import plain_generator
-from tandem.engine.loading import Loaded
 from tandem.rpc import wire
 from tandem.rpc.channel import MESSAGES
 from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
 from tandem.runners.toy import ToyConfig, ToyRunner, ToyText, ToyTokenizer
 from tandem.services.errors import MAX_PARTIAL, Interrupted, QueueFull, to_status
-from tandem.services.generation import GenerateMethod
 from tandem.services.security.config import Security
 from tandem.services.security.limits import ServerLimits
 from tandem.v1 import generation_pb2
@@ -30,9 +27,8 @@ from tests.support import GREEDY, HANG, Site, answer, ids, oracle, raw_stub, run
 
 def bounded(site: Site, queue: int) -> None:
     """As --queue does, for the service that listens here."""
-    service = site.worker or site.verifier or site.fused
-    assert service is not None
-    service._generate._queue = queue
+    assert site.method is not None
+    site.method.queue = queue
 
 
 @pytest.mark.parametrize("architecture", SERVICES)
@@ -48,7 +44,7 @@ def test_a_full_queue_refuses_with_a_delay_and_a_client_that_is_told_so_comes_ba
         bounded(sites[0], 2)
         gate.close()
         first = [asyncio.create_task(answer(client.generate, ids([65 + i], 12))) for i in range(3)]
-        await until(lambda: sites[0].lifecycle._running == 3)
+        await until(lambda: sites[0].lifecycle.running == 3)
         with pytest.raises(TandemError, match="3 requests are under way: 1 slots and a queue of 2") as caught:
             await answer(client.generate, ids(b"x", 3))
         refused = caught.value
@@ -116,11 +112,7 @@ def test_a_reader_that_never_reads_blocks_nobody_and_holds_no_slot() -> None:
     async def test() -> None:
         limits = ServerLimits(unread_seconds=10 * HANG)  # so that a slow machine does not end it meanwhile
         runner = toy(ToyConfig(step_seconds=0.002), slots=1, max_length=512)
-        async with target_site(runner, security=Security(limits=limits)) as site:
-            assert site.verifier is not None and site.engine is not None
-            generator = plain_generator(Loaded(site.engine, Wordy()))
-            reply = pb.TargetVerifierGenerateResponse
-            site.verifier._generate = GenerateMethod(generator, reply, site.lifecycle, None, limits=limits)
+        async with target_site(runner, tokenizer=Wordy(), security=Security(limits=limits)) as site:
             message = MESSAGES[site.service].TargetVerifierGenerateRequest(
                 generation=wire.generation_to_wire(ids(b"abc", 400, ignore_end_of_sequence=True))
             )
@@ -131,9 +123,9 @@ def test_a_reader_that_never_reads_blocks_nobody_and_holds_no_slot() -> None:
                     for i in range(3):
                         got = await answer(client.generate, ids([65 + i], 6))
                         assert got.token_ids == oracle([65 + i], GREEDY, 6)
-                assert site.free == 1 and site.lifecycle._running == 1  # all of it is there, and waits
+                assert site.free == 1 and site.lifecycle.running == 1  # all of it is there, and waits
                 stuck.cancel()
-                await until(lambda: site.lifecycle._running == 0)
+                await until(lambda: site.lifecycle.running == 0)
 
     run(test())
 
@@ -141,8 +133,8 @@ def test_a_reader_that_never_reads_blocks_nobody_and_holds_no_slot() -> None:
 class NotANumber(ToyRunner):
     """Logits are NaN wherever token 88 was seen."""
 
-    def _logits(self, slot: int, position: int) -> Any:
-        logits = super()._logits(slot, position)
+    def logits(self, slot: int, position: int) -> Any:
+        logits = super().logits(slot, position)
         return np.full_like(logits, np.nan) if 88 in self._cache[slot, : position + 1] else logits
 
 

@@ -24,7 +24,7 @@ from tandem.services.observability.metrics import Metrics
 from tandem.services.observability.setup import Observability, ObservabilityConfig
 from tandem.services.sessions.table import SessionTable
 from tandem.speculation.depth import Pipeline
-from tandem.speculation.types import GenerationEnd, GenerationRequest
+from tandem.speculation.types import GenerationEnd, GenerationRequest, Request
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.support import (
     HANG,
@@ -288,7 +288,7 @@ def test_expired_sessions_are_counted() -> None:
     metrics = Metrics("target", "toy", 5, {})
     metrics.watch_sessions("verify", table)
     for name in ("a", "b"):
-        table.admit(name, None, SAMPLED, [1], 10)
+        table.admit(name, None, Request(SAMPLED), [1], 10)
     table.drop("a")
     table.drop("a")
     now[0] = 2.0
@@ -316,7 +316,7 @@ def test_without_a_port_nothing_of_prometheus_is_loaded_or_called(monkeypatch: p
         "tandem.services.observability.metrics",
         "tandem.services.observability.metrics_server",
     )
-    seen, batcher = Observability(ObservabilityConfig(), "target"), Batcher("test")
+    seen, batcher = Observability(ObservabilityConfig("127.0.0.1"), "target"), Batcher("test")
     seen.watch_parts(Lifecycle(), batcher, {"target": SlotPool(1)})
     assert seen.watch is None and batcher.observe is None
     run(batcher.close())
@@ -327,7 +327,7 @@ def test_a_port_without_the_library_is_refused_in_one_line(monkeypatch: pytest.M
     with pytest.raises(
         ValueError, match=r"metrics_port: prometheus-client is not installed; pip install .*\[metrics\]"
     ):
-        Observability(ObservabilityConfig(metrics_port=0), "target")
+        Observability(ObservabilityConfig("127.0.0.1", metrics_port=0), "target")
 
 
 def _forbid(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
@@ -355,4 +355,4 @@ def test_a_metrics_port_that_is_taken_is_refused_with_exit_code_2(tmp_path: Path
 
 def test_a_metrics_port_out_of_range_is_refused() -> None:
     with pytest.raises(ValueError, match="metrics_port: 70000 is outside 0 to 65535"):
-        ObservabilityConfig(metrics_port=70000)
+        ObservabilityConfig("127.0.0.1", metrics_port=70000)

@@ -9,13 +9,14 @@ import time
 from tandem.cli.main import parser
 from tandem.engine.adapters import Adapters
 from tandem.engine.batcher import Batcher
+from tandem.engine.engine import Engine
 from tandem.engine.kv_memory import KVMemory
 from tandem.engine.page_copies import PageCopies
 from tandem.engine.prefill_elsewhere import PrefillElsewhere
 from tandem.engine.prefill_pages import PrefillPages
 from tandem.engine.prefix_cache import PrefixCache
-from tandem.engine.sequences import Engine
 from tandem.engine.slots import SlotPool
+from tandem.engine.structures import Structures
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.observability.metrics import Metrics
 from tandem.services.observability.prefill_metrics import watch_prefill, watch_prefill_pages
@@ -35,10 +36,12 @@ def exported() -> dict[str, str]:
     metrics.watch_steps(batcher)
     metrics.watch_requests(Lifecycle(), [table], [slots])
     metrics.watch_slots("target", slots)
+    metrics.watch_structures({"target": Structures(None, 1)})
     metrics.watch_prefixes({"target": PrefixCache(runner := toy(), runner.page_store(1), 1)})
     metrics.watch_sessions("verify", table)
     metrics.watch_adapters(Adapters(toy(), batcher))
     metrics.watch_drafter(DrafterHealth("of a test"))
+    metrics.watch_fused(Engine(runner, batcher))
     engine, copies = Engine(runner, batcher), run(PageCopies.of(runner, batcher))
     watch_prefill(metrics.states, PrefillElsewhere(engine, None, copies))  # type: ignore[arg-type]
     watch_prefill_pages(metrics.states, PrefillPages(engine, copies))

@@ -25,8 +25,11 @@ def test_openings_are_not_starved_by_callers_that_generate_without_a_pause(wait:
 
     async def test() -> None:
         runner = toy(ToyConfig(step_seconds=0.002), slots=1)
-        async with target_site(runner, 1e6) as site, raw_stub(site.address) as target, site.client() as client:
-            site.verifier._opening_seconds = wait
+        async with (
+            target_site(runner, 1e6, opening_seconds=wait) as site,
+            raw_stub(site.address) as target,
+            site.client() as client,
+        ):
             generated = 0
 
             async def generate() -> None:
@@ -65,8 +68,7 @@ async def opened(target: Any, name: str) -> int:
 
 def test_a_full_server_refuses_an_opening_after_its_wait_and_says_when_to_come_back() -> None:
     async def test() -> None:
-        async with target_site(toy(slots=1)) as site, raw_stub(site.address) as target:
-            site.verifier._opening_seconds = 0.01
+        async with target_site(toy(slots=1), opening_seconds=0.01) as site, raw_stub(site.address) as target:
             await target.OpenSession(opening("first"))
             refused = await refusal(target.OpenSession(opening("second")))
             assert (refused.code, refused.reason, refused.retry) == ("RESOURCE_EXHAUSTED", "NO_SLOT", 0.1)
@@ -78,8 +80,10 @@ def test_a_full_server_refuses_an_opening_after_its_wait_and_says_when_to_come_b
 def test_openings_that_wait_count_as_their_callers_sessions() -> None:
     async def test() -> None:
         security = Security(limits=ServerLimits(max_sessions_per_identity=2))
-        async with target_site(toy(slots=1), security=security) as site, raw_stub(site.address) as target:
-            site.verifier._opening_seconds = 30.0
+        async with (
+            target_site(toy(slots=1), security=security, opening_seconds=30) as site,
+            raw_stub(site.address) as target,
+        ):
             await target.OpenSession(opening("first"))
             waiting = asyncio.ensure_future(target.OpenSession(opening("second")))
             await until(lambda: site.engine.slots.waiting == 1)
@@ -95,8 +99,7 @@ def test_the_same_opening_twice_while_it_waits_is_one_session() -> None:
     """G4."""
 
     async def test() -> None:
-        async with target_site(toy(slots=2)) as site, raw_stub(site.address) as target:
-            site.verifier._opening_seconds = 30.0
+        async with target_site(toy(slots=2), opening_seconds=30) as site, raw_stub(site.address) as target:
             for name in ("a", "b"):
                 await target.OpenSession(opening(name))
             twice = [asyncio.ensure_future(target.OpenSession(opening("c"))) for _ in range(2)]
@@ -111,8 +114,7 @@ def test_the_same_opening_twice_while_it_waits_is_one_session() -> None:
 
 def test_a_server_that_began_to_drain_meanwhile_opens_nothing() -> None:
     async def test() -> None:
-        async with target_site(toy(slots=1)) as site, raw_stub(site.address) as target:
-            site.verifier._opening_seconds = 30.0
+        async with target_site(toy(slots=1), opening_seconds=30) as site, raw_stub(site.address) as target:
             await target.OpenSession(opening("first"))
             waiting = asyncio.ensure_future(refusal(target.OpenSession(opening("second"))))
             await until(lambda: site.engine.slots.waiting == 1)
@@ -141,7 +143,7 @@ def test_a_waiter_cancelled_at_any_moment_hands_its_slot_on(seconds: float | Non
             await until(lambda first=first: pool.waiting == 1 + (not first.done()))
             pool.release(taken)
             await asyncio.gather(first, second)
-            assert (pool.free, pool.waiting, pool._queue) == (1, 0, [])
+            assert (pool.free, pool.waiting, pool.queue) == (1, 0, [])
             if not injection.fired:
                 return
         raise AssertionError("it has more awaits than was thought")
@@ -175,6 +177,24 @@ def test_who_waited_in_vain_and_comes_back_has_kept_its_place_and_who_stays_away
         assert await later == taken
         pool.release(taken)
         assert pool.free == 1
+
+    run(test())
+
+
+def test_places_of_those_who_have_left_do_not_fill_the_queue() -> None:
+    async def test() -> None:
+        pool = SlotPool(1, max_waiting=3)
+        taken = pool.take()
+        for name in "abcdef":
+            with pytest.raises(NoFreeSlot, match=r"are taken$"):
+                await pool.acquire(0.001, name)
+        waits = [asyncio.create_task(pool.acquire()) for _ in range(3)]
+        await until(lambda: pool.waiting == 3)
+        with pytest.raises(NoFreeSlot, match="3 requests wait"):
+            await pool.acquire()
+        for each in waits:
+            pool.release(taken)
+            assert await each == taken
 
     run(test())
 

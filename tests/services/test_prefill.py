@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from typing import Any
 
 import grpc
@@ -11,14 +12,16 @@ import pytest
 
 from tandem.clients.page_wire import layout_to_wire
 from tandem.clients.remote_prefill import PrefillConfig
+from tandem.engine.engine import Engine
 from tandem.engine.page_copies import PageLayout
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
-from tandem.engine.sequences import Engine, LocalVerifier
+from tandem.engine.sequences import LocalVerifier
 from tandem.rpc.channel import open_channel
 from tandem.rpc.request_context import prefix_scope
+from tandem.runners.capabilities import Capabilities, Trait
 from tandem.runners.pages import PAGE
 from tandem.runners.toy import ToyConfig
-from tandem.speculation.types import GenerationRequest, SamplingParams
+from tandem.speculation.types import GenerationRequest, Request, SamplingParams
 from tandem.v1 import prefill_worker_pb2 as pb
 from tandem.v1.prefill_worker_pb2_grpc import PrefillWorkerStub
 from tests.engine.test_prefix_cache import said, truth
@@ -64,7 +67,7 @@ def test_a_long_prompt_is_computed_elsewhere_and_only_its_end_here(sampling: Sam
     async def test() -> None:
         async with prefill_site() as worker, asking_engine(worker.address, shares=shares) as engine:
             assert await said(engine, PROMPT, sampling, 24) == (truth(PROMPT, sampling, 24), 0)
-            assert engine.runner.processed == REST
+            assert engine.runner.processed == REST + PAGE, "its end, and the page that is compared"
             assert worker.runner.processed == WHOLE
             assert counted(engine).pages == WHOLE // PAGE and fallbacks(engine) == {}
             assert counted(engine).bytes == WHOLE // PAGE * engine.runner.page_bytes
@@ -117,7 +120,7 @@ def test_targets_fused_servers_and_sessions_have_their_prompts_computed(sampling
                     assert (await answer(client.generate, request)).token_ids == truth(PROMPT, sampling, 24)
             assert [each.counts.pages for each in elsewhere] == [2 * WHOLE // PAGE, WHOLE // PAGE]
             assert all(not sum(each.fallbacks.values()) for each in elsewhere)
-            assert target.engine and target.engine.runner.processed == 2 * REST
+            assert target.engine and target.engine.runner.processed == 2 * (REST + PAGE)
             for each in elsewhere:
                 await each.close()
 
@@ -151,8 +154,8 @@ def test_adapters_have_pages_of_their_own_and_one_that_differs_there_is_processe
             await with_adapters(worker.engine)
             await with_adapters(engine)
             for name in NAMES:
-                verifier, tokens = LocalVerifier(engine, adapter=name), list(PROMPT)
-                await verifier.open(tokens, GREEDY)
+                verifier, tokens = LocalVerifier(engine, Request(GREEDY, adapter=name)), list(PROMPT)
+                await verifier.open(tokens)
                 while len(tokens) < len(PROMPT) + 8:
                     tokens += (await verifier.verify(tokens, ())).token_ids
                 await verifier.close()
@@ -162,13 +165,13 @@ def test_adapters_have_pages_of_their_own_and_one_that_differs_there_is_processe
             worker.engine.adapters._by_name["red"].revision = "another"
             assert engine.prefixes
             engine.prefixes.clear()
-            verifier = LocalVerifier(engine, adapter="red")
-            await verifier.open(PROMPT, GREEDY)
+            verifier = LocalVerifier(engine, Request(GREEDY, adapter="red"))
+            await verifier.open(PROMPT)
             reply = await verifier.verify(PROMPT, ())
             await verifier.close()
             assert reply.token_ids == oracle(PROMPT, GREEDY, 1, past_the_end=True, adapter="red")
             assert fallbacks(engine) == {"refused": 1}
-            assert worker.engine.adapters._by_name["red"].users == 0
+            assert worker.engine.adapters.running == []
 
     run(test())
 
@@ -272,11 +275,12 @@ def test_who_holds_more_than_the_first_takes_only_the_rest_of_its_transfer(sampl
             await engine.batcher.on_device(int)  # from now on, one page is known
             worker.faults.answer = held
             assert engine.prefixes
-            known, tree = engine.prefixes._tree, type(engine.prefixes._tree)(9)
-            engine.prefixes._tree = tree
+            known = engine.prefixes.tree
+            tree = type(known)(9)
+            engine.prefixes.tree = tree
             first = asyncio.create_task(said(engine, PROMPT, sampling))
             await until(lambda: worker.faults.asked == 1)
-            engine.prefixes._tree = known
+            engine.prefixes.tree = known
             second = asyncio.create_task(said(engine, PROMPT, sampling))
             await until(lambda: counted(engine).shared == 1)
             engine.prefixes.clear()
@@ -534,11 +538,15 @@ def test_a_bad_flag_is_named(given: Any, said: str) -> None:
 
 def test_a_model_whose_pages_cannot_be_copied_is_refused_in_one_line() -> None:
     class Unable(Counting):
-        page_bytes = 0
+        @property
+        def capabilities(self) -> Capabilities:
+            return dataclasses.replace(super().capabilities, traits=frozenset({Trait.GRAPHS}))
 
     async def test() -> None:
         async with contextlib.AsyncExitStack() as stack:
-            with pytest.raises(ValueError, match="prefill: the steps of this toy model cannot copy keys and values"):
+            with pytest.raises(
+                ValueError, match="prefill: toy copies no keys and values out of its slots: nothing but graphs"
+            ):
                 await stack.enter_async_context(prefill_site(toy(kind=Unable)))
 
     run(test())

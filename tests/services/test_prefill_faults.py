@@ -9,13 +9,13 @@ from typing import Any
 import grpc
 import pytest
 
-from tandem.engine.sequences import Engine
+from tandem.engine.engine import Engine
 from tandem.runners.pages import PAGE
 from tandem.runners.toy import ToyConfig
 from tandem.speculation.types import SamplingParams
 from tandem.v1 import prefill_worker_pb2 as pb
 from tests.engine.test_prefix_cache import said, truth
-from tests.services.prefill_sites import Counting, Worker, asking_engine, prefill_site
+from tests.services.prefill_sites import Counting, Worker, asking_engine, prefill_site, source_of, wake
 from tests.services.test_prefill import PROMPT, WHOLE, both_samplings, counted, fallbacks
 from tests.support import (
     HANG,
@@ -129,10 +129,38 @@ def test_whatever_goes_wrong_there_the_rest_is_processed_here(
             assert await said(engine, PROMPT, sampling, 24) == (truth(PROMPT, sampling, 24), 0)
             assert fallbacks(engine) == {reason: 1}
             assert counted(engine).pages == pages
-            assert engine.elsewhere and engine.elsewhere._source.endpoints[0]._failures == 1  # type: ignore[attr-defined]
-            assert engine.runner.processed == len(PROMPT) - 1 - pages * PAGE
-            assert await said(engine, PROMPT, sampling, 24) == (truth(PROMPT, sampling, 24), WHOLE)
+            assert source_of(engine).endpoints[0].resting
+            compared = PAGE if pages else 0
+            assert engine.runner.processed == len(PROMPT) - 1 - pages * PAGE + compared
+            kept = 0 if reason == "corrupt" and pages else WHOLE  # pages before a wrong one are not kept for others
+            assert await said(engine, PROMPT, sampling, 24) == (truth(PROMPT, sampling, 24), kept)
             assert engine.slots.free == engine.slots.count
+            await until(lambda: worker.engine.slots.free == worker.engine.slots.count)
+
+    run(test())
+
+
+def test_a_worker_that_trickles_is_given_up_where_the_rest_is_done_sooner_here() -> None:
+    """Each page comes in time, and all would take a hundred times as long as here."""
+
+    async def trickling(replies: Any, context: Any) -> Any:
+        async for reply in replies:
+            yield reply
+            await asyncio.sleep(1.5)
+
+    async def test() -> None:
+        async with prefill_site() as worker, asking_engine(worker.address, seconds=10.0) as engine:
+            worker.faults.answer = trickling
+            assert engine.elsewhere
+            await engine.elsewhere.measure()
+            chunk = engine.runner.limits.chunk
+            assert engine.slots.free == engine.slots.count and engine.runner.processed == chunk
+            assert (await said(engine, PROMPT))[0] == truth(PROMPT)
+            pages = counted(engine).pages
+            assert fallbacks(engine) == {"slow": 1} and 1 <= pages <= 2
+            compared = PAGE  # of the pages that came, the last one is computed here too
+            assert engine.runner.processed == chunk + len(PROMPT) - 1 - pages * PAGE + compared
+            assert engine.elsewhere.source.endpoints[0].resting  # type: ignore[attr-defined]
             await until(lambda: worker.engine.slots.free == worker.engine.slots.count)
 
     run(test())
@@ -146,8 +174,7 @@ def test_a_defect_of_the_client_is_a_fallback_too(monkeypatch: pytest.MonkeyPatc
                 raise RuntimeError("a mistake of ours")
                 yield
 
-            assert engine.elsewhere
-            monkeypatch.setattr(engine.elsewhere._source, "pages", pages)
+            monkeypatch.setattr(source_of(engine), "pages", pages)
             assert await said(engine, PROMPT) == (truth(PROMPT), 0)
             assert fallbacks(engine) == {"failed": 1} and engine.slots.free == engine.slots.count
 
@@ -163,19 +190,19 @@ def test_a_worker_that_is_not_there_rests_and_is_found_once_it_is() -> None:
                 other = [n, *PROMPT]
                 assert (await said(engine, other))[0] == truth(other)
             assert fallbacks(engine) == {"unavailable": 3}
-            (endpoint,) = engine.elsewhere._source.endpoints  # type: ignore[union-attr]
-            assert endpoint.resting and endpoint._failures == 1, "it was not asked again while it rests"
+            (endpoint,) = source_of(engine).endpoints
+            assert endpoint.resting and endpoint.failures == 1, "it was not asked again while it rests"
             async with prefill_site(port=int(address.rpartition(":")[2])) as back:
-                endpoint._rests_until = 0.0
-                await until_asked(engine, endpoint, back)
+                await until_asked(engine, back)
                 assert (await said(engine, PROMPT))[0] == truth(PROMPT)
                 assert back.faults.asked
 
-    async def until_asked(engine: Engine, endpoint: Any, back: Worker) -> None:
+    async def until_asked(engine: Engine, back: Worker) -> None:
         """The channel needs a moment to connect again."""
         n = 100
         while not back.faults.asked:
-            endpoint._rests_until, n = 0.0, n + 1
+            wake(engine)
+            n += 1
             assert (await said(engine, [n, *PROMPT]))[0] == truth([n, *PROMPT])
 
     run(test())
@@ -229,8 +256,8 @@ def test_the_check_at_the_start_finds_another_model_and_says_so_once(caplog: pyt
             prefill_site(toy(ToyConfig(salt=1), kind=Counting)) as worker,
             asking_engine(worker.address) as engine,
         ):
-            await engine.elsewhere._source.check()  # type: ignore[union-attr]
-            await engine.elsewhere._source.check()  # type: ignore[union-attr]
+            await source_of(engine).check()
+            await source_of(engine).check()
             assert (await said(engine, PROMPT))[0] == truth(PROMPT)
             assert fallbacks(engine) == {"unavailable": 1} and worker.faults.asked == 0
 
@@ -252,6 +279,8 @@ def test_pages_that_make_a_row_fail_are_forgotten_and_processed_here() -> None:
     async def test() -> None:
         async with prefill_site() as worker, asking_engine(worker.address) as engine:
             worker.faults.answer = changed(unsound)
+            assert engine.elsewhere
+            engine.elsewhere.chance = lambda count: 0 if count == 1 else count - 1  # compares a good page
             assert (await said(engine, PROMPT))[0] == truth(PROMPT)
             assert worker.faults.asked == 1
             assert await said(engine, PROMPT) == (truth(PROMPT), WHOLE), "what is kept now is its own"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.reliability.mutants import planted
-from tests.services import test_prefill, test_prefill_faults, test_prefill_schedules
+from tests.services import test_prefill, test_prefill_faults, test_prefill_schedules, test_prefill_trust
 from tests.services.test_session_mutants import Caught, caught
 from tests.support import GREEDY
 
@@ -66,16 +66,22 @@ MUTANTS = (
     caught(
         "schedules see pages in another place",
         f"{COPIES}.into",
-        "self._store.load(row.slot, row.run.first, places)",
-        "self._store.load(row.slot, max(0, row.run.first - 1), places)",
+        "row.run.first + at",
+        "max(0, row.run.first + at - 1)",
         test_prefill_schedules.schedules,
     ),
-    caught("a slot is freed twice", f"{PAGES}._sequence", "sequence.release()", "engine.slots.release(0)", COMPUTED),
+    caught(
+        "a slot is freed twice",
+        f"{PAGES}._sequence",
+        "sequence.close()",
+        "(sequence.close(), self._engine.slots.release(sequence.slot))",
+        COMPUTED,
+    ),
     caught(
         "pages are put where the prompt begins",
         f"{COPIES}.into",
-        "self._store.load(row.slot, row.run.first, places)",
-        "self._store.load(row.slot, 0, places)",
+        "row.run.first + at",
+        "0",
         COMPUTED,
     ),
     caught(
@@ -96,8 +102,8 @@ MUTANTS = (
     caught(
         "pages that a sequence holds are written again",
         f"{ELSEWHERE}._put",
-        "run = PageRun(known, run.pages[known - run.first :])",
-        "run = PageRun(known, run.pages)",
+        "run = PageRun(known, run.pages[known - run.first :], run.source)",
+        "run = PageRun(known, run.pages, run.source)",
         partial(test_prefill.test_who_holds_more_than_the_first_takes_only_the_rest_of_its_transfer, GREEDY),
     ),
     caught(
@@ -115,13 +121,20 @@ MUTANTS = (
     caught(
         "a silent worker is waited for",
         f"{ENDPOINT}._next",
-        "timeout=self._seconds",
+        "timeout=max(0.0, min(left, self._seconds))",
         "timeout=None",
         fault(10),
     ),
     caught(
+        "a worker that trickles is waited for",
+        f"{ENDPOINT}._next",
+        "pace.left(self.clock()) if pace else math.inf",
+        "math.inf",
+        test_prefill_faults.test_a_worker_that_trickles_is_given_up_where_the_rest_is_done_sooner_here,
+    ),
+    caught(
         "a worker that is gone is asked every time",
-        f"{ENDPOINT}._failed",
+        f"{ENDPOINT}.failed",
         "if error.reason not in _HEALTHY:",
         "if False:",
         test_prefill_faults.test_a_worker_that_is_not_there_rests_and_is_found_once_it_is,
@@ -163,6 +176,48 @@ MUTANTS = (
         by_token(test_prefill.test_callers_of_other_identities_do_not_share_a_transfer),
     ),
     caught(
+        "no page is compared",
+        f"{COPIES}.agree",
+        "self._read(PageRow(row.slot, row.run.first, 1)) == row.run.pages",
+        "True",
+        test_prefill_trust.test_a_worker_whose_pages_are_wrong_is_found_at_its_first_prompt_and_nothing_of_it_is_used,
+    ),
+    caught(
+        "the page that is compared is always the first",
+        f"{ELSEWHERE}._bring",
+        "if put.pages and self.chance(came) < len(put.pages):",
+        "if put.pages and not picked:",
+        test_prefill_trust.test_every_page_may_be_the_one_that_is_compared,
+    ),
+    caught(
+        "what a wrong worker sent before is kept",
+        f"{ELSEWHERE}._compare",
+        "self._forget()",
+        "pass",
+        test_prefill_trust.test_pages_of_a_worker_that_is_found_wrong_later_are_forgotten_and_so_is_what_follows_from_them,
+    ),
+    caught(
+        "who copied forgotten pages leaves them again",
+        "tandem.engine.prefix_cache:PrefixCache.forget",
+        "self._epoch += 1",
+        "pass",
+        test_prefill_trust.test_pages_of_a_worker_that_is_found_wrong_later_are_forgotten_and_so_is_what_follows_from_them,
+    ),
+    caught(
+        "a process that stands where another stood is that one",
+        f"{ELSEWHERE}._met",
+        "if self._sources:",
+        "if False:",
+        test_prefill_trust.test_pages_of_a_worker_that_another_process_has_replaced_are_forgotten,
+    ),
+    caught(
+        "a message has no more pages than are copied at once",
+        f"{COPIES}.into",
+        "range(0, len(row.run.pages), self.together)",
+        "range(0, 1)",
+        test_prefill_trust.test_more_pages_in_a_message_than_are_copied_at_once_cost_no_process,
+    ),
+    caught(
         "what made a row fail is asked for again",
         "tandem.engine.sequences:KVSequence.fill",
         "None if self._distrusts else self.engine.elsewhere",
@@ -172,6 +227,7 @@ MUTANTS = (
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("found", MUTANTS, ids=lambda mutant: mutant.mutant.name)
 def test_it_is_noticed(found: Caught, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.support.PATIENCE_SECONDS", 0.5)

@@ -13,13 +13,14 @@ from typing import Any
 import grpc
 import pytest
 
+from tandem.engine.engine import Engine
 from tandem.engine.prefix_cache import PrefixCache
-from tandem.engine.sequences import Engine, LocalVerifier
+from tandem.engine.sequences import LocalVerifier
 from tandem.rpc.request_context import set_prefix_scope
 from tandem.runners.pages import PAGE
-from tandem.speculation.types import SamplingParams
+from tandem.speculation.types import Request, SamplingParams
 from tandem.v1 import prefill_worker_pb2 as pb
-from tests.services.prefill_sites import Counting, Worker, asking_engine, prefill_site
+from tests.services.prefill_sites import Counting, Worker, asking_engine, prefill_site, source_of, wake
 from tests.support import GREEDY, HANG, SAMPLED, oracle, run, toy, until
 
 PAGES, COUNT, REQUESTS = 6, 6, 14
@@ -61,9 +62,9 @@ def faulty(seed: int, worker: Worker) -> Any:
 
 async def asked(engine: Engine, prompt: list[int], sampling: SamplingParams, scope: str) -> None:
     set_prefix_scope(scope, "")
-    verifier, tokens = LocalVerifier(engine), list(prompt)
+    verifier, tokens = LocalVerifier(engine, Request(sampling)), list(prompt)
     try:
-        await verifier.open(tokens, sampling)
+        await verifier.open(tokens)
         while len(tokens) < len(prompt) + COUNT:
             tokens += (await verifier.verify(tokens, ())).token_ids
     finally:
@@ -99,9 +100,9 @@ async def schedule(seed: int) -> int:
         )
         for worker in (one, other):
             worker.faults.answer = faulty(seed, worker)
-        for endpoint in engine.elsewhere._source.endpoints:  # type: ignore[union-attr]
-            endpoint._clock = lambda: 0.0  # type: ignore[union-attr,method-assign]
-            endpoint._rests_until = 0.0
+        for endpoint in source_of(engine).endpoints:
+            endpoint.clock = lambda: 0.0
+        wake(engine)
         texts = prompts(chance)
         resting = asyncio.create_task(awake(engine))
         clients = (client(engine, texts, f"{seed}/{n}") for n in range(4))
@@ -113,7 +114,7 @@ async def schedule(seed: int) -> int:
             await until(lambda worker=worker: worker.engine.slots.free == worker.engine.slots.count)  # type: ignore[misc]
             await until(lambda worker=worker: worker.lifecycle.running == 0)  # type: ignore[misc]
         await engine.batcher.on_device(int)
-        tree = engine.prefixes._tree
+        tree = engine.prefixes.tree
         assert len(tree) == tree.pages.used <= PAGES
         assert engine.elsewhere.counts.pages and engine.batcher._away == 0
         return compared
@@ -122,8 +123,7 @@ async def schedule(seed: int) -> int:
 async def awake(engine: Engine) -> None:
     """No worker rests for long, so that the faults go on."""
     while True:
-        for endpoint in engine.elsewhere._source.endpoints:  # type: ignore[union-attr]
-            endpoint._rests_until = 0.0
+        wake(engine)
         await asyncio.sleep(0.005)
 
 

@@ -29,7 +29,7 @@ def by_token(test: Callable[..., None], *arguments: object) -> Callable[[], None
 
 MUTANTS = (
     caught("parents count as used before their children", f"{TREE}._use", "reversed(path)", "path", LAST),
-    caught("a text may take its own pages", f"{TREE}._page", "if oldest in path:", "if False:", LAST),
+    caught("a text may take its own pages", f"{TREE}._page", "len(self._by_use) > kept", "self._by_use", LAST),
     caught(
         "what is looked up does not count as used",
         f"{TREE}.match",
@@ -74,6 +74,13 @@ MUTANTS = (
         test_prefix_cache.test_a_step_that_fails_leaves_nothing_of_its_slots,
     ),
     caught(
+        "pages whose copy failed can be found",
+        f"{CACHE}.keep",
+        "self.tree.remove(scope, tokens)",
+        "pass",
+        partial(test_prefix_cache.test_pages_whose_copy_failed_are_not_found, GREEDY),
+    ),
+    caught(
         "prefixes are everybody's",
         SCOPE,
         'f"{identity}\\0{forwarded}"',
@@ -99,6 +106,7 @@ MUTANTS = (
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("found", MUTANTS, ids=lambda mutant: mutant.mutant.name)
 def test_it_is_noticed(found: Caught, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.support.PATIENCE_SECONDS", 0.5)

@@ -104,7 +104,7 @@ def test_a_draft_workers_callers_share_neither_its_own_prefixes_nor_its_targets(
     """The target has no identities of its own: what keeps callers apart there is the scope that the worker sends."""
 
     async def cached(site: Site, name: str) -> int:
-        request = GenerationRequest(None, token_ids=tuple(PROMPT), max_new_tokens=4)
+        request = GenerationRequest(token_ids=tuple(PROMPT), max_new_tokens=4)
         client = site.client(callers.credentials(name))
         end: Any = None
         try:
@@ -124,9 +124,9 @@ def test_a_draft_workers_callers_share_neither_its_own_prefixes_nor_its_targets(
             found = [await cached(worker, name) for name in ("alice", "bob", "alice", "bob")]
             assert found == [0, 0, WHOLE, WHOLE]
             assert worker.engine.prefixes and worker.engine.prefixes.hits
-            scopes = {scope for scope, _ in target.engine.prefixes._tree._roots}
+            scopes = {scope for scope, *_ in target.engine.prefixes.tree.scopes}
             assert len(scopes) == 2 and not scopes & {"", *TOKENS, "alice.example", "bob.example"}
-            assert len(worker.engine.prefixes._tree._roots) == 2
+            assert len(worker.engine.prefixes.tree.scopes) == 2
 
     run(test())
 
@@ -154,7 +154,7 @@ def test_completions_say_what_was_cached_and_the_openai_port_says_it_too() -> No
     async def test() -> None:
         async with sharing_site() as site:
             client = site.client()
-            request = GenerationRequest(None, token_ids=tuple(PROMPT), max_new_tokens=4)
+            request = GenerationRequest(token_ids=tuple(PROMPT), max_new_tokens=4)
             ends = []
             for _ in range(2):
                 events = [event async for event in client.generate(request)]
@@ -164,7 +164,7 @@ def test_completions_say_what_was_cached_and_the_openai_port_says_it_too() -> No
 
     run(test())
     end = GenerationEnd(FinishReason.LENGTH, 40, 4, SpeculationStats(cached_prompt_tokens=32))
-    request = GenerationRequest(None, token_ids=tuple(PROMPT), max_new_tokens=4)
+    request = GenerationRequest(token_ids=tuple(PROMPT), max_new_tokens=4)
     assert end_reply(end, request, 0, Output(), stream=False).complete.cached_tokens == 32
 
 

@@ -10,9 +10,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.ports import free_port
 from tandem.rpc.channel import open_channel
-from tandem.services.server import ServeConfig
 from tandem.v1 import target_verifier_pb2 as pb
-from tests.support import HANG, launch, raw_stub, run, server_process
+from tests.support import HANG, launch, raw_stub, role_configured, run, server_process
 
 
 def test_the_health_port_answers_health_checks_and_nothing_else(tmp_path: Path) -> None:
@@ -40,4 +39,4 @@ def test_the_health_port_answers_health_checks_and_nothing_else(tmp_path: Path) 
 
 def test_a_health_port_out_of_range_is_refused() -> None:
     with pytest.raises(ValueError, match="health_port: 0 is outside 1 to 65535"):
-        ServeConfig(health_port=0)
+        role_configured("target", health_port="0")

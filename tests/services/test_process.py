@@ -16,17 +16,25 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tandem.clients.profile import Profile
-from tandem.engine.model_config import ModelConfig
 from tandem.rpc.channel import DRAFT, FUSED, TARGET, open_channel
 from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
-from tandem.runners.loading import Shape
 from tandem.runners.toy import ToyRunner
 from tandem.services.launch import run_role
-from tandem.services.role_config import RoleConfig
-from tandem.services.server import ServeConfig
 from tandem.speculation.types import FinishReason, GenerationEnd, SpeculationStats
-from tests.support import GREEDY, HANG, answer, ids, launch, oracle, raw_stub, run, server_process, until
+from tests.support import (
+    GREEDY,
+    HANG,
+    answer,
+    ids,
+    launch,
+    oracle,
+    raw_stub,
+    role_configured,
+    run,
+    server_process,
+    until,
+)
 
 
 async def health(address: str, service: str = "") -> int:
@@ -130,8 +138,8 @@ def test_nothing_is_ready_before_the_warm_up_is_over(tmp_path: Path, monkeypatch
     seen: list[bool] = []
 
     async def slow_load(*_: object) -> object:
+        from tandem.engine.engine import Engine
         from tandem.engine.loading import Loaded
-        from tandem.engine.sequences import Engine
         from tandem.runners.toy import ToyTokenizer
         from tests.support import toy
 
@@ -144,8 +152,7 @@ def test_nothing_is_ready_before_the_warm_up_is_over(tmp_path: Path, monkeypatch
     monkeypatch.setattr("tandem.services.roles.load", slow_load)
 
     async def test() -> None:
-        serve = ServeConfig(port=0, ready_file=str(ready_file))
-        config = RoleConfig(serve, ModelConfig(shape=Shape(4, 128, 5), backend="toy"))
+        config = role_configured("target", ready_file=str(ready_file))
         server = asyncio.create_task(run_role("target", config))
         took = await until(ready_file.exists)
         assert took >= 0.3
@@ -169,7 +176,7 @@ def test_a_signal_while_the_model_loads_ends_the_server(tmp_path: Path, monkeypa
     monkeypatch.setattr("tandem.services.roles.load", load_forever)
 
     async def test() -> None:
-        server = asyncio.create_task(run_role("target", RoleConfig(ServeConfig(port=0), ModelConfig(backend="toy"))))
+        server = asyncio.create_task(run_role("target", role_configured("target")))
         await asyncio.wait_for(loading.wait(), HANG)
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(server, HANG)

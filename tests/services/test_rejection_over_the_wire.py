@@ -21,7 +21,14 @@ from tandem.runners.toy import VOCAB_SIZE, ToyConfig, ToyRunner, toy_logits
 from tandem.services.security.identity import ANONYMOUS
 from tandem.services.sessions.table import SessionKey
 from tandem.speculation.rejection import draft_token
-from tandem.speculation.types import GenerationRequest, Rule, SamplingParams, SparseDistribution, SpeculationStats
+from tandem.speculation.types import (
+    GenerationRequest,
+    Request,
+    Rule,
+    SamplingParams,
+    SparseDistribution,
+    SpeculationStats,
+)
 from tandem.v1 import generation_pb2, target_verifier_pb2_grpc
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.speculation.laws import chain_law, chi_square_p_value, reference_law
@@ -31,6 +38,7 @@ from tests.support import (
     Generate,
     answer,
     distributed,
+    forget,
     fused_site,
     ids,
     listening,
@@ -124,7 +132,7 @@ def test_the_output_over_the_wire_follows_the_targets_law() -> None:
 class Contextless(ToyRunner):
     """Five tokens alone are likely, the same ones everywhere; the draft likes others of them than the target."""
 
-    def _logits(self, slot: int, position: int) -> np.ndarray:
+    def logits(self, slot: int, position: int) -> np.ndarray:
         logits = np.full(VOCAB_SIZE, -30, dtype=np.float32)
         logits[65:70] = np.roll([2.0, 1.0, 0.5, 0.2, 0.0], self.config.salt)
         return logits
@@ -191,7 +199,7 @@ def test_lost_replies_and_forgotten_sessions_change_no_token() -> None:
         nonlocal calls
         calls += 1
         if calls % 5 == 0:
-            await inner._free(inner.sessions.forget(SessionKey(ANONYMOUS, request.session_id)))
+            await forget(inner, SessionKey(ANONYMOUS, request.session_id))
         reply = await inner.Verify(request, context)
         if calls % 3 == 0:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "lost")
@@ -351,8 +359,8 @@ def test_what_is_sent_is_counted_and_copied_drafts_send_no_distributions() -> No
         async with target_site() as site:
             client, stats = VerifierClient(site.address, "toy"), SpeculationStats()
             try:
-                remote = RemoteVerifier(client, stats, rule=Rule.REJECTION)
-                await remote.open(PROMPT, FREE)
+                remote = RemoteVerifier(client, Request(FREE, rule=Rule.REJECTION), stats)
+                await remote.open(PROMPT)
                 before = stats.bytes_up
                 verdict = await remote.verify(PROMPT, [100, 101], (sent, sent))
                 assert 2 * 32 * 5 < stats.bytes_up - before < 2 * 32 * 7 + 60

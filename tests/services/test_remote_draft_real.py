@@ -10,7 +10,7 @@ from tandem.speculation.types import SamplingParams
 from tests.runners import real
 from tests.support import answer, ids, remote_draft, run, worker_site
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(300)]
 
 
 @pytest.mark.parametrize("sampling", [real.GREEDY, real.SAMPLED], ids=["greedy", "sampled"])

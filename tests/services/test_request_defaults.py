@@ -9,7 +9,7 @@ import pytest
 
 from tandem.rpc.generation_client import GenerationClient
 from tandem.speculation.types import GenerationEnd, GenerationRequest, SamplingParams
-from tests.support import GREEDY, ServerProcess, launch, oracle, run, server_process
+from tests.support import GREEDY, ServerProcess, oracle, run, run_client, server_process
 
 SERVICES = {"target": "TargetVerifier", "fused_target": "FusedSpeculativeServer", "draft_worker": "DraftWorker"}
 EVERYTHING = frozenset({"temperature", "top_k", "top_p", "min_p", "seed"})
@@ -59,8 +59,8 @@ def test_what_a_request_does_not_say_is_the_servers_and_what_it_says_its_own(rol
 
 def test_the_client_role_sends_what_its_user_said(tmp_path: Path) -> None:
     with server_process(tmp_path, "--role", "target", *FLAGS) as server:
-        ask = ("--role", "client", "--port", str(server.port), "--prompt", PROMPT_TEXT, "--ignore_eos")
-        silent, greedy = launch(tmp_path, *ask), launch(tmp_path, *ask, "--temperature", "0")
+        ask = ("--port", str(server.port), "--prompt", PROMPT_TEXT, "--ignore_eos")
+        silent, greedy = run_client(tmp_path, *ask), run_client(tmp_path, *ask, "--temperature", "0")
     assert "12 tokens in" in silent.stderr and "12 tokens in" in greedy.stderr
     assert silent.stdout == text(expected(DEFAULTS, 12)) and greedy.stdout == text(expected(GREEDY, 12))
 

@@ -20,7 +20,7 @@ from tandem.rpc.request_context import Request, begin, current, new_id, outgoing
 from tandem.speculation.types import InvalidField
 from tandem.v1 import generation_pb2
 from tandem.v1 import target_verifier_pb2 as pb
-from tests.support import GREEDY, answer, ids, launch, oracle, raw_stub, run, server_process
+from tests.support import GREEDY, answer, ids, launch, oracle, raw_stub, run, run_client, server_process
 
 SECRET = b"sesame"
 
@@ -111,8 +111,8 @@ def test_an_error_says_the_id_and_so_does_its_log_line_but_not_what_was_asked(tm
 def test_a_client_says_which_request_failed(tmp_path: Path) -> None:
     with server_process(tmp_path, "--role", "target") as server:
         address = server.wait_ready()
-        asking = ("--role", "client", "--target_host", address, "--prompt", "abc", "--max_new_tokens", "99999")
-        asked = launch(tmp_path, *asking)
+        asking = ("--target_host", address, "--prompt", "abc", "--max_new_tokens", "99999")
+        asked = run_client(tmp_path, *asking)
         assert server.stop() == 0
     assert asked.returncode == 1
     request_id = asked.stderr.rpartition("(request ")[2].strip().rstrip(")")

@@ -9,11 +9,11 @@ import pytest
 
 from tandem.rpc.remote_verifier import RemoteVerifier
 from tandem.rpc.verifier_client import VerifierClient
-from tandem.speculation.types import SamplingParams, SpeculationStats
+from tandem.speculation.types import Request, SamplingParams, SpeculationStats
 from tests.runners import real
 from tests.support import run, target_site
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(300)]
 
 
 def drafted(truth: Sequence[int], rng: random.Random) -> list[int]:
@@ -35,8 +35,8 @@ def test_sessions_that_are_lost_and_rebuilt_cost_no_token_of_the_real_target(sam
         async with target_site(target) as site:
             assert site.verifier is not None
             client, stats = VerifierClient(site.address, "toy"), SpeculationStats()
-            verifier, tokens, lost = RemoteVerifier(client, stats), list(prompt), 0
-            await verifier.open(tokens, sampling)
+            verifier, tokens, lost = RemoteVerifier(client, Request(sampling), stats), list(prompt), 0
+            await verifier.open(tokens)
             while len(tokens) < len(prompt) + 40:
                 verdict = await verifier.verify(tokens, drafted(expected[len(tokens) - len(prompt) :], rng))
                 tokens += verdict.token_ids

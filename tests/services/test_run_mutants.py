@@ -14,19 +14,18 @@ from tests.reliability.mutants import planted
 from tests.rpc import test_propose_stream
 from tests.services import test_calls, test_runs
 from tests.services.test_session_mutants import Caught, caught
-from tests.speculation import test_adopting, test_branches, test_draft_store, test_never_waiting
+from tests.speculation import test_adopting, test_draft_store, test_never_waiting
 from tests.support import GREEDY, SAMPLED
 
 STORE, RUN = "tandem.speculation.draft_store:DraftStore", "tandem.speculation.run_on:RunOn"
-AHEAD, SERVED = "tandem.speculation.ahead:DraftingAhead", "tandem.services.sessions.runs:SessionRun"
-
-FOLLOWER, STREAMED = "tandem.speculation.follower:Follower", "tandem.rpc.propose_stream:StreamedDrafts"
+AHEAD = "tandem.speculation.ahead:DraftingAhead"
+FOLLOWER = "tandem.speculation.follower:Follower"
 
 
 class NoLog:
     """Stands for caplog: what is logged is not what notices."""
 
-    messages = ("a line with DEADLINE_EXCEEDED, decoding without drafts, has no ProposeStream",)
+    messages = ("a line with DEADLINE_EXCEEDED, decoding without drafts",)
 
     def at_level(self, *_: Any) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -36,7 +35,7 @@ def no_log(test: Callable[..., None], *arguments: Any) -> Callable[[], None]:
     return lambda: test(*arguments, NoLog())
 
 
-TOO_MANY = (test_runs.many_branches(), "INVALID_ARGUMENT", "branches included")
+TOO_MANY = (test_runs.running(test_runs.PROMPT, [1] * 257), "INVALID_ARGUMENT", "257 tokens")
 
 MUTANTS = (
     caught(
@@ -49,8 +48,8 @@ MUTANTS = (
     caught(
         "a late draft is not compared with what was committed meanwhile",
         f"{STORE}.add",
-        "if path[: len(late)] == late",
-        "if True",
+        "if draft.token_ids[: len(late)] == late:",
+        "if True:",
         test_draft_store.test_a_late_draft_counts_only_where_it_says_what_was_committed_meanwhile,
     ),
     caught(
@@ -117,8 +116,22 @@ MUTANTS = (
         test_runs.test_what_else_happens_to_the_session_ends_its_run,
     ),
     caught(
+        "a run goes on although another call took its session",
+        "tandem.services.verify_runs:VerifyRuns._step",
+        "if session.resources.run is not run:",
+        "if False:",
+        test_runs.test_a_step_that_waits_for_its_session_while_another_call_takes_it_is_not_made,
+    ),
+    caught(
+        "a run may go further than its session",
+        "tandem.services.verify_runs:VerifyRuns._message",
+        "if request.run_until > session.max_total_tokens:",
+        "if request.run_until > self._info.max_sequence_length:",
+        test_runs.test_a_run_goes_no_further_than_its_session_was_opened_for,
+    ),
+    caught(
         "a run survives the end of its messages",
-        f"{SERVED}._hear_all",
+        "tandem.services.duplex:Duplex._ending",
         "self.end()",
         "pass",
         partial(test_runs.test_leaving_frees_the_slot_within_a_step_and_leaves_no_task, "done_writing"),
@@ -133,7 +146,7 @@ MUTANTS = (
     caught(
         "a run verifies by rejection",
         "tandem.services.verify_runs:VerifyRuns._check_first",
-        "if session.rule is not Rule.AGREEMENT:",
+        "if rule is not Rule.AGREEMENT:",
         "if False:",
         test_runs.test_the_rejection_rule_does_not_run_and_says_so,
     ),
@@ -169,45 +182,17 @@ MUTANTS = (
     ),
     caught(
         "any length is believed that a worker says it drafts after",
-        f"{STREAMED}._take",
-        "if not 1 <= reply.base_length <= stream.told:",
-        "if False:",
+        "tandem.rpc.propose_stream:ProposeStream.check",
+        'check.count("base_length", reply.base_length, self.told, 1)',
+        "pass",
         no_log(test_propose_stream.test_a_worker_that_drafts_after_tokens_it_was_never_told_has_failed, 0),
     ),
     caught(
         "a silent worker is never given up",
-        "tandem.rpc.propose_stream:_Stream._look",
+        "tandem.rpc.duplex:Duplex._look",
         "if left > 0:",
         "if True:",
         no_log(test_propose_stream.test_a_worker_that_never_answers_delays_no_token_and_is_given_up),
-    ),
-    caught(
-        "an older worker has failed",
-        f"{STREAMED}._failed",
-        'error.code == "UNIMPLEMENTED"',
-        "False",
-        no_log(test_propose_stream.test_an_older_worker_is_asked_for_each_draft),
-    ),
-    caught(
-        "a branch is followed whatever the target chose",
-        f"{AHEAD}._compare_choices",
-        "if not first and branch[:1] == (token,)",
-        "if not first",
-        test_adopting.test_a_branch_is_followed_only_where_the_target_took_its_first_token,
-    ),
-    caught(
-        "branches are drafted whatever they cost",
-        "tandem.speculation.branches:where_to_branch",
-        "DELAY * (length + GOING_BACK) * costs.draft",
-        "0.0",
-        test_branches.test_it_branches_where_a_rejection_is_likeliest_and_the_target_likely_comes_by,
-    ),
-    caught(
-        "a branch is worth its length",
-        "tandem.speculation.branches:saved_steps",
-        "rest, rate = length - meanwhile,",
-        "rest, rate = length,",
-        test_branches.test_a_branch_is_worth_what_reaches_beyond_the_tokens_that_the_target_commits_meanwhile,
     ),
     caught(
         "a late draft counts twice",
@@ -267,21 +252,22 @@ MUTANTS = (
     ),
     caught(
         "a message of a run that pauses at 0 is remembered for ever",
-        "tandem.services.observability.calls:_timed",
-        "if begins_run(request):",
-        'if getattr(request, "run_until", 0):',
+        "tandem.services.observability.calls:CallLayer.received",
+        "if begins_run(message):",
+        'if getattr(message, "run_until", 0):',
         test_calls.test_of_a_runs_messages_only_the_newest_is_kept,
     ),
     caught(
-        "the branches of a draft have no limit",
+        "the drafts of a run have no limit",
         "tandem.rpc.wire_runs:run_message_from_wire",
-        " + sum(len(branch.token_ids) for branch in request.branches)",
-        "",
+        "if len(request.draft_tokens) > MAX_NODES:",
+        "if False:",
         partial(test_runs.test_an_invalid_message_ends_the_run_and_harms_no_session, *TOO_MANY),
     ),
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("found", MUTANTS, ids=lambda found: found.mutant.name)
 def test_it_is_noticed(found: Caught, monkeypatch: pytest.MonkeyPatch) -> None:

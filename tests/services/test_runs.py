@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
 import pytest
 
-from tandem.engine.model_config import DraftChoice
-from tandem.rpc.wire_runs import run_message_to_wire
+from tandem.rpc.errors import TandemError
 from tandem.runners.toy import ToyConfig
 from tandem.services.lifecycle import NotAccepting
-from tandem.services.sessions import checkout
 from tandem.speculation.depth import Pipeline
-from tandem.speculation.run_on import MAX_UNREAD, RunMessage
+from tandem.speculation.run_on import MAX_UNREAD
 from tandem.speculation.types import Rule
 from tandem.v1 import generation_pb2
 from tandem.v1 import target_verifier_pb2 as pb
@@ -27,7 +24,6 @@ from tests.support import (
     SAMPLED,
     answer,
     distributed,
-    draft_config,
     ids,
     oracle,
     raw_stub,
@@ -47,11 +43,6 @@ def running(tokens: Sequence[int], draft: Sequence[int] = (), until: int = 40, *
     )
 
 
-def many_branches() -> Any:
-    """A message with one token more than it may bring, most of them in branches."""
-    return running(PROMPT, [1] * 5, branches=[pb.DraftBranch(offset=i % 6, token_ids=[1, 2]) for i in range(126)])
-
-
 def truth(count: int, sampling: Any = GREEDY) -> list[int]:
     return list(oracle(PROMPT, sampling, count, past_the_end=True))
 
@@ -69,6 +60,11 @@ def said(replies: Sequence[Any]) -> list[int]:
     return [token for reply in replies for token in reply.token_ids]
 
 
+async def forever(take: Callable[[], Awaitable[Any]]) -> AsyncIterator[Any]:
+    while True:
+        yield await take()
+
+
 async def status(call: Any) -> tuple[str, str]:
     with pytest.raises(grpc.RpcError) as caught:
         while (await call.read()) is not grpc.aio.EOF:
@@ -82,11 +78,11 @@ def test_one_message_makes_the_target_step_on_alone_to_the_limit_and_no_further(
 
     async def test() -> None:
         async with target_site() as site, raw_stub(site.address) as target:
-            opened = await target.OpenSession(opening(sampling=sampling))
+            opened = await target.OpenSession(opening(sampling=sampling, report_margins=True))
             assert opened.max_unread_tokens == MAX_UNREAD
             before = site.engine.batcher.steps
             call = target.VerifyStream()
-            await call.write(running(PROMPT, until=20, report_margins=True))
+            await call.write(running(PROMPT, until=20))
             replies = await read(call, 20)
             assert said(replies) == truth(20, sampling)
             lengths = [reply.committed_length - len(PROMPT) for reply in replies]
@@ -104,7 +100,7 @@ def test_one_message_makes_the_target_step_on_alone_to_the_limit_and_no_further(
     run(test())
 
 
-def test_a_draft_is_used_however_late_it_comes_and_a_branch_where_the_draft_was_wrong() -> None:
+def test_a_draft_is_used_however_late_it_comes_and_an_older_one_where_a_newer_one_was_wrong() -> None:
     text = truth(30)
     wrong = (text[13] + 1) % 256
 
@@ -117,8 +113,8 @@ def test_a_draft_is_used_however_late_it_comes_and_a_branch_where_the_draft_was_
             await call.write(running(PROMPT + text[:1], text[1:12], until=12))  # three of them are committed already
             late = await read(call, 8)
             assert (late[0].drafted, late[0].accepted) == (5, 5)
-            branch = pb.DraftBranch(offset=1, token_ids=text[13:18])
-            await call.write(running(PROMPT + text[:12], [text[12], wrong, 7], branches=[branch], until=24))
+            await call.write(running(PROMPT + text[:12], text[12:18], until=12))  # the run pauses, and keeps it
+            await call.write(running(PROMPT + text[:12], [text[12], wrong, 7], until=24))
             replies = await read(call, 12)
             assert said([*late, *replies]) == text[4:24]
             assert [(r.drafted, r.accepted) for r in replies[:2]] == [(3, 1), (4, 4)]
@@ -142,8 +138,7 @@ def test_nonsense_that_arrives_at_any_time_changes_no_token() -> None:
                     known = (PROMPT + text)[: len(PROMPT) + at]
                     right = text[at : at + chance.randrange(8)]
                     draft = [*right, *(chance.randrange(256) for _ in range(chance.randrange(6)))]
-                    branch = pb.DraftBranch(offset=chance.randrange(len(draft) + 1), token_ids=[chance.randrange(256)])
-                    await call.write(running(known, draft, until=90, branches=[branch]))
+                    await call.write(running(known, draft, until=90))
                     await asyncio.sleep(chance.random() * 0.003)
 
             disturbing = asyncio.create_task(disturb())
@@ -156,32 +151,6 @@ def test_nonsense_that_arrives_at_any_time_changes_no_token() -> None:
 
     for sampling in (GREEDY, SAMPLED):
         run(test(sampling))
-
-
-def test_branches_cross_the_wire_and_change_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[int] = []
-
-    def noted(message: RunMessage, request: Any) -> Any:
-        sent.extend(len(branch.token_ids) for branch in message.draft.branches)
-        return run_message_to_wire(message, request)
-
-    monkeypatch.setattr("tandem.rpc.run_stream.run_message_to_wire", noted)
-    config = replace(draft_config("", 4, 160, None), draft=DraftChoice("model", "miss=0.3", branches=True))
-
-    async def test(step_seconds: float) -> None:
-        async with target_site(toy(ToyConfig(step_seconds=step_seconds))) as site:
-            async with distributed(site.address, config=config, pipeline=Pipeline.NEVER_WAITING) as (generator, _):
-                for sampling in (GREEDY, SAMPLED):
-                    got = await answer(generator.generate, ids(PROMPT, 90, sampling=sampling))
-                    assert list(got.token_ids) == list(oracle(PROMPT, sampling, 90))
-            await until(lambda: site.free == 4)
-
-    # A draft that is late on a busy machine has no branches; a slower target is one that it keeps up with.
-    for step_seconds in (0.02, 0.1, 0.4):
-        run(test(step_seconds))
-        if max(sent, default=0) > 1:  # what follows a second choice too: alone it is worth nothing
-            return
-    raise AssertionError(f"drafts had branches of {sorted(set(sent))} tokens")
 
 
 def test_a_client_that_acknowledges_nothing_stops_the_target_and_its_lease_then_ends() -> None:
@@ -224,14 +193,6 @@ def test_a_stop_token_ends_the_run_at_once() -> None:
     [
         (running(PROMPT, [258]), "INVALID_ARGUMENT", "draft_tokens: token id 258"),
         (running(PROMPT, [1] * 257), "INVALID_ARGUMENT", "257 tokens"),
-        (
-            running(PROMPT, branches=[pb.DraftBranch(token_ids=[258])]),
-            "INVALID_ARGUMENT",
-            "branches[0].token_ids: token id 258",
-        ),
-        (many_branches(), "INVALID_ARGUMENT", "257 tokens, branches included"),
-        (running(PROMPT, branches=[pb.DraftBranch(offset=1, token_ids=[1])]), "INVALID_ARGUMENT", "beyond the draft"),
-        (running(PROMPT, branches=[pb.DraftBranch(offset=0)]), "INVALID_ARGUMENT", "empty"),
         (running(PROMPT, until=10_000), "OUT_OF_RANGE", "above the sequence length"),
         (running(PROMPT, session_id="another"), "INVALID_ARGUMENT", "a run has one session"),
         (pb.VerifyRequest(session_id="s", base_length=3, last_token=1), "INVALID_ARGUMENT", "the stream is a run"),
@@ -317,6 +278,56 @@ def test_what_else_happens_to_the_session_ends_its_run() -> None:
     run(test())
 
 
+def test_a_step_that_waits_for_its_session_while_another_call_takes_it_is_not_made() -> None:
+    """G6: tokens that a superseded run committed would make the rounds of the call that took the session stale."""
+    text = truth(9)
+
+    def a_round(done: int) -> Any:
+        return pb.VerifyRequest(session_id="s", base_length=len(PROMPT) + done, last_token=text[done - 1])
+
+    async def test() -> None:
+        async with target_site() as site, raw_stub(site.address) as target:
+            await target.OpenSession(opening())
+            messages: asyncio.Queue[Any] = asyncio.Queue()
+            messages.put_nowait(running(PROMPT, until=3))
+            # Replies that nobody takes keep the run's tasks from being cancelled.
+            replies = site.verifier.VerifyStream(forever(messages.get), None)
+            assert said([await anext(replies) for _ in range(3)]) == text[:3]
+            (session,) = site.verifier.sessions
+            async with session.lock:
+                taking = asyncio.ensure_future(target.Verify(a_round(3)))
+                await until(lambda: session.in_use == 1)
+                messages.put_nowait(running(PROMPT + text[:3], until=6))
+                await until(lambda: session.in_use == 2)
+            assert said([await taking]) == text[3:4]
+            await until(lambda: session.in_use == 0)
+            reply = await target.Verify(a_round(4))
+            assert (reply.stale, reply.replayed, said([reply])) == (False, False, text[4:5])
+            assert [reply async for reply in replies] == []
+
+    run(test())
+
+
+def test_a_run_goes_no_further_than_its_session_was_opened_for() -> None:
+    """G9: the limit is the session's own, below the sequence length of the target."""
+
+    async def test() -> None:
+        async with target_site() as site, raw_stub(site.address) as target:
+            await target.OpenSession(opening(max_total_tokens=len(PROMPT) + 5))
+            beyond = target.VerifyStream()
+            await beyond.write(running(PROMPT, until=6))
+            assert await status(beyond) == (
+                "OUT_OF_RANGE",
+                f"run_until {len(PROMPT) + 6} is above the sequence length {len(PROMPT) + 5}",
+            )
+            call = target.VerifyStream()
+            await call.write(running(PROMPT, until=5))
+            assert said(await read(call, 5)) == truth(5)
+            call.cancel()
+
+    run(test())
+
+
 @pytest.mark.parametrize("leave", ["cancel", "done_writing", "close"])
 def test_leaving_frees_the_slot_within_a_step_and_leaves_no_task(leave: str) -> None:
     """G7."""
@@ -376,11 +387,12 @@ def test_a_target_that_does_not_run_sessions_gets_rounds_and_the_same_tokens(mon
     run(test())
 
 
-def test_a_failover_in_a_run_to_a_target_that_does_not_run_sessions_goes_on_step_by_step() -> None:
+def test_a_failover_in_a_run_to_a_target_that_does_not_run_sessions_is_refused_by_name() -> None:
+    """No TargetVerifier of ours is one: whether a session runs follows from its rule."""
+
     async def test() -> None:
-        runner = toy(SLOW)
-        async with target_site(runner) as first, target_site() as old:
-            service = old.verifier
+        async with target_site(toy(SLOW, max_length=512)) as first, target_site(toy(max_length=512)) as other:
+            service = other.verifier
             assert service is not None
             filled = service._fill
 
@@ -393,17 +405,23 @@ def test_a_failover_in_a_run_to_a_target_that_does_not_run_sessions_goes_on_step
                 raise NotAccepting("draining")
 
             service._fill = without_runs  # type: ignore[method-assign]
-            addresses = f"{first.address},{old.address}"
-            async with distributed(addresses, "miss=0.2", pipeline=Pipeline.NEVER_WAITING) as (generator, client):
+            addresses = f"{first.address},{other.address}"
+            async with distributed(addresses, "miss=0.2", max_length=512, pipeline=Pipeline.NEVER_WAITING) as (
+                generator,
+                client,
+            ):
+                client.pool.current = first.address  # whichever answered first
+                request = ids(PROMPT, 400, sampling=SAMPLED, ignore_end_of_sequence=True)
                 tokens: list[int] = []
-                async for event in generator.generate(ids(PROMPT, 40, sampling=SAMPLED, ignore_end_of_sequence=True)):
-                    tokens += getattr(event, "token_ids", ())
-                    if 10 <= len(tokens) < 20 and client.endpoint.address == first.address:
-                        first.verifier._check_new = refuse  # type: ignore[method-assign]
-                        for session in first.verifier.sessions:
-                            await checkout.drop(first.verifier.sessions, session.session_id, first.verifier._free)
-                assert tokens == list(oracle(PROMPT, SAMPLED, 40, past_the_end=True))
-                assert old.engine.batcher.steps > 0
+                with pytest.raises(TandemError, match=f"max_unread_tokens: .* {other.address} does not run sessions"):
+                    async for event in generator.generate(request):
+                        tokens += getattr(event, "token_ids", ())
+                        if len(tokens) >= 10 and client.endpoint.address == first.address:
+                            first.verifier._check_new = refuse  # type: ignore[method-assign]
+                            for session in first.verifier.sessions:
+                                await first.verifier.checkout.drop(session.session_id)
+                assert 10 <= len(tokens) < 400 and tokens == truth(len(tokens), SAMPLED)
+            await until(lambda: other.free == 4)
 
     run(test())
 

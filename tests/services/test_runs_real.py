@@ -11,7 +11,7 @@ from tandem.speculation.types import SamplingParams
 from tests.runners import real
 from tests.support import answer, distributed, ids, run, target_site
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(300)]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8/float32"])

@@ -8,7 +8,7 @@ import functools
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,12 @@ import pytest
 
 from tandem import AsyncClient, DraftSession
 from tandem.engine.batcher import Batcher
-from tandem.engine.sequences import Engine
-from tandem.engine.structures import Structures
+from tandem.engine.engine import Engine
+from tandem.engine.structure_worker import vocabulary_of
 from tandem.rpc import wire
 from tandem.rpc.errors import TandemError
-from tandem.runners.protocol import RunnerIdentity
+from tandem.rpc.wire_verdicts import VerdictBounds, answer_from_wire
+from tandem.runners.capabilities import Capabilities, Trait
 from tandem.runners.toy import END, VOCAB_SIZE, ToyRunner, ToyTokenizer, toy_logits
 from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.depth import Pipeline
@@ -33,6 +34,7 @@ from tandem.speculation.types import (
     FinishReason,
     GenerationRequest,
     InvalidField,
+    Request,
     Rule,
     SamplingParams,
     Structure,
@@ -110,7 +112,7 @@ def allowed(structure: Structure, output: Sequence[int]) -> set[int]:
 
 @functools.cache
 def vocabulary() -> Any:
-    return Structures(ToyTokenizer(), VOCAB_SIZE)._read_vocabulary()
+    return vocabulary_of(ToyTokenizer().spelling(), VOCAB_SIZE, END)
 
 
 @functools.cache
@@ -141,25 +143,33 @@ def reference(sampling: SamplingParams, count: int) -> tuple[tuple[int, ...], tu
     return tuple(output), tuple(logprobs)
 
 
-@pytest.mark.parametrize("feature", FEATURES)
-def test_every_architecture_gives_the_tokens_and_log_probabilities_of_plain_decoding(feature: str) -> None:
-    async def test(architecture: str, draft: str | None) -> None:
-        async with asking(architecture, draft) as generate:
-            for sampling, expected in truths:
-                for k in (0, 3, 5):
+@pytest.mark.parametrize("lengths", [((0, 3), (5,)), pytest.param(((0, 3, 5),) * 2, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    ("architecture", "draft"),
+    [*((each, draft) for each in ARCHITECTURES for draft in ("perfect", "noisy")), ("fused", "n-gram")],
+)
+def test_every_architecture_gives_the_tokens_and_log_probabilities_of_plain_decoding(
+    architecture: str, draft: str, lengths: tuple[tuple[int, ...], ...]
+) -> None:
+    async def test() -> None:
+        async with asking(architecture, DRAFTS[draft]) as generate:
+            for name, sampling, ks in samplings:
+                expected = reference(sampling, 24)
+                for k in ks:
                     request = ids(PROMPT, 24, sampling=sampling, speculation_length=k, logprobs=3)
                     got = await answer(generate, request)
-                    assert got.token_ids == expected[0], f"{architecture}, {draft}, k={k}"
-                    assert got.logprobs == expected[1]
-                    if draft == "salt=0" and k and architecture != "autoregressive":
+                    assert (got.token_ids, got.logprobs) == expected, f"{name}, k={k}"
+                    if draft == "perfect" and k and architecture != "autoregressive":
                         stats = got.completion.stats
                         assert stats.accepted == stats.drafted or END in got.token_ids, "the draft is changed alike"
 
-    truths = [(s, reference(s, 24)) for s in (FEATURES[feature], sampled(FEATURES[feature]))]
-    assert truths[0][1][0] != oracle(PROMPT, GREEDY, 24), "the feature has an effect"
-    for architecture in ARCHITECTURES:
-        for draft in ("perfect", "noisy", "n-gram") if architecture == "fused" else ("perfect", "noisy"):
-            run(test(architecture, DRAFTS[draft]))
+    greedy, drawn = lengths
+    samplings = [
+        (name, *one) for name, params in FEATURES.items() for one in ((params, greedy), (sampled(params), drawn))
+    ]
+    for name, params in FEATURES.items():
+        assert reference(params, 24)[0] != oracle(PROMPT, GREEDY, 24), f"{name} has no effect"
+    run(test())
 
 
 def matches(got: Answer, structure: Structure) -> None:
@@ -235,9 +245,15 @@ def test_log_probabilities_under_the_rejection_rule_are_those_of_the_committed_t
 # --- sessions ---
 
 
-def opening(sampling: SamplingParams, prefix: Sequence[int] = PROMPT, session: str = "s") -> pb.OpenSessionRequest:
+def opening(
+    sampling: SamplingParams, prefix: Sequence[int] = PROMPT, session: str = "s", logprobs: int | None = None
+) -> pb.OpenSessionRequest:
     return pb.OpenSessionRequest(
-        session_id=session, prefix=prefix, prompt_length=len(PROMPT), sampling=wire.sampling_to_wire(sampling)
+        session_id=session,
+        prefix=prefix,
+        prompt_length=len(PROMPT),
+        sampling=wire.sampling_to_wire(sampling),
+        logprobs=logprobs,
     )
 
 
@@ -248,11 +264,14 @@ def test_a_session_replays_log_probabilities_and_goes_on_from_any_prefix() -> No
     def round_at(done: int, drafted: Sequence[int], session: str = "s") -> pb.VerifyRequest:
         last = [*PROMPT, *tokens][len(PROMPT) + done - 1]
         return pb.VerifyRequest(
-            session_id=session, base_length=len(PROMPT) + done, last_token=last, draft_tokens=drafted, logprobs=3
+            session_id=session, base_length=len(PROMPT) + done, last_token=last, draft_tokens=drafted
         )
 
-    def check(reply: pb.VerifyResponse, done: int) -> int:
-        verdict = wire.answer_from_wire(reply, 0.0).verdict
+    async def verified(stub: Any, done: int, drafted: Sequence[int], session: str = "s", replayed: bool = False) -> int:
+        request = round_at(done, drafted, session)
+        reply = await stub.Verify(request)
+        assert reply.replayed == replayed
+        verdict = answer_from_wire(reply, request, VerdictBounds(VOCAB_SIZE, 5, Request(logprobs=3)), 1.0).verdict
         assert verdict is not None
         end = done + len(verdict.token_ids)
         assert verdict.token_ids == tokens[done:end] and verdict.logprobs == logprobs[done:end]
@@ -260,21 +279,20 @@ def test_a_session_replays_log_probabilities_and_goes_on_from_any_prefix() -> No
 
     async def test() -> None:
         async with target_site() as site, raw_stub(site.address) as stub:
-            opened = await stub.OpenSession(opening(sampling))
+            opened = await stub.OpenSession(opening(sampling, logprobs=3))
             assert tuple(opened.processed_fields) == sampling.processed
-            done = check(await stub.Verify(round_at(0, tokens[:3])), 0)
-            again = await stub.Verify(round_at(0, tokens[:3]))
-            assert again.replayed and check(again, 0) == done == 4
-            done = check(await stub.Verify(round_at(done, [*tokens[done : done + 2], 0])), done)
+            done = await verified(stub, 0, tokens[:3])
+            assert await verified(stub, 0, tokens[:3], replayed=True) == done == 4
+            done = await verified(stub, done, [*tokens[done : done + 2], 0])
             # The client lost the last round's reply; then it goes back further.
-            reopened = await stub.OpenSession(opening(sampling, [*PROMPT, *tokens[:4]]))
+            reopened = await stub.OpenSession(opening(sampling, [*PROMPT, *tokens[:4]], logprobs=3))
             assert reopened.committed_length == len(PROMPT) + done
-            assert check(await stub.Verify(round_at(4, [*tokens[4:6], 0])), 4) == done
-            await stub.OpenSession(opening(sampling, [*PROMPT, *tokens[:2]]))
-            assert check(await stub.Verify(round_at(2, [0, 0])), 2) == 3
+            assert await verified(stub, 4, [*tokens[4:6], 0], replayed=True) == done
+            await stub.OpenSession(opening(sampling, [*PROMPT, *tokens[:2]], logprobs=3))
+            assert await verified(stub, 2, [0, 0]) == 3
         async with target_site() as other, raw_stub(other.address) as stub:
-            await stub.OpenSession(opening(sampling, [*PROMPT, *tokens[:done]], "elsewhere"))
-            check(await stub.Verify(round_at(done, tokens[done : done + 5], "elsewhere")), done)
+            await stub.OpenSession(opening(sampling, [*PROMPT, *tokens[:done]], "elsewhere", logprobs=3))
+            await verified(stub, done, tokens[done : done + 5], "elsewhere")
 
     run(test())
 
@@ -411,8 +429,8 @@ def test_a_session_refuses_what_it_cannot_continue_exactly() -> None:
             await stub.OpenSession(penalized)
             penalized.prompt_length = 4
             assert "is open with a prompt of 9 tokens" in await refused(stub.OpenSession(penalized))
-            request = pb.VerifyRequest(session_id="s", base_length=9, last_token=PROMPT[-1], logprobs=21)
-            assert (await refused(stub.Verify(request))).startswith("INVALID_ARGUMENT logprobs: 21")
+            beyond = opening(sampling, session="l", logprobs=21)
+            assert (await refused(stub.OpenSession(beyond))).startswith("INVALID_ARGUMENT logprobs: 21")
             assert site.free == 2, "what was refused holds nothing"
 
     run(test())
@@ -422,8 +440,8 @@ class OnDevice(ToyRunner):
     """Says that its logits never leave the device."""
 
     @property
-    def identity(self) -> RunnerIdentity:
-        return replace(super().identity, greedy_only=True)
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, traits=frozenset({Trait.TOKENS_ONLY}))
 
 
 def test_a_model_that_keeps_its_logits_on_the_device_refuses_each_feature_by_name() -> None:
@@ -432,14 +450,14 @@ def test_a_model_that_keeps_its_logits_on_the_device_refuses_each_feature_by_nam
         engine = Engine(OnDevice(toy().limits), batcher)
         for params in FEATURES.values():
             with pytest.raises(InvalidField) as caught:
-                engine.admit(params)
+                engine.admit(Request(params))
             assert caught.value.field == params.processed[0] and "on the device" in caught.value.reason
         with pytest.raises(InvalidField) as caught:
-            engine.admit(GREEDY, logprobs=0)
+            engine.admit(Request(GREEDY, logprobs=0))
         assert caught.value.field == "logprobs"
-        engine.admit(GREEDY)
+        engine.admit(Request(GREEDY))
         with pytest.raises(InvalidField) as caught:
-            Engine(toy(), batcher).admit(FEATURES["json"])  # one without a tokenizer
+            Engine(toy(), batcher).admit(Request(FEATURES["json"]))  # one without a tokenizer
         assert caught.value.field == "structure"
         await batcher.close()
 
@@ -467,20 +485,8 @@ class OlderVerifier(TargetVerifierService):
     async def OpenSession(self, request: Any, context: Any) -> Any:
         for name in ("structure", "logit_bias", "presence_penalty"):
             request.sampling.ClearField(name)
-        return await super().OpenSession(request, context)
-
-    async def _verify(self, request: Any, arrived: float) -> Any:
         request.ClearField("logprobs")
-        return await super()._verify(request, arrived)
-
-    async def VerifyStream(self, request_iterator: Any, context: Any) -> Any:
-        async def without() -> AsyncIterator[Any]:
-            async for request in request_iterator:
-                request.ClearField("logprobs")
-                yield request
-
-        async for reply in super().VerifyStream(without(), context):
-            yield reply
+        return await super().OpenSession(request, context)
 
 
 @pytest.mark.parametrize(
@@ -498,24 +504,10 @@ def test_a_target_that_does_not_know_a_field_is_noticed(monkeypatch: pytest.Monk
                 ("logprobs", ids(PROMPT, 4, logprobs=2)),
             ):
                 error = await refusal(answer(generator.generate, request))
-                assert error.code == "FAILED_PRECONDITION" and error.message.startswith(f"{field}: ")
-
-    run(test())
-
-
-def test_compiled_structures_are_kept_but_not_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem.engine.structures.KEPT", 2)
-
-    async def test() -> None:
-        structures = Structures(ToyTokenizer(), VOCAB_SIZE)
-        compiled: list[Structure] = []
-        compile_ = structures._compile
-        monkeypatch.setattr(structures, "_compile", lambda each: (compiled.append(each), compile_(each))[1])
-        for structure in (JSON, REGEX, JSON, CHOICE, JSON, REGEX):
-            matcher = await structures.matcher(structure)
-            assert not matcher.mask()[END] and matcher.mask().any()
-        assert compiled == [JSON, REGEX, CHOICE, REGEX]
-        assert list(structures._compiled) == [JSON, REGEX]
+                if field == "logprobs":
+                    assert error.code == "UNAVAILABLE" and "broke the contract: logprobs: 0 for " in error.message
+                else:
+                    assert error.code == "FAILED_PRECONDITION" and error.message.startswith(f"{field}: ")
 
     run(test())
 

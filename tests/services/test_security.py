@@ -15,7 +15,7 @@ from tandem.services.errors import to_status
 from tandem.services.security.config import Security
 from tandem.services.security.tls import TlsConfig
 from tests.services.certificates import Authority, token_file
-from tests.support import REPOSITORY, ServerProcess, command, launch, server_process
+from tests.support import REPOSITORY, ServerProcess, command, run_client, server_process
 
 CANARY = "qzcanaryzq"
 IDS = [str(byte) for byte in CANARY.encode()]
@@ -101,9 +101,9 @@ def test_a_fleet_with_tls_client_certificates_and_tokens_answers_only_its_own(tm
         worked = stack.enter_context(
             server_process(tmp_path, *drafting, *serving, *calling, "--token_file", own, ready_file="w.json")
         )
-        asking = ("--role", "client", "--port", str(worked.port), "--prompt", "hello", "--max_new_tokens", "8")
-        said = launch(tmp_path, *asking, *calling, "--token_file", mine)
-        without = launch(tmp_path, *asking, *calling)
+        asking = ("--port", str(worked.port), "--prompt", "hello", "--max_new_tokens", "8")
+        said = run_client(tmp_path, *asking, *calling, "--token_file", mine)
+        without = run_client(tmp_path, *asking, *calling)
     assert said.returncode == 0, said.stderr
     assert "8 tokens in" in said.stderr
     assert without.returncode == 1
@@ -152,10 +152,10 @@ def _logs_after_a_canary(folder: Path, *flags: str) -> dict[str, str]:
         fused = started("fused_target", *ROLES["fused_target"])
         remote = started("remote_draft", *ROLES["remote_draft"], f"127.0.0.1:{worker.port}")
         for server in (target, worker, fused, remote):
-            asking = ("--role", "client", "--port", str(server.port), "--prompt", CANARY)
-            assert launch(folder, *asking, "--max_new_tokens", "6").returncode == 0
-            assert launch(folder, *asking, "--max_new_tokens", "6000").returncode == 1
-            assert launch(folder, *asking, "--stop", CANARY, "--temperature", "0.5").returncode == 0
+            asking = ("--port", str(server.port), "--prompt", CANARY)
+            assert run_client(folder, *asking, "--max_new_tokens", "6").returncode == 0
+            assert run_client(folder, *asking, "--max_new_tokens", "6000").returncode == 1
+            assert run_client(folder, *asking, "--stop", CANARY, "--temperature", "0.5").returncode == 0
         for server in (remote, worker, fused, target):
             assert server.stop() == 0
         return {server.ready_file.stem: server.log.read_text() for server in (target, worker, fused, remote)}
@@ -173,6 +173,7 @@ def test_no_server_logs_prompts_or_their_ids_at_debug(tmp_path):
         assert CANARY not in log and not _ids_in(log), f"{name}: {log}"
 
 
+@pytest.mark.thorough
 def test_with_log_prompts_every_server_logs_them_and_says_so(tmp_path):
     for name, log in _logs_after_a_canary(tmp_path, "--log_prompts").items():
         assert CANARY in log, name

@@ -21,7 +21,7 @@ from tandem.services.sessions.table import (
     SessionNotFound,
     SessionTable,
 )
-from tandem.speculation.types import SamplingParams
+from tandem.speculation.types import Request, SamplingParams
 
 GREEDY, SEEDED = SamplingParams(), SamplingParams(temperature=1.0, seed=7)
 LEASE = 10.0
@@ -69,10 +69,10 @@ class Sessions(RuleBasedStateMachine):
         session = self.table.find(name)
         if session is None and name in self.closed:  # an opening that was overtaken
             with pytest.raises(SessionConflict, match="was closed"):
-                self.table.admit(name, f"slot of {name}", GREEDY, truth(length), 1000)
+                self.table.admit(name, f"slot of {name}", Request(GREEDY), truth(length), 1000)
             return
         if session is None:
-            self.table.admit(name, f"slot of {name}", GREEDY, truth(length), 1000)
+            self.table.admit(name, f"slot of {name}", Request(GREEDY), truth(length), 1000)
             self.slots += 1
             self.model[name] = Expected(length, self.now + LEASE)
             self.gone.discard(name)
@@ -91,7 +91,7 @@ class Sessions(RuleBasedStateMachine):
         session.in_use += 1  # as services/sessions/checkout.py does: a session that is found and used has not run out
         self.table.touch(name, session)
         known.expires = self.now + LEASE
-        session.resume(truth(length), GREEDY)
+        session.resume(truth(length), Request(GREEDY))
         session.in_use -= 1
         lost_reply = known.last is not None and length == known.last[0]
         if length != known.length and not lost_reply:
@@ -105,9 +105,9 @@ class Sessions(RuleBasedStateMachine):
             return
         other = truth(2) if sampled else [said(0) + 1]
         with pytest.raises(SessionConflict):
-            session.resume(other, SEEDED if sampled else GREEDY)
+            session.resume(other, Request(SEEDED if sampled else GREEDY))
         with pytest.raises(SessionConflict):
-            self.table.admit(name, "another slot", GREEDY, other, 1000)
+            self.table.admit(name, "another slot", Request(GREEDY), other, 1000)
 
     @rule(name=NAMES, back=st.integers(0, 4), count=st.integers(1, 4), wrong=st.booleans(), lost=st.booleans())
     def verify(self, name: str, back: int, count: int, wrong: bool, lost: bool) -> None:

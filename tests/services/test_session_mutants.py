@@ -72,14 +72,14 @@ MUTANTS = (
     caught(
         "a close that fails is not made again",
         CLOSES,
-        "if error.code not in _AGAIN:",
+        "if error.outcome not in WORTH_REPEATING:",
         "if True:",
         partial(test_closing.test_a_session_whose_close_fails_is_closed_by_a_later_one, False),
     ),
     caught(
         "a close that is refused is made again",
         CLOSES,
-        "if error.code not in _AGAIN:",
+        "if error.outcome not in WORTH_REPEATING:",
         "if False:",
         test_closing.test_a_close_is_not_made_again_where_it_was_refused_and_not_for_ever,
     ),
@@ -95,9 +95,9 @@ MUTANTS = (
     ),
     caught(
         "an opening never waits",
-        "tandem.services.target_verifier:TargetVerifierService._slot",
-        "await self._engine.slots.acquire(self._opening_seconds, key, total)",
-        "self._engine.slots.take()",
+        "tandem.services.target_verifier:TargetVerifierService._sequence",
+        "prompt_length, self._opening_seconds, key)",
+        "prompt_length, 0.0)",
         partial(test_openings.test_openings_are_not_starved_by_callers_that_generate_without_a_pause, 30.0),
     ),
     caught(
@@ -110,8 +110,8 @@ MUTANTS = (
     caught(
         "who comes back has lost its place",
         "tandem.engine.slots:SlotPool._place",
-        "return next(kept, None) or _Place(name)",
-        "return _Place(name)",
+        "return next(kept, None) or _Place(",
+        "return _Place(",
         test_openings.test_who_waited_in_vain_and_comes_back_has_kept_its_place_and_who_stays_away_has_not,
     ),
     caught(
@@ -138,6 +138,7 @@ MUTANTS = (
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("found", MUTANTS, ids=lambda found: found.mutant.name)
 def test_it_is_noticed(found: Caught, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from tandem.services.sessions.table import (
     SessionNotFound,
     SessionTable,
 )
-from tandem.speculation.types import SamplingParams
+from tandem.speculation.types import Request, SamplingParams
 
 GREEDY = SamplingParams()
 
@@ -33,7 +33,7 @@ def table(lease: float = 10.0) -> tuple[SessionTable[str, str], Clock]:
 
 
 def admit(sessions: SessionTable[str, str], name: str = "a", tokens: tuple[int, ...] = (1, 2, 3)) -> Session[str, str]:
-    return sessions.admit(name, f"slot of {name}", GREEDY, list(tokens), 100)
+    return sessions.admit(name, f"slot of {name}", Request(GREEDY), list(tokens), 100)
 
 
 def test_a_round_at_the_committed_length_is_due() -> None:
@@ -66,7 +66,7 @@ def test_a_length_that_was_never_reached_is_stale(base: int) -> None:
 def test_resuming_at_the_committed_tokens_keeps_the_record() -> None:
     session = admit(table()[0])
     session.commit((4,), "first")
-    session.resume([1, 2, 3, 4], GREEDY)
+    session.resume([1, 2, 3, 4], Request(GREEDY))
     assert session.fence(3, 3) is Fence.REPLAY
 
 
@@ -74,7 +74,7 @@ def test_a_prefix_that_lacks_only_the_last_round_leaves_it_committed_and_its_rep
     """G2, G4: of a client that lost the reply; first commit wins."""
     session = admit(table()[0])
     session.commit((4, 5), "first")
-    session.resume([1, 2, 3], GREEDY)
+    session.resume([1, 2, 3], Request(GREEDY))
     assert session.tokens == [1, 2, 3, 4, 5]
     assert session.fence(3, 3) is Fence.REPLAY
     assert session.recorded == "first"
@@ -84,7 +84,7 @@ def test_a_prefix_that_lacks_only_the_last_round_leaves_it_committed_and_its_rep
 def test_a_shorter_or_longer_agreeing_prefix_rebuilds_and_forgets_the_record(prefix: list[int]) -> None:
     session = admit(table()[0])
     session.commit((4,), "first")
-    session.resume(prefix, GREEDY)
+    session.resume(prefix, Request(GREEDY))
     assert session.tokens == prefix
     assert session.fence(len(prefix), prefix[-1]) is Fence.APPLY
     assert session.recorded is None
@@ -95,7 +95,7 @@ def test_another_prefix_or_other_sampling_is_a_conflict_and_changes_nothing() ->
     session.commit((4,), "first")
     for prefix, sampling in (([1, 2, 9], GREEDY), ([9], GREEDY), ([1, 2, 3, 4], SamplingParams(seed=1))):
         with pytest.raises(SessionConflict):
-            session.resume(prefix, sampling)
+            session.resume(prefix, Request(sampling))
     assert session.tokens == [1, 2, 3, 4]
     assert session.fence(3, 3) is Fence.REPLAY
 

@@ -67,10 +67,9 @@ async def asked(address: str, service: str) -> list[tuple[int, ...]]:
         return [(await answer(client.generate, request)).token_ids for request in REQUESTS]
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize(
-    ("role", "torchrun"), [("target", False), pytest.param("fused_target", True, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("role", "torchrun"), [("target", False), ("fused_target", True)])
 def test_a_shared_target_answers_as_one_process_does_and_stops_when_it_is_told(
     tmp_path: Path, role: str, torchrun: bool
 ) -> None:

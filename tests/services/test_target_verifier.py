@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import grpc
 import pytest
 
 from tandem.rpc import wire
-from tandem.runners.toy import ToyConfig
+from tandem.runners.toy import ToyConfig, toy_digest
 from tandem.speculation.types import SamplingParams
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.gate import Gate
@@ -42,7 +41,7 @@ def test_a_round_commits_the_agreeing_drafts_and_one_token_of_the_targets_own() 
 
     async def test() -> None:
         async with target_site() as site, raw_stub(site.address) as target:
-            opened = await target.OpenSession(opening(sampling=SAMPLED))
+            opened = await target.OpenSession(opening(sampling=SAMPLED, report_margins=True))
             assert (opened.committed_length, opened.reused_length) == (len(PROMPT), 0)
             assert opened.max_speculation_length == 5
             assert opened.prefill_seconds > 0
@@ -53,7 +52,7 @@ def test_a_round_commits_the_agreeing_drafts_and_one_token_of_the_targets_own() 
                 ([], 0),
                 ([(truth[9] + 1) % 256], 0),
             ):
-                reply = await target.Verify(verifying(tokens, draft, report_margins=True))
+                reply = await target.Verify(verifying(tokens, draft))
                 at = len(tokens) - len(PROMPT)
                 assert list(reply.token_ids) == truth[at : at + accepted + 1]
                 assert reply.accepted == accepted
@@ -220,7 +219,7 @@ def test_a_slot_is_never_lent_twice_when_a_session_closes_while_it_prefills() ->
         runner = toy(ToyConfig(step_seconds=0.002), slots=1, chunk=1)
         async with target_site(runner) as site, raw_stub(site.address) as target:
             first = asyncio.ensure_future(target.OpenSession(opening("first", [1] * 60)))
-            await until(lambda: runner._cache[0, 0] == 1)
+            await until(lambda: runner.digests[0, 0] == toy_digest((1,)))
             assert (await target.CloseSession(pb.CloseSessionRequest(session_id="first"))).closed
             await open_when_free(target, opening("second", [65]))
             for at in range(0, 30, 6):
@@ -418,7 +417,8 @@ def test_a_full_server_collects_what_ran_out_before_it_refuses() -> None:
         async with target_site(toy(slots=1)) as site, raw_stub(site.address) as target:
             await target.OpenSession(opening())
             assert await code(target.OpenSession(opening("new"))) == "RESOURCE_EXHAUSTED"
-            site.verifier.sessions._clock = lambda: time.monotonic() + LEASE + 1
+            for session in site.verifier.sessions:
+                session.expires = float("-inf")
             assert (await target.OpenSession(opening("new"))).committed_length == len(PROMPT)
             with pytest.raises(grpc.RpcError, match="its lease expired"):
                 await target.Verify(verifying(PROMPT))

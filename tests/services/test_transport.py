@@ -7,6 +7,7 @@ import contextlib
 import logging
 import struct
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -14,15 +15,12 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
-from tandem.engine.generators import plain_generator
-from tandem.engine.loading import Loaded
 from tandem.rpc import wire
 from tandem.rpc.channel import TARGET, open_channel
-from tandem.services.generation import GenerateMethod
-from tandem.services.security.call_limits import MessageTimeout, TransportInterceptor, WaitLimit, _Call
+from tandem.services.duplex import StreamIdle, answered_in_order
+from tandem.services.security.call_limits import MessageTimeout, TransportInterceptor, WaitLimit
 from tandem.services.security.config import Security
 from tandem.services.security.limits import Calls, LimitReached, ServerLimits
-from tandem.services.verify_stream import StreamIdle, answered_in_order
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.reliability import frames
 from tests.services.test_identity import ByToken, opening, status_of, verifying
@@ -85,21 +83,12 @@ async def bare(address: str) -> AsyncIterator[Bare]:
 # --- replies that nobody reads ---
 
 
-def queued(site: Any, queue: int, limits: ServerLimits | None = None, **rest: Any) -> GenerateMethod:
-    generator = rest.get("generator", site.generator)
-    site.verifier._generate = GenerateMethod(
-        generator, pb.TargetVerifierGenerateResponse, site.lifecycle, None, queue, limits=limits
-    )
-    return site.verifier._generate
-
-
 def test_finished_requests_whose_readers_never_read_hold_no_place() -> None:
     async def test() -> None:
-        async with target_site(toy(slots=1)) as site, bare(site.address) as attacker:
-            method = queued(site, 2)
+        async with target_site(toy(slots=1), queue=2) as site, bare(site.address) as attacker:
             for n in range(6):
                 attacker.call(GENERATE, generating().SerializeToString())
-                await until(lambda n=n: site.lifecycle._running == n + 1 and not method._under_way)
+                await until(lambda n=n: site.lifecycle.running == n + 1 and not site.method.under_way)
             async with site.client() as client:
                 assert (await answer(client.generate, ids(b"abc", 4))).token_ids == oracle(b"abc", GREEDY, 4)
 
@@ -111,15 +100,14 @@ def test_replies_that_are_not_read_in_time_end_their_call() -> None:
     security = Security(limits=ServerLimits(unread_seconds=0.1))
 
     async def test() -> tuple[str, str, list[str]]:
-        async with target_site(security=security) as site, bare(site.address) as attacker:
+        async with target_site(tokenizer=Wordy(), security=security) as site, bare(site.address) as attacker:
             attacker.call(GENERATE, generating().SerializeToString())
-            await until(lambda: site.lifecycle._running == 1)
-            await until(lambda: site.lifecycle._running == 0)
-            queued(site, 2, generator=plain_generator(Loaded(site.engine, Wordy())))
+            await until(lambda: site.lifecycle.running == 1)
+            await until(lambda: site.lifecycle.running == 0)
             async with raw_stub(site.address) as target:
                 call = target.Generate(generating(100))
-                await until(lambda: site.lifecycle._running == 1)
-                await until(lambda: site.lifecycle._running == 0)
+                await until(lambda: site.lifecycle.running == 1)
+                await until(lambda: site.lifecycle.running == 0)
 
                 async def rest() -> None:
                     async for _ in call:
@@ -134,12 +122,11 @@ def test_a_reader_that_reads_ever_so_little_has_no_longer() -> None:
     """The rest of a reply that was whole long ago."""
 
     async def test() -> None:
-        async with target_site() as site:
-            method = queued(site, 2, ServerLimits(unread_seconds=0.05))
-            stream = method.stream(generating())
+        async with target_site(security=Security(limits=ServerLimits(unread_seconds=0.05))) as site:
+            stream = site.method.stream(generating())
             first = await anext(stream)
             assert first.chunk.token_ids
-            await until(lambda: not method._under_way)
+            await until(lambda: not site.method.under_way)
             await asyncio.sleep(0.06)
             with pytest.raises(Exception, match=r"not read within 0\.05 s"):
                 await anext(stream)
@@ -152,16 +139,16 @@ def test_some_places_are_kept_for_callers_who_have_none(tmp_path) -> None:
 
     async def test() -> list[list[str]]:
         async with (
-            target_site(toy(slots=1), security=callers.security) as site,
+            target_site(toy(slots=1), security=callers.security, queue=2) as site,
             raw_stub(site.address, TARGET, callers.credentials("alice")) as alice,
             raw_stub(site.address, TARGET, callers.credentials("bob")) as bob,
         ):
-            method, held = queued(site, 2), site.engine.slots.take()
+            held = site.engine.slots.take()
             waiting = [alice.Generate(generating()) for _ in range(3)]
-            await until(lambda: method._under_way.total() == 3)
+            await until(lambda: site.method.under_way == 3)
             refused = [(await status_of(alice.Generate(generating()).read()))[2]]
             waiting.append(bob.Generate(generating()))
-            await until(lambda: method._under_way.total() == 4)
+            await until(lambda: site.method.under_way == 4)
             refused.append((await status_of(bob.Generate(generating()).read()))[2])
             site.engine.slots.release(held)
             for call in waiting:
@@ -441,22 +428,26 @@ def test_a_reply_to_a_caller_who_has_left_ends_the_call_as_cancelled_and_closes_
     closed: list[bool] = []
 
     class Gone:
+        def peer(self) -> str:
+            return "ipv4:127.0.0.1:1"
+
         async def write(self, reply: bytes) -> None:
             raise grpc.aio.InternalError("Failed grpc_call_start_batch")
 
-    async def replies() -> AsyncIterator[bytes]:
+    async def replies(requests: Any, context: Any) -> AsyncIterator[bytes]:
         try:
             yield b"reply"
         finally:
             closed.append(True)
 
+    async def found(details: Any) -> Any:
+        return grpc.stream_stream_rpc_method_handler(replies)
+
     async def test() -> None:
-        handler = grpc.unary_stream_rpc_method_handler(lambda request, context: replies())
-        call = _Call(
-            TransportInterceptor(ServerLimits()), handler, "/tandem.v1.TargetVerifier/Generate", ServerLimits()
-        )
+        details = SimpleNamespace(method=VERIFY_STREAM, invocation_metadata=())
+        handler = await TransportInterceptor(ServerLimits(), []).intercept_service(found, details)
         with pytest.raises(asyncio.CancelledError):
-            await call._write(replies(), Gone())  # type: ignore[arg-type]
+            await handler.stream_stream(None, Gone())
 
     run(test())
     assert closed == [True]

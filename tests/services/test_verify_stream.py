@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from tandem.runners.toy import ToyConfig
-from tandem.services.verify_stream import MAX_AHEAD, answered_in_order
+from tandem.services.duplex import MAX_AHEAD, answered_in_order
 from tandem.speculation.depth import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.gate import Gate
@@ -41,10 +41,11 @@ def test_rounds_on_right_guesses_are_answered_in_order_without_waiting_for_a_ver
 
     async def test() -> None:
         async with target_site() as site, raw_stub(site.address) as target:
-            await target.OpenSession(opening(sampling=sampling))
+            await target.OpenSession(opening(sampling=sampling, report_margins=True))
             call = target.VerifyStream()
             replies = await exchange(
-                call, *(verifying(PROMPT + truth[:n], truth[n : n + 2], report_margins=True) for n in (0, 3, 6))
+                call,
+                *(verifying(PROMPT + truth[:n], truth[n : n + 2]) for n in (0, 3, 6)),
             )
             assert [list(reply.token_ids) for reply in replies] == [truth[:3], truth[3:6], truth[6:9]]
             assert [(r.accepted, r.stale, r.replayed, len(r.margins)) for r in replies] == [(2, False, False, 3)] * 3
@@ -161,7 +162,7 @@ def test_reading_ahead_is_bounded_and_goes_on_while_a_round_is_verified() -> Non
         release.set()
         assert await first == 0
         assert [reply async for reply in replies] == list(range(1, 100))
-        reading = [t for t in asyncio.all_tasks() if t.get_name() == "verify stream"]
+        reading = [t for t in asyncio.all_tasks() if t.get_name() == "read stream"]
         assert not reading
 
     run(test())
@@ -232,6 +233,7 @@ def test_streams_that_are_abandoned_leave_no_object_behind() -> None:
 BLOCKS, REQUESTS = 6, 100
 
 
+@pytest.mark.thorough
 def test_streams_that_end_with_their_requests_leave_nothing_allocated() -> None:
     """Counts the bytes that malloc has handed out, in client and server: gRPC's operations are not Python objects.
 

@@ -219,15 +219,14 @@ class ToyVerifier:
     """Verifies with the implementation on trial; keeps what happened in each round."""
 
     def __init__(self, impl: Implementation, model) -> None:
-        self._impl, self._model = impl, model
+        self._impl, self._model, self.sampling = impl, model, SamplingParams()
         self.history: list[tuple[int, Tokens, Verdict]] = []
 
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
-        self._sampling = sampling
+    async def open(self, prompt: Sequence[int]) -> None: ...
 
     async def verify(self, tokens: Sequence[int], draft: Sequence[int], distributions=()) -> Verdict:
         def draw(context: Tokens, position: int, again: bool):
-            return self._impl.draws.draw(self._model.logits(context), self._sampling, position)
+            return self._impl.draws.draw(self._model.logits(context), self.sampling, position)
 
         assert len(self.history) < 20_000, "the loop does not get on"
         verdict = self._impl.acceptance.agree(draft, TargetDraw(draw, tokens, draft))
@@ -242,16 +241,15 @@ class ModelDrafter:
     """Drafts with a model and the same noise; `twist` changes each proposal."""
 
     def __init__(self, impl: Implementation, model, twist: int = 0) -> None:
-        self._impl, self._model, self._twist = impl, model, twist
+        self._impl, self._model, self._twist, self.sampling = impl, model, twist, SamplingParams()
 
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
-        self._sampling = sampling
+    async def open(self, prompt: Sequence[int]) -> None: ...
 
     async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
         context = list(tokens)
         for _ in range(k):
             at = len(context) + self._impl.draft_offset
-            drawn = self._impl.draws.draw(self._model.logits(context), self._sampling, at)
+            drawn = self._impl.draws.draw(self._model.logits(context), self.sampling, at)
             context.append((drawn.token + self._twist) % self._model.vocabulary)
         return Draft(tuple(context[len(tokens) :]))
 
@@ -266,7 +264,7 @@ class GarbageDrafter:
         self._rng = np.random.default_rng(5)
         self._vocabulary = vocabulary
 
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+    async def open(self, prompt: Sequence[int]) -> None:
         pass
 
     async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
@@ -298,11 +296,15 @@ def generate(
     verifier: ToyVerifier | None = None,
 ) -> tuple[Tokens, SpeculationStats]:
     stats = SpeculationStats()
-    rounds = impl.loop.DraftThenVerify(verifier or ToyVerifier(impl, model), drafter)
+    verifier = verifier or ToyVerifier(impl, model)
+    for one in (verifier, drafter):
+        if isinstance(one, ToyVerifier | ModelDrafter):
+            one.sampling = params
+    rounds = impl.loop.DraftThenVerify(verifier, drafter)
     stopping = Stopping(StopRules(max_new_tokens=length), Silent())
 
     async def collect() -> Tokens:
-        chunks = [c async for c in impl.loop.speculate(PROMPT, params, FixedLength(k), rounds, stopping, stats)]
+        chunks = [c async for c in impl.loop.speculate(PROMPT, FixedLength(k), rounds, stopping, stats)]
         return tuple(t for c in chunks for t in c.token_ids)
 
     return asyncio.run(collect()), stats
@@ -360,7 +362,7 @@ class EnumeratedTarget:
             self._drawn[context] = self._chance.choose(self._law(context))
         return self._drawn[context]
 
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+    async def open(self, prompt: Sequence[int]) -> None:
         pass
 
     async def verify(self, tokens: Sequence[int], draft: Sequence[int], distributions=()) -> Verdict:
@@ -412,7 +414,7 @@ class EnumeratedDrafter:
         self._chance, self._target = chance, target
         self._law, self._own_law, self._coupling = law, own_law, coupling
 
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+    async def open(self, prompt: Sequence[int]) -> None:
         pass
 
     async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
@@ -448,9 +450,7 @@ def enumerated_loop_law(
         drafter = EnumeratedDrafter(chance, target, law, own_law, coupling)
         stopping = Stopping(StopRules(length, end_of_sequence_ids=end), Silent())
         rounds = impl.loop.DraftThenVerify(target, drafter)
-        chunks = impl.loop.speculate(
-            ENUMERATED_PROMPT, SamplingParams(), FixedLength(k), rounds, stopping, SpeculationStats()
-        )
+        chunks = impl.loop.speculate(ENUMERATED_PROMPT, FixedLength(k), rounds, stopping, SpeculationStats())
         return tuple([t async for c in chunks for t in c.token_ids])
 
     return asyncio.run(enumerated(run))

@@ -118,7 +118,7 @@ class EnumeratedVerifier:
     def __init__(self, rule: ModuleType, chance: Chance, model: ToyModel, params: SamplingParams) -> None:
         self._rule, self._chance, self._model, self._params = rule, chance, model, params
 
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+    async def open(self, prompt: Sequence[int]) -> None:
         pass
 
     async def verify(
@@ -155,7 +155,7 @@ class EnumeratedDrafter:
         self._rule, self._chance, self._model, self._params = rule, chance, model, params
         self._most, self._copies = most, copies
 
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+    async def open(self, prompt: Sequence[int]) -> None:
         pass
 
     async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
@@ -183,7 +183,7 @@ def loop_law(
         drafter = EnumeratedDrafter(rule, chance, draft, params, most, copies)
         stopping = Stopping(StopRules(length), Silent())
         rounds = DraftThenVerify(verifier, drafter)
-        chunks = speculate(ENUMERATED_PROMPT, params, FixedLength(k), rounds, stopping, SpeculationStats())
+        chunks = speculate(ENUMERATED_PROMPT, FixedLength(k), rounds, stopping, SpeculationStats())
         return tuple([t async for chunk in chunks for t in chunk.token_ids])
 
     def alone(context: Tokens) -> np.ndarray:

@@ -15,7 +15,7 @@ from tandem.speculation.reach import Reach, RunMeasurements
 from tandem.speculation.run_on import MAX_UNREAD, RunMessage, RunOn
 from tandem.speculation.step_times import Times
 from tandem.speculation.stopping import Stopping, StopRules
-from tandem.speculation.types import SamplingParams, SpeculationStats, Verdict
+from tandem.speculation.types import SpeculationStats, Verdict
 from tests.speculation.laws import Silent
 from tests.speculation.simulated import PROMPT, SimulatedDraft, truth
 
@@ -55,7 +55,7 @@ class RunningTarget:
     _tasks: list[asyncio.Task] = field(default_factory=list)
     _chance: random.Random = field(default_factory=lambda: random.Random(5))
 
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+    async def open(self, prompt: Sequence[int]) -> None:
         pass
 
     def begin(self, tokens: Sequence[int]) -> None:
@@ -165,20 +165,17 @@ async def generate(
     pause: float = 0.0,
     stop: frozenset[int] = frozenset(),
     chunk: int = 6,
-    branches: bool = False,
 ) -> Ran:
     """`count` tokens from a target that never waits. `pause`: seconds after each chunk before the next is asked for."""
     loop, stats = asyncio.get_running_loop(), SpeculationStats()
     reach = Reach(width, known or measurements(Times(draft.seconds, target.verify_seconds, target.rtt)), fixed)
-    rounds = NeverWaitingRounds(
-        target, draft, reach, stats, len(PROMPT) + count, chunk, count, clock=loop.time, branches=branches
-    )
+    rounds = NeverWaitingRounds(target, draft, reach, stats, len(PROMPT) + count, chunk, count, clock=loop.time)
     tokens: list[int] = []
     began = loop.time()
     stopping = Stopping(StopRules(count, stop_token_ids=stop), Silent())
     try:
         furthest = 0
-        async for chunk_ in speculate(PROMPT, SamplingParams(), FixedLength(width), rounds, stopping, stats):
+        async for chunk_ in speculate(PROMPT, FixedLength(width), rounds, stopping, stats):
             furthest = max(furthest, target.furthest - len(PROMPT) - len(tokens))
             tokens += chunk_.token_ids
             if pause:

@@ -14,7 +14,7 @@ from tandem.speculation.length import FixedLength
 from tandem.speculation.loop import speculate
 from tandem.speculation.step_times import MeasuredTimes, Times
 from tandem.speculation.stopping import Stopping, StopRules
-from tandem.speculation.types import Draft, SamplingParams, SecondChoice, SpeculationStats, Verdict
+from tandem.speculation.types import Draft, SpeculationStats, Verdict
 from tests.speculation.laws import Silent
 
 PROMPT = [5, 6, 7]
@@ -43,11 +43,9 @@ class SimulatedDraft:
     tokens: int = 0
     fails_at: int = -1
     dry: bool = False
-    second: float | None = None
-    """Of the tokens that it misses, the share that are its second choice; None: it does not say."""
     _device: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None: ...
+    async def open(self, prompt: Sequence[int]) -> None: ...
 
     async def close(self) -> None: ...
 
@@ -64,20 +62,12 @@ class SimulatedDraft:
         proposed: list[int] = []
         for _ in range(k):
             proposed.append(self._one([*tokens, *proposed]))
-        seconds = [self._second([*tokens, *proposed[:i]], proposed[i]) for i in range(k)] if self.second else []
-        return Draft(tuple(proposed), compute_seconds=k * self.seconds, second_choices=tuple(seconds))
+        return Draft(tuple(proposed), compute_seconds=k * self.seconds)
 
     async def _step(self, k: int) -> None:
         async with self._device:
             self.tokens += k
             await asyncio.sleep(k * self.seconds)
-
-    def _second(self, tokens: Sequence[int], first: int) -> SecondChoice:
-        """The target's token, or another. Its margin is small where the first choice is wrong, as models' are."""
-        chance = random.Random(hash((self.salt, 2, *tokens)))
-        missed, right = first != truth(tokens), chance.random() < (self.second or 0.0)
-        margin = chance.random() * (1.0 if missed else 4.0)
-        return SecondChoice(truth(tokens) if missed and right else (truth(tokens) + 2) % VOCABULARY, margin)
 
     def _one(self, tokens: Sequence[int]) -> int:
         right = random.Random(hash((self.salt, *tokens))).random() < self.acceptance
@@ -93,7 +83,6 @@ class SimulatedTarget:
 
     verify_seconds: float = 0.0
     rtt: float = 0.0
-    most_in_flight: int = 8
     breaks: frozenset[int] = frozenset()
     refuses: bool = False
     module: ModuleType = tandem.speculation.pipeline
@@ -108,7 +97,7 @@ class SimulatedTarget:
     _tasks: list[asyncio.Task] = field(default_factory=list)
     _before: asyncio.Future | None = None
 
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+    async def open(self, prompt: Sequence[int]) -> None:
         self.tokens = list(prompt)
 
     def send(self, base_length: int, last_token: int, draft: Draft) -> asyncio.Future:
@@ -220,6 +209,6 @@ async def generate(
     tokens: list[int] = []
     began = loop.time()
     stopping = Stopping(StopRules(count), Silent())
-    async for chunk in speculate(PROMPT, SamplingParams(), FixedLength(k), rounds, stopping, stats):
+    async for chunk in speculate(PROMPT, FixedLength(k), rounds, stopping, stats):
         tokens += chunk.token_ids
     return Run(tokens, loop.time() - began, stats, target, draft)

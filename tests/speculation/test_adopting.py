@@ -79,13 +79,3 @@ def test_another_path_replaces_the_one_before() -> None:
     assert told(ahead, sent) == (3, (4, 5, 6))
     ahead.adopt(3, [4, 7])
     assert told(ahead, sent) == (3, (4, 7))
-
-
-def test_a_branch_is_followed_only_where_the_target_took_its_first_token() -> None:
-    for token, path in ((9, [1, 2, 3, 4, 9, 8, 7]), (6, [1, 2, 3, 4, 6])):
-        ahead, _, _ = adopting([1, 2, 3])
-        ahead.adopt(3, [4, 5, 6])
-        ahead._branches[4] = (9, 8, 7)
-        ahead.arrived([4, token])
-        assert ahead._path == path
-        assert not ahead._branches

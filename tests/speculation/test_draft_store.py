@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.speculation.draft_store import AheadDraft, Branch, DraftStore
+from tandem.speculation.draft_store import AheadDraft, DraftStore
 from tandem.speculation.run_on import RunMessage, RunOn
 
 
-def draft(base: int, last: int, *tokens: int, branches: Sequence[Branch] = ()) -> AheadDraft:
-    return AheadDraft(base, last, tokens, tuple(branches))
+def draft(base: int, last: int, *tokens: int) -> AheadDraft:
+    return AheadDraft(base, last, tokens)
 
 
 def test_a_draft_that_comes_late_is_used_from_where_the_committed_tokens_end() -> None:
@@ -40,9 +38,10 @@ def test_what_the_committed_tokens_contradict_is_dropped_and_what_they_follow_st
     assert (store.best(9), len(store)) == ((), 0)
 
 
-def test_a_second_choice_is_followed_after_it_was_committed_and_never_before() -> None:
+def test_an_older_draft_is_followed_after_its_first_token_was_committed_and_never_before() -> None:
     store = DraftStore([1])
-    store.add(draft(1, 1, 2, 3, 4, branches=[Branch(0, (7, 8)), Branch(1, (5, 6))]))
+    for tokens in ((7, 8), (2, 5, 6), (2, 3, 4)):
+        store.add(draft(1, 1, *tokens))
     assert (store.best(9), len(store)) == ((2, 3, 4), 7)
     store.advance([2])
     assert store.best(9) == (3, 4)
@@ -72,13 +71,13 @@ def test_a_late_draft_counts_only_where_it_says_what_was_committed_meanwhile() -
 def test_a_full_store_gives_up_old_drafts_first_and_then_the_end_of_the_new_one() -> None:
     store = DraftStore([1], most_nodes=4)
     store.add(draft(1, 1, 2, 3, 4))
-    store.add(draft(1, 1, 2, 8, 9, 10, 11, 12, branches=[Branch(0, (5,))]))
+    store.add(draft(1, 1, 2, 8, 9, 10, 11, 12))
     assert len(store) == 4
     assert store.best(9) == (2, 8, 9, 10)
 
 
 TOKENS = st.lists(st.integers(0, 2), max_size=6)
-MESSAGES = st.tuples(st.integers(0, 9), TOKENS, st.lists(st.tuples(st.integers(0, 6), TOKENS), max_size=2))
+MESSAGES = st.tuples(st.integers(0, 9), TOKENS)
 
 
 @given(
@@ -94,12 +93,11 @@ def test_whatever_is_sent_only_what_was_drafted_after_exactly_the_committed_toke
             committed += move
             store.advance(move)
         else:
-            base, tokens, branches = move
+            base, tokens = move
             last = committed[base - 1] if 1 <= base <= len(committed) else 0
-            one = draft(base, last, *tokens, branches=[Branch(min(o, len(tokens)), tuple(t)) for o, t in branches])
-            assert store.add(one) == (1 <= base <= len(committed))
+            assert store.add(draft(base, last, *tokens)) == (1 <= base <= len(committed))
             if 1 <= base <= len(committed):
-                sent += [[*committed[:base], *path] for path in one.paths()]
+                sent.append([*committed[:base], *tokens])
         assert len(store) <= most_nodes
         text = [*committed, *store.best(50)]
         steps = [text[: n + 1] for n in range(len(committed), len(text))]

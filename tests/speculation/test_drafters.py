@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.speculation.drafters import NgramDrafter
-from tandem.speculation.types import Draft, Proposer, SamplingParams
+from tandem.speculation.types import Draft, Proposer
 from tests.speculation import laws
 
 
 def propose(tokens: Sequence[int], k: int, longest: int = 5, shortest: int = 2) -> tuple[int, ...]:
     async def once() -> Draft:
         drafter = NgramDrafter(longest, shortest)
-        await drafter.open(tokens, SamplingParams())
+        await drafter.open(tokens)
         return await drafter.propose(tokens, k)
 
     return asyncio.run(once()).token_ids
@@ -90,7 +90,7 @@ def test_it_equals_a_naive_search(tokens, k, sizes):
 def test_an_index_grown_round_by_round_equals_a_fresh_one(tokens, cuts, k):
     async def grown() -> list[tuple[int, ...]]:
         drafter = NgramDrafter(4, 1)
-        await drafter.open(tokens[:1], SamplingParams())
+        await drafter.open(tokens[:1])
         return [(await drafter.propose(tokens[:cut], k)).token_ids for cut in sorted(cuts)]
 
     assert asyncio.run(grown()) == [propose(tokens[:cut], k, 4, 1) for cut in sorted(cuts)]
@@ -99,11 +99,11 @@ def test_an_index_grown_round_by_round_equals_a_fresh_one(tokens, cuts, k):
 def test_a_new_request_knows_nothing_of_the_last_one():
     async def two() -> Draft:
         drafter = NgramDrafter()
-        await drafter.open([1, 2, 3, 1, 2], SamplingParams())
+        await drafter.open([1, 2, 3, 1, 2])
         assert (await drafter.propose([1, 2, 3, 1, 2], 1)).token_ids == (3,)
         await drafter.close()
         await drafter.close()
-        await drafter.open([7, 1, 2], SamplingParams())
+        await drafter.open([7, 1, 2])
         return await drafter.propose([7, 1, 2], 1)
 
     assert asyncio.run(two()).token_ids == ()
@@ -123,7 +123,7 @@ def test_every_draft_token_has_one_proposer():
 def test_a_rollback_is_followed_as_if_the_rest_had_never_been_said() -> None:
     async def test() -> None:
         drafter = NgramDrafter(4, 1)
-        await drafter.open([], SamplingParams())
+        await drafter.open([])
         for tokens in ([5, 1, 2, 9, 1, 2], [5, 1, 2], [5], [5, 1, 7, 5, 1], [5, 1, 7, 5, 1], [6, 1, 7, 8, 1, 7, 1]):
             assert (await drafter.propose(tokens, 3)).token_ids == naive(tokens, 3, 4, 1)
 

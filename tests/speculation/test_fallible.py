@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tandem.speculation.fallible import Backoff, DrafterHealth, DrafterRefused, FallibleDrafter
-from tandem.speculation.types import Draft, SamplingParams
+from tandem.speculation.fallible import DrafterHealth, DrafterRefused, FallibleDrafter
+from tandem.speculation.retry import Backoff
+from tandem.speculation.types import Draft
 from tests.support import HANG
 
 PROMPT = [1, 2, 3]
@@ -32,7 +33,7 @@ class Scripted:
     gate: asyncio.Event | None = None
     calls: list[str] = field(default_factory=list)
 
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+    async def open(self, prompt: Sequence[int]) -> None:
         await self._do(f"open {len(prompt)}")
 
     async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
@@ -117,7 +118,7 @@ def test_a_drafter_that_works_is_only_asked(caplog: pytest.LogCaptureFixture) ->
     async def test() -> None:
         inner = Scripted()
         drafter = FallibleDrafter(inner, health(Clock()))
-        await drafter.open(PROMPT, SamplingParams())
+        await drafter.open(PROMPT)
         assert await drafter.propose(PROMPT, 3) == Draft((7,))
         await drafter.close()
         assert inner.calls == ["close", "open 3", "propose 3", "close"]
@@ -131,7 +132,7 @@ def test_a_failure_costs_one_call_and_the_following_rounds_ask_nobody(caplog: py
         state = health(Clock())
         inner = Scripted(RuntimeError("it\nbroke"))
         drafter = FallibleDrafter(inner, state)
-        await drafter.open(PROMPT, SamplingParams())
+        await drafter.open(PROMPT)
         assert [await drafter.propose([*PROMPT] * n, 3) for n in (1, 2, 3)] == [Draft()] * 3
         await drafter.close()
         assert inner.calls == ["close", "open 3", "close"]
@@ -150,7 +151,7 @@ def test_a_trial_runs_beside_the_rounds_and_brings_the_drafter_back(caplog: pyte
         state = health(clock)
         inner = Scripted(RuntimeError())
         drafter = FallibleDrafter(inner, state)
-        await drafter.open(PROMPT, SamplingParams())
+        await drafter.open(PROMPT)
         clock.now += 1.0
         inner.error, inner.gate, inner.calls = None, asyncio.Event(), []
         for n in range(4, 7):
@@ -178,9 +179,9 @@ def test_what_one_request_learns_the_others_know() -> None:
         state = health(clock)
         broken, others = Scripted(RuntimeError()), [Scripted() for _ in range(3)]
         drafters = [FallibleDrafter(other, state) for other in others]
-        await FallibleDrafter(broken, state).open(PROMPT, SamplingParams())
+        await FallibleDrafter(broken, state).open(PROMPT)
         for drafter in drafters:
-            await drafter.open(PROMPT, SamplingParams())
+            await drafter.open(PROMPT)
             assert await drafter.propose(PROMPT, 3) == Draft()
         assert [other.calls for other in others] == [[]] * 3
         clock.now += 1.0
@@ -199,10 +200,10 @@ def test_a_refusal_is_the_requests_own_and_tried_again_too(caplog: pytest.LogCap
         state = health(clock)
         full = Scripted(DrafterRefused("no slot"))
         refused = FallibleDrafter(full, state, Backoff(clock, 1.0, 30.0))
-        await refused.open(PROMPT, SamplingParams())
+        await refused.open(PROMPT)
         assert await refused.propose(PROMPT, 3) == Draft() and state.up
         other = FallibleDrafter(Scripted(), state)
-        await other.open(PROMPT, SamplingParams())
+        await other.open(PROMPT)
         assert await other.propose(PROMPT, 3) == Draft((7,))
         full.error = None
         clock.now += 1.0
@@ -220,7 +221,7 @@ def test_closing_ends_a_trial_under_way() -> None:
         clock = Clock()
         inner = Scripted(RuntimeError())
         drafter = FallibleDrafter(inner, health(clock))
-        await drafter.open(PROMPT, SamplingParams())
+        await drafter.open(PROMPT)
         clock.now += 1.0
         inner.error, inner.gate = None, asyncio.Event()
         await drafter.propose(PROMPT, 3)
@@ -236,11 +237,64 @@ def test_a_cancelled_request_is_cancelled_and_blames_nobody() -> None:
     async def test() -> None:
         state = health(Clock())
         drafter = FallibleDrafter(Scripted(gate=asyncio.Event()), state)
-        task = asyncio.create_task(drafter.open(PROMPT, SamplingParams()))
+        task = asyncio.create_task(drafter.open(PROMPT))
         await turns()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert state.up
+
+    asyncio.run(test())
+
+
+def test_a_refused_request_takes_no_trial_from_others() -> None:
+    """It must wait longer than the drafter is down: the trials of the process are for those who make them."""
+
+    async def test() -> None:
+        clock = Clock()
+        state, own = health(clock), Backoff(clock, 1.0, 30.0)
+        full = Scripted(DrafterRefused("no slot"))
+        refused = FallibleDrafter(full, state, own)
+        await refused.open(PROMPT)
+        for _ in range(3):  # its next attempt is due after 16 s
+            clock.now += own.wait_seconds
+            await refused.propose(PROMPT, 3)
+            await turns()
+        calls = list(full.calls)
+        state.failed(RuntimeError())
+        others = [FallibleDrafter(Scripted(), state) for _ in range(2)]
+        clock.now += 1.0
+        assert await refused.propose(PROMPT, 3) == Draft() and full.calls == calls
+        for other in others:
+            await other.propose(PROMPT, 3)
+        await turns()
+        assert state.up
+        assert [await other.propose(PROMPT, 3) for other in others] == [Draft((7,))] * 2
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_trial_that_its_request_gives_up_is_made_by_another_after_a_second(begun: bool) -> None:
+    async def test() -> None:
+        clock = Clock()
+        state = health(clock)
+        state.failed(RuntimeError())
+        for _ in range(4):  # the next trial is due after 16 s, and the one after it after 32
+            clock.now += state.backoff.wait_seconds
+            trial = state.attempt()
+            assert trial is not None
+            trial.failed(RuntimeError())
+        clock.now += 16.0
+        leaving, other = FallibleDrafter(Scripted(gate=asyncio.Event()), state), FallibleDrafter(Scripted(), state)
+        await leaving.propose(PROMPT, 3)
+        if begun:
+            await turns()
+        await leaving.close()
+        for wait, up in ((0.99, False), (0.01, True)):
+            clock.now += wait
+            await other.propose(PROMPT, 3)
+            await turns()
+            assert state.up is up
 
     asyncio.run(test())

@@ -48,6 +48,7 @@ def seconds_of(world: World, tokens: int = TOKENS) -> tuple[float, dict[int, flo
     return adaptive, fixed
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rate", [0.0, 0.2, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95])
 @pytest.mark.parametrize("place", PLACES)
 def test_within_5_percent_of_the_best_fixed_length_and_3_of_plain_decoding(place: str, rate: float) -> None:

@@ -24,7 +24,7 @@ class Model:
         self.knows = knows
         self.calls: list[object] = []
 
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+    async def open(self, prompt: Sequence[int]) -> None:
         self.calls.append("open")
 
     async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
@@ -45,7 +45,7 @@ class Known:
     def __init__(self, text: Sequence[int]) -> None:
         self.text = text
 
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None: ...
+    async def open(self, prompt: Sequence[int]) -> None: ...
 
     async def verify(
         self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[object] = ()
@@ -65,7 +65,7 @@ def proposers(text: Sequence[int], prompt: int, trust: LookupPolicy, model: Mode
     async def run() -> list[Proposer | None]:
         rounds = DraftThenVerify(Known([*text, *[0] * (k + 1)]), HybridDrafter(PolicedLookup(trust), model))
         tokens, found = list(text[:prompt]), []
-        await rounds.open(tokens, GREEDY)
+        await rounds.open(tokens)
         while len(tokens) < len(text):
             draft, verdict = await rounds.round(tokens, k)
             found.append(draft.proposed_by[0] if draft.proposed_by else None)
@@ -92,7 +92,7 @@ def test_a_long_match_is_copied_and_the_model_left_alone() -> None:
 def test_a_short_match_gives_way_to_the_model_at_first() -> None:
     async def run() -> Draft:
         drafter = HybridDrafter(PolicedLookup(LookupPolicy()), Model())
-        await drafter.open([1, 2, 3, 9, 1, 2, 3], GREEDY)
+        await drafter.open([1, 2, 3, 9, 1, 2, 3])
         return await drafter.propose([1, 2, 3, 9, 1, 2, 3], 2)
 
     assert asyncio.run(run()).token_ids == (900, 900)
@@ -131,7 +131,7 @@ def test_copies_are_judged_where_the_model_was_asked() -> None:
     lookup = PolicedLookup(trust)
 
     async def run() -> None:
-        await lookup.open([1, 2, 3], GREEDY)
+        await lookup.open([1, 2, 3])
         lookup.learn([1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4])
 
     asyncio.run(run())
@@ -145,7 +145,7 @@ def test_the_model_is_judged_by_what_it_drafted_even_if_that_is_known_later() ->
     before = trust.rates(MODEL, 3)
 
     async def run() -> None:
-        await lookup.open([1], GREEDY)
+        await lookup.open([1])
         lookup.modelled([1], [2, 3, 4])
         lookup.learn([1, 2, 3])
         assert trust.rates(MODEL, 3) == before, "judged before it is known whether the third is right"
@@ -161,7 +161,7 @@ def test_a_draft_behind_a_guess_that_was_wrong_says_nothing_about_the_model() ->
     before = trust.rates(MODEL, 2)
 
     async def run() -> None:
-        await lookup.open([1], GREEDY)
+        await lookup.open([1])
         lookup.modelled([1, 50], [51, 52])  # 50 was guessed, and 2 was committed
         lookup.learn([1, 2, 51, 52, 53])
 
@@ -174,7 +174,7 @@ def test_a_draft_behind_a_guess_that_was_wrong_says_nothing_about_the_model() ->
 def test_whatever_it_proposes_is_the_plain_lookups_copy(tokens: list[int], k: int, learned: int) -> None:
     async def run() -> None:
         lookup, plain = PolicedLookup(LookupPolicy()), NgramDrafter(8)
-        await lookup.open(tokens[:1], GREEDY)
+        await lookup.open(tokens[:1])
         lookup.learn(tokens[:learned])
         found, copy = await lookup.propose(tokens, k), await plain.propose(tokens, k)
         assert found.token_ids in ((), copy.token_ids)

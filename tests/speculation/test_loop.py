@@ -25,8 +25,8 @@ class Script:
         self._on = on
         self.calls: list[tuple] = []
 
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
-        self.calls.append(("open", tuple(prompt), sampling))
+    async def open(self, prompt: Sequence[int]) -> None:
+        self.calls.append(("open", tuple(prompt)))
         self._on("open")
 
     async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
@@ -54,7 +54,7 @@ def agreed(draft: Sequence[int], accepted: int, token: int, **costs: float) -> t
 
 def start(rounds, k: int = 4, rules: StopRules | None = None, stats: SpeculationStats | None = None):
     stopping = Stopping(rules or StopRules(100), Silent())
-    return speculate(PROMPT, SAMPLING, FixedLength(k), rounds, stopping, stats or SpeculationStats())
+    return speculate(PROMPT, FixedLength(k), rounds, stopping, stats or SpeculationStats())
 
 
 async def collect(chunks) -> list[Chunk]:
@@ -69,7 +69,7 @@ def test_each_round_is_given_everything_committed_and_what_may_still_be_drafted(
     chunks = asyncio.run(collect(start(script, rules=StopRules(7))))
     assert [c.token_ids for c in chunks] == [(10, 11, 20), (30, 31), (40,), (41,)]
     assert script.calls == [
-        ("open", PROMPT, SAMPLING),
+        ("open", PROMPT),
         ("round", PROMPT, 4),
         ("round", (*PROMPT, 10, 11, 20), 3),
         ("round", (*PROMPT, 10, 11, 20, 30, 31), 1),
@@ -280,8 +280,8 @@ class Part:
         if call in self._fails:
             raise Broken
 
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
-        assert (tuple(prompt), sampling) == (PROMPT, SAMPLING)
+    async def open(self, prompt: Sequence[int]) -> None:
+        assert tuple(prompt) == PROMPT
         self._note("open")
 
     async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
@@ -324,5 +324,5 @@ def test_drafter_and_verifier_take_turns():
 def test_the_loop_ends_with_the_reason_of_its_stop():
     stopping = Stopping(StopRules(2), Silent())
     script = Script(agreed([1], 1, 2))
-    asyncio.run(collect(speculate(PROMPT, SAMPLING, FixedLength(3), script, stopping, SpeculationStats())))
+    asyncio.run(collect(speculate(PROMPT, FixedLength(3), script, stopping, SpeculationStats())))
     assert stopping.reason is FinishReason.LENGTH

@@ -257,6 +257,7 @@ MUTANTS = [
 CASES = [pytest.param(m, check, id=f"{m.name}: {check.__name__}") for m in MUTANTS for check in m.caught_by]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("mutant", "check"), CASES)
 def test_the_planted_trap_is_caught(mutant, check):
     with warnings.catch_warnings():
@@ -266,6 +267,7 @@ def test_the_planted_trap_is_caught(mutant, check):
             check(planted)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "check", list(dict.fromkeys(c for m in MUTANTS for c in m.caught_by)), ids=lambda c: c.__name__
 )

@@ -11,21 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tandem.speculation.never_waiting_theory import (
-    RunCosts,
-    chain,
-    likeliest_tree,
-    plain_steps,
-    simulate_never_waiting,
-    simulate_stop_and_wait,
-    steps_late,
-    tpot_never_waiting,
-)
+from benchmarks.run_simulation import simulate_never_waiting, simulate_stop_and_wait
+from tandem.speculation.never_waiting_theory import RunCosts, plain_steps, steps_late, tpot_never_waiting
 from tandem.speculation.theory import StepCosts, tpot_pipelined
 
 RANKS = Path(__file__).resolve().parent / "ranks"
-EMBEDDED = (9.0, 0.3, 0.6, 0.1)  # milliseconds: a step, a draft token, a row beyond eight, a node of a tree
-SECOND = (55.0, 0.6, 4.0, 0.15)
+EMBEDDED = (9.0, 0.3, 0.6)  # milliseconds: a step, a draft token, a row beyond eight
+SECOND = (55.0, 0.6, 4.0)
 STOP_AND_WAIT_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 
 
@@ -43,13 +35,13 @@ def stepping(step: float, row: float) -> Callable[[int], float]:
     return lambda tokens: step * (1.0 if tokens <= 1 else 1.04) + max(0, tokens - 8) * row
 
 
-def costs_of(pair: tuple[float, float, float, float], rtt: float) -> RunCosts:
-    step, draft, row, node = pair
-    return RunCosts(draft, stepping(step, row), rtt, node)
+def costs_of(pair: tuple[float, ...], rtt: float) -> RunCosts:
+    step, draft, row = pair
+    return RunCosts(draft, stepping(step, row), rtt)
 
 
 def best_chain(sequences: list[list[int]], costs: RunCosts) -> float:
-    found = [simulate_never_waiting(sequences, costs, chain(k), w) for k in (4, 8, 16) for w in (3, 7)]
+    found = [simulate_never_waiting(sequences, costs, k, w) for k in (4, 8, 16) for w in (3, 7)]
     return min(found)
 
 
@@ -81,27 +73,12 @@ def test_the_simulation_on_measured_ranks_gives_the_milliseconds_per_token_that_
     sequences, costs = measured(name), costs_of(pair, rtt)
     hits = sum(ranks.count(0) for ranks in sequences) / sum(map(len, sequences))
     near = costs_of(pair, 0)
-    assert min(simulate_stop_and_wait(sequences, costs, chain(k)) for k in STOP_AND_WAIT_LENGTHS) == pytest.approx(
+    assert min(simulate_stop_and_wait(sequences, costs, k) for k in STOP_AND_WAIT_LENGTHS) == pytest.approx(
         stop_and_wait, abs=0.051
     )
     assert tpot_pipelined(StepCosts(pair[1], pair[0], pair[0]), hits, rtt) == pytest.approx(bound, abs=0.051)
     assert best_chain(sequences, costs) == pytest.approx(never_waiting, abs=0.051)
-    assert min(simulate_stop_and_wait(sequences, near, chain(k)) for k in range(1, 9)) == pytest.approx(
-        fused, abs=0.051
-    )
-
-
-def test_second_choices_save_a_tenth_where_a_step_is_long_beside_the_round_trip_and_nothing_where_it_is_short() -> None:
-    sequences = measured("greedy")
-    flat = [rank for ranks in sequences for rank in ranks]
-    chances = [flat.count(rank) / len(flat) for rank in range(8)]
-    assert [round(chance, 3) for chance in chances[:4]] == [0.565, 0.092, 0.049, 0.026]
-    tree = likeliest_tree(chances, 64, 8)
-    long, short = costs_of(SECOND, 20), costs_of(EMBEDDED, 50)
-    branching = [min(simulate_never_waiting(sequences, c, tree, w, chances) for w in (3, 7)) for c in (long, short)]
-    assert branching == [pytest.approx(32.2, abs=0.051), pytest.approx(8.5, abs=0.051)]
-    assert branching[0] < 0.91 * best_chain(sequences, long)
-    assert branching[1] > best_chain(sequences, short)
+    assert min(simulate_stop_and_wait(sequences, near, k) for k in range(1, 9)) == pytest.approx(fused, abs=0.051)
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.6, 0.8, 0.9])
@@ -112,7 +89,7 @@ def test_the_formula_is_within_a_tenth_of_the_simulation_with_the_best_depth(
     sequences = drawn(acceptance)
     for rtt in (0.0, 20.0, 40.0, 100.0):
         costs = costs_of(pair, rtt)
-        simulated = {d: simulate_never_waiting(sequences, costs, chain(d), 6, extends=True) for d in depths}
+        simulated = {d: simulate_never_waiting(sequences, costs, d, 6, extends=True) for d in depths}
         best = min(simulated, key=simulated.__getitem__)
         assert tpot_never_waiting(costs, acceptance, 6, best) == pytest.approx(simulated[best], rel=0.1), rtt
 
@@ -130,7 +107,7 @@ def test_the_formula_rises_from_near_fused_decoding_to_plain_decoding_and_never_
 def test_the_steps_that_pass_before_a_draft_is_there_are_counted_whole_and_are_at_least_one() -> None:
     assert steps_late(costs_of(EMBEDDED, 0), 4) == 1
     assert steps_late(costs_of(EMBEDDED, 20), 4) == 3
-    assert steps_late(costs_of((10.0, 1.0, 0.0, 0.0), 26), 4) == 3
+    assert steps_late(costs_of((10.0, 1.0, 0.0), 26), 4) == 3
     assert [plain_steps(0.5, late) for late in (1, 2, 3)] == [2.0, 6.0, 14.0]  # tosses until so many heads in a row
     assert plain_steps(1.0, 3) == 3.0
     assert plain_steps(0.0, 1) == float("inf")
@@ -148,4 +125,4 @@ def test_a_draft_that_is_never_right_costs_plain_decodings_time_and_no_more() ->
     wrong, costs = [[99] * 60], costs_of(EMBEDDED, 50)
     plain = costs.step(1)
     assert tpot_never_waiting(costs, 0.0, 8) == pytest.approx(plain)
-    assert simulate_never_waiting(wrong, costs, chain(8), 7) <= 1.02 * plain
+    assert simulate_never_waiting(wrong, costs, 8, 7) <= 1.02 * plain

@@ -160,7 +160,7 @@ def test_a_target_that_stays_out_of_step_is_not_asked_for_ever() -> None:
         async def resume(self, tokens, cause) -> None:
             self.resumed += 1
 
-        async def open(self, prompt, sampling) -> None:
+        async def open(self, prompt) -> None:
             self.tokens = [1]
 
     target = Forgetful()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import random
 from collections import Counter
@@ -15,7 +16,7 @@ from tandem.speculation.draws import BadLogits
 from tandem.speculation.logprobs import token_logprobs
 from tandem.speculation.processing import Logits, Mask, Processing
 from tandem.speculation.rules import draft_token, verify_draft
-from tandem.speculation.types import InvalidField, Rule, SamplingParams, Structure, StructureKind
+from tandem.speculation.types import InvalidField, Request, Rule, SamplingParams, Structure, StructureKind
 
 SIZE = 12
 ALL = SamplingParams(
@@ -91,6 +92,28 @@ def test_penalties_and_biases_are_those_of_the_definitions(seed: int) -> None:
         assert logits.tolist() == raw(seed).tolist(), "the raw logits are left alone: log-probabilities need them"
 
 
+def match(output: Sequence[int]) -> bool:
+    structure = NoRepeats()
+    return all(structure.advance(token) for token in output)
+
+
+def test_the_smallest_penalty_leaves_logits_that_can_be_drawn_from() -> None:
+    processing = Processing(SamplingParams(repetition_penalty=0.01), 2)
+    logits = processing.after([0, 1]).logits(np.full(SIZE, 1e30, dtype=np.float32), ())
+    assert np.isfinite(logits).all() and logits[0] > 1e31
+
+
+def test_a_structure_that_has_taken_an_output_goes_on_from_there() -> None:
+    """As a session that resumes: the output is taken before anything is asked."""
+    prompt, output = [1, 2], [3, 4, 3]
+    matcher = NoRepeats()
+    assert all(matcher.advance(token) for token in output)
+    processing = Processing(SamplingParams(), 2, matcher, output)
+    assert processing.after([*prompt, *output]).keeps(4, ()) and matcher.advanced == 3
+    assert not processing.after([*prompt, *output]).keeps(3, ())
+    assert processing.after([*prompt, 3]).keeps(3, (5,)) and matcher.tokens == [3, 5]
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_a_token_is_kept_exactly_if_it_still_has_the_largest_logit(seed: int) -> None:
     """Whatever was asked before, of the draft or of the target, for a mask or for a token."""
@@ -101,12 +124,12 @@ def test_a_token_is_kept_exactly_if_it_still_has_the_largest_logit(seed: int) ->
         for i in chance.choices(range(5), k=8):
             logits, fresh = raw(chance.randrange(99)), Processing(SamplingParams(), 2, NoRepeats()).after(tokens)
             best, changed = int(logits.argmax()), fresh.logits(logits, draft[:i])
-            matches = Processing(SamplingParams(), 2, NoRepeats()).matches([*tokens, *draft[:i]])
+            matches = match([*tokens[2:], *draft[:i]])
             assert processor.keeps(best, draft[:i]) == (matches and changed[best] == logits[best])
             kept += processor.keeps(best, draft[:i])
             if chance.random() < 0.2:
                 assert processor.logits(logits, draft[:i]).tolist() == changed.tolist()
-        tokens += [t for t in draft[: chance.randrange(4)] if processing.matches([*tokens, t])][:1]
+        tokens += [t for t in draft[: chance.randrange(4)] if match([*tokens[2:], t])][:1]
     assert kept > 20
     assert not Processing(ALL, 2, NoRepeats()).after(tokens).keeps(3, ()), "penalties may raise another"
 
@@ -169,12 +192,10 @@ def test_tokens_outside_the_structure_are_never_drawn_and_end_a_draft() -> None:
     sampling = SamplingParams(temperature=1.0, seed=3)
     processor = Processing(sampling, 1, NoRepeats()).after([2, 4])
     for seed in range(50):
-        verdict = verify_draft(
-            [7, 1], (), lambda i: raw(0), replace(sampling, seed=seed), Rule.AGREEMENT, 2, processor=processor
-        )
+        verdict = verify_draft([7, 1], (), lambda i: raw(0), Request(replace(sampling, seed=seed)), 2, processor)
         assert verdict.accepted == 0 and verdict.token_ids[0] not in (4, 7)
-    token, _ = draft_token(raw(0), sampling, Rule.AGREEMENT, 4, None, processor, [7])
-    assert token == draft_token(raw(0), sampling, Rule.AGREEMENT, 4)[0], "a draft beyond it is not masked"
+    token, _ = draft_token(raw(0), Request(sampling), 4, None, processor, [7])
+    assert token == draft_token(raw(0), Request(sampling), 4)[0], "a draft beyond it is not masked"
 
 
 def test_a_structure_that_became_too_complex_fails_the_targets_row_and_spoils_only_a_draft() -> None:
@@ -184,9 +205,9 @@ def test_a_structure_that_became_too_complex_fails_the_targets_row_and_spoils_on
 
     processor = Processing(SamplingParams(), 1, Complex()).after([2])
     with pytest.raises(BadLogits, match="complex"):
-        verify_draft([], (), lambda i: raw(0), SamplingParams(), Rule.AGREEMENT, 1, processor=processor)
-    for rule in Rule:
-        token, _ = draft_token(raw(0), SamplingParams(temperature=1.0), rule, 1, None, processor)
+        verify_draft([], (), lambda i: raw(0), Request(), 1, processor)
+    for rule, temperature in itertools.product(Rule, (0.0, 1.0)):
+        token, _ = draft_token(raw(0), Request(SamplingParams(temperature=temperature), rule), 1, None, processor)
         assert 0 <= token < SIZE
 
 
@@ -208,11 +229,9 @@ def test_under_both_rules_tokens_follow_the_changed_distribution(rule: Rule) -> 
     draws = 4000
     found = np.zeros(SIZE)
     for seed in range(draws):
-        params, processor = replace(sampling, seed=seed), processing.after(prefix)
-        drafted, sent = draft_token(raw(2), params, rule, 3, None, processor)
-        verdict = verify_draft(
-            [drafted], (sent,) if sent else (), lambda i: logits, params, rule, 3, processor=processor
-        )
+        request, processor = Request(replace(sampling, seed=seed), rule), processing.after(prefix)
+        drafted, sent = draft_token(raw(2), request, 3, None, processor)
+        verdict = verify_draft([drafted], (sent,) if sent else (), lambda i: logits, request, 3, processor)
         found[verdict.token_ids[0]] += 1
     assert not found[law == 0].any()
     assert np.abs(found / draws - law).max() < 4.5 * np.sqrt(0.25 / draws)
@@ -220,10 +239,10 @@ def test_under_both_rules_tokens_follow_the_changed_distribution(rule: Rule) -> 
 
 def test_log_probabilities_are_of_the_raw_logits_whatever_is_drawn() -> None:
     logits = [raw(i) for i in range(3)]
-    plain = verify_draft([], (), logits.__getitem__, SamplingParams(), Rule.AGREEMENT, 3, logprobs=4)
+    plain = verify_draft([], (), logits.__getitem__, Request(logprobs=4), 3)
     for sampling in (SamplingParams(), replace(ALL, temperature=0.7, top_k=3, seed=9)):
         processor = Processing(sampling, 1, NoRepeats()).after([2, 4, 4])
-        verdict = verify_draft([], (), logits.__getitem__, sampling, Rule.AGREEMENT, 3, processor=processor, logprobs=4)
+        verdict = verify_draft([], (), logits.__getitem__, Request(sampling, logprobs=4), 3, processor)
         (said,), (token,) = verdict.logprobs, verdict.token_ids
         exact = logits[0].astype(np.float64) - np.log(np.exp(logits[0].astype(np.float64)).sum())
         assert said.logprob == pytest.approx(exact[token], abs=1e-12)

@@ -22,7 +22,8 @@ from tandem.speculation.rejection import (
     support,
     warped,
 )
-from tandem.speculation.types import Draft, InvalidField, Rule, SamplingParams, SparseDistribution
+from tandem.speculation.sampling import member_named
+from tandem.speculation.types import Draft, InvalidField, Request, Rule, SamplingParams, SparseDistribution
 from tests.speculation import rejection_laws as laws
 from tests.speculation.laws import WARPINGS, reference_law, seeded, total_variation
 
@@ -44,6 +45,7 @@ def test_the_law_stays_exact_over_many_rounds(k):
     assert total_variation(got, expected) < 1e-12
 
 
+@pytest.mark.thorough
 def test_forty_thousand_seeded_outputs_follow_the_exact_law():
     laws.check_seeded_law(rejection, seeds=10_000, lowest=1e-3)
     laws.check_seeded_law_of_one_position(rejection, seeds=10_000, lowest=1e-3)
@@ -200,16 +202,20 @@ def test_greedy_verification_compares_ids_under_either_rule(rule):
     logits = np.array([[0, 3, 1, 2], [5, 0, 0, 0], [0, 0, 9, 0]], dtype=np.float32)
     greedy = SamplingParams()
     sent = (SparseDistribution((1, 2), (1.0, 1.0)), SparseDistribution((2, 3), (0.5, 1.0)))
-    assert rules.verify_draft((1, 0), (), logits.__getitem__, greedy, rule, 4).token_ids == (1, 0, 2)
-    verdict = rules.verify_draft((1, 3), sent if rule is Rule.REJECTION else (), logits.__getitem__, greedy, rule, 4)
+    assert rules.verify_draft((1, 0), (), logits.__getitem__, Request(greedy, rule), 4).token_ids == (1, 0, 2)
+    verdict = rules.verify_draft(
+        (1, 3), sent if rule is Rule.REJECTION else (), logits.__getitem__, Request(greedy, rule), 4
+    )
     assert (verdict.token_ids, verdict.accepted) == ((1, 0), 1)
-    assert rules.draft_token(logits[0], greedy, rule, 9) == (1, None)
+    assert rules.draft_token(logits[0], Request(greedy, rule), 9) == (1, None)
 
 
 def test_nothing_drafted_is_plain_decoding_under_either_rule():
     logits = np.random.default_rng(2).normal(size=50).astype(np.float32)
     for position in range(50):
-        both = [rules.verify_draft((), (), lambda i: logits, PLAIN, rule, position, True) for rule in Rule]
+        both = [
+            rules.verify_draft((), (), lambda i: logits, Request(PLAIN, rule, margins=True), position) for rule in Rule
+        ]
         assert both[0] == both[1]
         assert both[0].token_ids == (draw(logits, PLAIN, position).token,)
 
@@ -219,26 +225,32 @@ def test_the_bonus_is_the_token_of_plain_decoding():
     for seed in range(60):
         params = seeded(PLAIN, seed)
         token = draw(logits[0], params, 8).token
-        verdict = rules.verify_draft((token,), (), logits.__getitem__, params, Rule.REJECTION, 8)
+        verdict = rules.verify_draft((token,), (), logits.__getitem__, Request(params, Rule.REJECTION), 8)
         if verdict.accepted:
             assert verdict.token_ids == (token, draw(logits[1], params, 9).token)
 
 
 def test_rejection_decides_without_margins():
     logits = np.zeros((3, 4), dtype=np.float32)
-    assert rules.verify_draft((1, 2), (), logits.__getitem__, PLAIN, Rule.REJECTION, 8, True).margins == ()
-    assert len(rules.verify_draft((), (), logits.__getitem__, PLAIN, Rule.REJECTION, 8, True).margins) == 1
+    assert (
+        rules.verify_draft((1, 2), (), logits.__getitem__, Request(PLAIN, Rule.REJECTION, margins=True), 8).margins
+        == ()
+    )
+    assert (
+        len(rules.verify_draft((), (), logits.__getitem__, Request(PLAIN, Rule.REJECTION, margins=True), 8).margins)
+        == 1
+    )
 
 
 def test_agreement_draws_with_the_targets_noise_and_sends_nothing():
     logits = np.random.default_rng(2).normal(size=30).astype(np.float32)
-    assert rules.draft_token(logits, PLAIN, Rule.AGREEMENT, 6) == (draw(logits, PLAIN, 6).token, None)
-    assert rules.draft_token(logits * np.nan, PLAIN, Rule.AGREEMENT, 6) == (0, None)
+    assert rules.draft_token(logits, Request(PLAIN), 6) == (draw(logits, PLAIN, 6).token, None)
+    assert rules.draft_token(logits * np.nan, Request(PLAIN), 6) == (0, None)
 
 
 def test_a_guess_has_at_most_the_support_that_is_sent():
     logits = np.random.default_rng(2).normal(size=500).astype(np.float32)
-    token, sent = rules.draft_token(logits, PLAIN, Rule.REJECTION, 6)
+    token, sent = rules.draft_token(logits, Request(PLAIN, Rule.REJECTION), 6)
     assert sent is not None and len(sent.token_ids) == SUPPORT and token in sent.token_ids
 
 
@@ -258,6 +270,6 @@ def test_a_weight_that_no_32_bit_float_holds_is_refused():
 
 
 def test_rules_have_names():
-    assert [Rule.named(rule.value) for rule in Rule] == list(Rule)
+    assert [member_named(Rule, "rule", rule.value) for rule in Rule] == list(Rule)
     with pytest.raises(InvalidField, match="rule: 'x' is not one of agreement, rejection"):
-        Rule.named("x")
+        member_named(Rule, "rule", "x")

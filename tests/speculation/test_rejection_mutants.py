@@ -174,6 +174,7 @@ MUTANTS = [
 CASES = [pytest.param(m, check, id=f"{m.name}: {check.__name__}") for m in MUTANTS for check in m.caught_by]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("mutant", "check"), CASES)
 def test_the_planted_trap_is_caught(mutant, check):
     planted = mutant.planted()
@@ -186,6 +187,7 @@ def test_the_planted_trap_is_caught(mutant, check):
 CHECKS = list(dict.fromkeys(check for mutant in MUTANTS for check in mutant.caught_by))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_the_check_passes_on_a_copy_without_a_trap(check):
     check(mutated(rejection, P, P))

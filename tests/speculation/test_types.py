@@ -26,6 +26,13 @@ from tandem.speculation.types import GenerationRequest, InvalidField, Proposer, 
         ("min_p", math.nan),
         ("seed", -1),
         ("seed", 2**64),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", math.nan),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", 1e-45),
+        ("repetition_penalty", 0.009),
+        ("repetition_penalty", 2.1),
+        ("repetition_penalty", math.nan),
     ],
 )
 def test_a_sampling_parameter_out_of_its_limits_is_named_with_its_value(field, value):

@@ -12,7 +12,7 @@ from tandem.runners.toy import ToyConfig
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.reach import Reach, RunMeasurements
 from tandem.speculation.step_times import Times
-from tandem.speculation.types import Draft, SamplingParams, Verdict
+from tandem.speculation.types import Draft, Verdict
 from tandem.speculation.way_ratios import PRIOR_RUNNING, WayRatios
 from tandem.speculation.ways import (
     RECONSIDERED,
@@ -103,7 +103,7 @@ class Timed:
     def __init__(self) -> None:
         self.now, self.rounds = 0.0, 0
 
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+    async def open(self, prompt: Sequence[int]) -> None:
         pass
 
     async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
@@ -111,7 +111,7 @@ class Timed:
         self.rounds += 1
         return Draft((7,)), Verdict((7, 8), 1)
 
-    async def take_over(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+    async def take_over(self, prompt: Sequence[int]) -> None:
         pass
 
     async def hand_over(self, tokens: Sequence[int]) -> None:
@@ -134,7 +134,7 @@ def test_rounds_of_a_way_are_timed_but_for_the_first_and_reported_at_each_choice
     )
 
     async def test(count: int) -> None:
-        await rounds.open([1], GREEDY)
+        await rounds.open([1])
         for _ in range(count):
             await rounds.round([1], 3)
         await rounds.close()

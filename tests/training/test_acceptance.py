@@ -13,16 +13,17 @@ from rich.console import Console
 from tandem.cli import main
 from tandem.comparison.measuring.workloads import given_prompts
 from tandem.engine.batcher import Batcher
+from tandem.engine.engine import Engine
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.model_drafter import ModelDrafter
-from tandem.engine.sequences import Engine, LocalVerifier
+from tandem.engine.sequences import LocalVerifier
 from tandem.runners.loading import Shape
 from tandem.runners.toy import ToyConfig
 from tandem.speculation.drafters import NgramDrafter
 from tandem.speculation.length import FixedLength
 from tandem.speculation.loop import DraftThenVerify, speculate
 from tandem.speculation.stopping import Stopping, StopRules
-from tandem.speculation.types import SamplingParams, SpeculationStats
+from tandem.speculation.types import Request, SamplingParams, SpeculationStats
 from tandem.training.acceptance.costs import PairCosts
 from tandem.training.acceptance.measure import AcceptConfig, PairMeasurement, RoundFigures, measure
 from tandem.training.acceptance.replay import Continuation, MemoizedDrafter, agreement, replay
@@ -47,8 +48,8 @@ def said(sampling: SamplingParams) -> Continuation:
 
 async def deployed(drafter: ModelDrafter, engine: Engine, sampling: SamplingParams, k: int) -> SpeculationStats:
     stats = SpeculationStats()
-    rounds = DraftThenVerify(LocalVerifier(engine), drafter)
-    async for _ in speculate(PROMPT, sampling, FixedLength(k), rounds, Stopping(StopRules(COUNT), Silent()), stats):
+    rounds = DraftThenVerify(LocalVerifier(engine, Request(sampling)), drafter)
+    async for _ in speculate(PROMPT, FixedLength(k), rounds, Stopping(StopRules(COUNT), Silent()), stats):
         pass
     return stats
 
@@ -59,8 +60,8 @@ def test_a_replay_has_the_rounds_of_a_deployment(sampling: SamplingParams, k: in
     async def test() -> None:
         batcher = Batcher("test")
         target, draft = Engine(toy(), batcher), Engine(toy(ToyConfig(miss=0.3)), batcher)
-        real = await deployed(ModelDrafter(draft, 258), target, sampling, k)
-        remembered = MemoizedDrafter(ModelDrafter(draft, 258), said(sampling), 5)
+        real = await deployed(ModelDrafter(draft, Request(sampling), 258), target, sampling, k)
+        remembered = MemoizedDrafter(ModelDrafter(draft, Request(sampling), 258), said(sampling), 5)
         found = await replay(remembered, said(sampling), k)
         assert remembered.asked == found.rounds - (found.drafted_per_position[:1] != [found.rounds])
         for name in ("rounds", "drafted", "accepted", "accepted_per_position", "drafted_per_position", "accepted_by"):
@@ -75,7 +76,7 @@ def test_agreement_asks_after_every_token_of_the_target() -> None:
     async def test() -> None:
         batcher = Batcher("test")
         config = ToyConfig(miss=0.3)
-        found = await agreement(ModelDrafter(Engine(toy(config), batcher), 258), said(GREEDY))
+        found = await agreement(ModelDrafter(Engine(toy(config), batcher), Request(GREEDY), 258), said(GREEDY))
         text = [*PROMPT, *said(GREEDY).answer]
         guesses = [
             oracle(text[:i], GREEDY, 1, config, past_the_end=True)[0] == text[i] for i in range(len(PROMPT), len(text))

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,6 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -32,7 +29,7 @@ from tandem.runners.eagle.files import read_head
 from tandem.runners.eagle.module import EagleHead
 from tandem.runners.eagle.runner import EagleRunner
 from tandem.runners.loading import Execution
-from tandem.runners.protocol import Limits, PrefillRow, ProposeRow, RunnerIdentity
+from tandem.runners.protocol import Limits, PrefillRow, RunnerIdentity
 from tandem.runners.torch.platforms import platform_of
 from tandem.speculation.types import SamplingParams
 from tandem.training.heads import evaluate as evaluation
@@ -41,87 +38,24 @@ from tandem.training.heads.evaluate import HeadEvaluation, evaluate
 from tandem.training.heads.features import FeatureFolder, FeaturesConfig, FeatureTarget, make_features
 from tandem.training.heads.loop import HeadTraining
 from tandem.training.heads.loss import head_states, make_head_batch, step_losses
-from tandem.training.heads.settings import HeadTrainConfig
 from tandem.training.heads.train import main as train_main
 from tandem.training.heads.train import train
-from tandem.training.shards import ShardFolder, TrainingSequence, join, split
+from tandem.training.shards import ShardFolder, join, split
+from tests.rows import propose_row
 from tests.runners.tiny import byte_tokenizer
+from tests.training.head_pair import continuations, make_data, make_target, quiet, training
 
-KINDS = ("code", "prose")
-LENGTH = 24
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """A second thread would wait after each of thousands of tiny operations."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def quiet(line: str) -> None:
-    pass
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama of 258 tokens whose choices are clear, and follow mostly from the last token."""
-    folder = tmp_path_factory.mktemp("target")
-    byte_tokenizer().save_pretrained(folder)
-    torch.manual_seed(3)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
-    module = LlamaForCausalLM(LlamaConfig(vocab_size=258, num_hidden_layers=3, eos_token_id=1, **sizes))
-    module.lm_head.weight.data *= 10
-    module.model.embed_tokens.weight.data *= 20
-    module.save_pretrained(folder)
-    return folder
+    return make_target(tmp_path_factory.mktemp("target"), layers=3)
 
 
 @pytest.fixture(scope="module")
 def data(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two shards of greedy continuations, as `generate` writes them, with features."""
-    folder = tmp_path_factory.mktemp("data")
-    module = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
-    shards, random = ShardFolder(folder), np.random.default_rng(0)
-    shards.claim({"target": weights_revision(find(str(target))), "seed": 1})
-    for number in range(2):
-        shards.write(number, join(continuations(module, random)))
-    assert make_features(FeaturesConfig(folder, str(target), dtype="float32"), quiet) == 2
-    return folder
-
-
-def continuations(module: Any, random: np.random.Generator) -> list[TrainingSequence]:
-    """Greedy continuations of prompts of 1 to 4 tokens, eight of each length."""
-    made = []
-    for size in range(1, 5):
-        prompts = random.integers(2, 258, (8, size))
-        tokens = torch.from_numpy(prompts)
-        with torch.inference_mode():
-            while tokens.shape[1] < size + LENGTH:
-                tokens = torch.cat((tokens, module(tokens).logits[:, -1:].argmax(-1)), 1)
-            best = module(tokens).logits[:, size - 1 : -1].log_softmax(-1).topk(8)
-        for row in range(8):
-            prompt, answer = tokens[row, :size].numpy(), tokens[row, size:].numpy()
-            ids, logprobs = best.indices[row].numpy(), best.values[row].numpy()
-            made.append(
-                TrainingSequence(
-                    KINDS[row % 2],
-                    0.0,
-                    prompt.astype(np.int32),
-                    answer.astype(np.int32),
-                    ids.astype(np.int32),
-                    logprobs.astype(np.float16),
-                )
-            )
-    return made
-
-
-def training(target: Path, data: Path, output: Path, **changes: Any) -> HeadTrainConfig:
-    config = HeadTrainConfig(
-        data, output, str(target), vocabulary=200, steps=3, epochs=10, batch=160, rate=5e-3, warm_up=5, dtype="float32"
-    )
-    return replace(config, **changes)
+    return make_data(tmp_path_factory.mktemp("data"), target, shards=2)
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +104,7 @@ def test_training_cut_short_resumes_to_the_same_weights(
     target: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = train(training(target, data, tmp_path / "whole", epochs=2), quiet)
-    one, done = HeadTraining._one, []
+    one, done = HeadTraining.train_group, []
 
     def stops(self: HeadTraining, group: list[int]) -> None:
         if len(done) == 7:
@@ -179,11 +113,11 @@ def test_training_cut_short_resumes_to_the_same_weights(
         done.append(group)
         self.save()
 
-    monkeypatch.setattr(HeadTraining, "_one", stops)
+    monkeypatch.setattr(HeadTraining, "train_group", stops)
     with pytest.raises(KeyboardInterrupt):
         train(training(target, data, tmp_path / "cut", epochs=2), quiet)
     assert (tmp_path / "cut" / "training_state.pt").is_file()
-    monkeypatch.setattr(HeadTraining, "_one", one)
+    monkeypatch.setattr(HeadTraining, "train_group", one)
     said: list[str] = []
     again = train(training(target, data, tmp_path / "cut", epochs=2), said.append)
     assert "resuming from step 7" in said and again["steps"] == whole["steps"] > 7
@@ -295,7 +229,7 @@ def drafted_logits(
 
     head.logits = forced  # type: ignore[method-assign]
     try:
-        runner.propose([ProposeRow(0, known - 1, tuple(tokens[known - 2 : known]), 3, SamplingParams())])
+        runner.propose([propose_row(0, known - 1, tuple(tokens[known - 2 : known]), 3, SamplingParams())])
     finally:
         del head.logits
     return seen

@@ -94,6 +94,7 @@ def answers(folder: Path, number: int) -> dict[tuple[int, ...], list[tuple[float
     return {prompt: sorted(said) for prompt, said in found.items()}
 
 
+@pytest.mark.thorough
 def test_greedy_training_data_is_what_transformers_generates(target: Path, data: Path) -> None:
     module = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
     checked = 0
@@ -123,6 +124,7 @@ def test_progress_is_shown_as_time_passes_and_not_only_when_a_shard_is_full() ->
     ]
 
 
+@pytest.mark.thorough
 def test_generation_cut_short_goes_on_with_the_same_data(target: Path, data: Path, tmp_path: Path) -> None:
     generate(generating(target, tmp_path, tokens=1), quiet)
     assert ShardFolder(tmp_path).numbers() == [0]
@@ -189,7 +191,7 @@ def test_training_cut_short_ends_with_the_same_weights(
     target: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = train(training(target, data, tmp_path / "whole", epochs=3), quiet)
-    one_step = Training._one
+    one_step = Training.train_group
 
     def dies_at_step_7(self: Training, group: list[int]) -> tuple[float, int, int]:
         if self.step == 7:
@@ -198,7 +200,7 @@ def test_training_cut_short_ends_with_the_same_weights(
 
     config = training(target, data, tmp_path / "cut", epochs=3, save_minutes=0)
     with monkeypatch.context() as patch:
-        patch.setattr(Training, "_one", dies_at_step_7)
+        patch.setattr(Training, "train_group", dies_at_step_7)
         with pytest.raises(CutShort):
             train(config, quiet)
     assert config.state.exists()

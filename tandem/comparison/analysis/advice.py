@@ -19,8 +19,8 @@ from tandem.comparison.analysis.predictions import Model
 from tandem.comparison.analysis.prefill_advice import prefill_costs, prefill_document, prefill_lines
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, DISTRIBUTED, NEVER_WAITING
 from tandem.comparison.measuring.conditions import LinkChoice
-from tandem.comparison.report.comparison_file import read_comparison
 from tandem.comparison.report.formatting import name_in_sentence
+from tandem.comparison.report.reading import read_comparison
 
 FAR_MS = 10_000.0
 

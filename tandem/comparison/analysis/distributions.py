@@ -25,16 +25,19 @@ PERCENTS = (25, 50, 75, 90, 95, 99)
 class MetricDistribution:
     """The distribution of a metric over requests; every value is None if nothing was measured."""
 
-    p25: float | None
-    p50: float | None
-    p75: float | None
-    p90: float | None
-    p95: float | None
-    p99: float | None
-    mean: float | None
-    min: float | None
-    max: float | None
-    stddev: float | None
+    p25: float | None = None
+    p50: float | None = None
+    p75: float | None = None
+    p90: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    mean: float | None = None
+    min: float | None = None
+    max: float | None = None
+    stddev: float | None = None
+
+
+STATISTICS: tuple[str, ...] = tuple(field.name for field in fields(MetricDistribution))
 
 
 def distribution(values: Iterable[float | None]) -> MetricDistribution:
@@ -43,13 +46,7 @@ def distribution(values: Iterable[float | None]) -> MetricDistribution:
 
     known = [value for value in values if value is not None]
     if not known:
-        return MetricDistribution(*[None] * len(fields(MetricDistribution)))
-    return MetricDistribution(
-        **{
-            f"p{percent}": float(value) for percent, value in zip(PERCENTS, np.percentile(known, PERCENTS), strict=True)
-        },
-        mean=statistics.fmean(known),
-        min=min(known),
-        max=max(known),
-        stddev=statistics.stdev(known) if len(known) > 1 else None,
-    )
+        return MetricDistribution()
+    stddev = statistics.stdev(known) if len(known) > 1 else None
+    found = np.percentile(known, PERCENTS).tolist()
+    return MetricDistribution(*[*found, statistics.fmean(known), min(known), max(known), stddev])

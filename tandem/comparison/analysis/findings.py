@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from tandem.comparison.analysis.bootstrap import Interval
 from tandem.comparison.analysis.costs import ArchitectureCosts, costs_by_architecture
-from tandem.comparison.analysis.line_fit import FIXED, fit_as_json
+from tandem.comparison.analysis.line_fit import FIXED
 from tandem.comparison.analysis.predictions import (
     NOTES,
     BestLength,
@@ -22,18 +22,12 @@ from tandem.comparison.analysis.predictions import (
     drafted,
 )
 from tandem.comparison.analysis.summary import Summary
-from tandem.comparison.measuring.architectures import (
-    AUTOREGRESSIVE,
-    COMPARED,
-    DISTRIBUTED,
-    FUSED,
-    NEVER_WAITING,
-    PIPELINED,
-    WIDTH_1,
-)
+from tandem.comparison.measuring import architectures as arch
 from tandem.comparison.measuring.calibration import NOT_COSTED, Calibration
 from tandem.comparison.measuring.conditions import BASE, LINK, Condition, LinkChoice
+from tandem.comparison.measuring.json_form import decoded, encoded
 from tandem.comparison.measuring.records import Measurement, Record
+from tandem.comparison.report import formatting as fmt
 
 NOUNS = {"draft": "drafting", "verify": "verification"}
 MIN_CURVE_MS = 60.0
@@ -68,8 +62,8 @@ def theory_of(
         return None
     links = [c for c in conditions if c.varies in (BASE, LINK)]
     measured = {c.name: _mean_tpots(summaries[c.name]) for c in links}
-    names = [AUTOREGRESSIVE.name, *model.drafts]
-    derived = [PIPELINED.name, NEVER_WAITING.name] if DISTRIBUTED.name in model.drafts else []
+    names = [arch.AUTOREGRESSIVE.name, *model.drafts]
+    derived = [arch.PIPELINED.name, arch.NEVER_WAITING.name] if arch.DISTRIBUTED.name in model.drafts else []
     predictions = tuple(
         Prediction(name, c.name, 1000 * c.link.seconds, model.tpot(name, c.link), measured[c.name].get(name))
         for c in links
@@ -87,14 +81,14 @@ def theory_of(
         even,
         interval,
         _crossing(links, measured),
-        _difference(base, DISTRIBUTED.name, FUSED.name),
+        _difference(base, arch.DISTRIBUTED.name, arch.FUSED.name),
         _waits_until(points),
     )
 
 
 def _model(base: Condition, records: Sequence[Record], found: Sequence[Calibration], length: int) -> Model | None:
     costs = costs_by_architecture(found, base.link)
-    plain = costs.get(WIDTH_1.name) or costs.get(AUTOREGRESSIVE.name)
+    plain = costs.get(arch.WIDTH_1.name) or costs.get(arch.AUTOREGRESSIVE.name)
     if plain is None or length == 0:
         return None
     by_prompt: defaultdict[str, defaultdict[str, list[Measurement]]] = defaultdict(lambda: defaultdict(list))
@@ -104,7 +98,7 @@ def _model(base: Condition, records: Sequence[Record], found: Sequence[Calibrati
     drafts = {
         name: drafted(of)
         for name, of in by_prompt.items()
-        if name in COMPARED
+        if name in arch.COMPARED
         and name in costs
         and name not in NOT_COSTED
         and any(m.drafted for ms in of.values() for m in ms)
@@ -118,10 +112,8 @@ def _mean_tpots(summaries: Sequence[Summary]) -> dict[str, float]:
 
 
 def _crossing(links: Sequence[Condition], measured: Mapping[str, Mapping[str, float]]) -> float | None:
-    found = [
-        (1000 * c.link.seconds, _difference(measured[c.name], DISTRIBUTED.name, AUTOREGRESSIVE.name)) for c in links
-    ]
-    known = [(rtt, difference) for rtt, difference in found if difference is not None]
+    names = arch.DISTRIBUTED.name, arch.AUTOREGRESSIVE.name
+    known = [(1000 * c.link.seconds, d) for c in links if (d := _difference(measured[c.name], *names)) is not None]
     at = crossing([rtt for rtt, _ in known], [difference for _, difference in known])
     return None if at is None else at / 1000
 
@@ -132,7 +124,7 @@ def _waits_until(points: Sequence[tuple[float, Mapping[str, float]]]) -> float |
     None if no point of the curve is beyond it.
     """
     for rtt_ms, tpots in points:
-        if NEVER_WAITING.name in tpots and tpots[NEVER_WAITING.name] < tpots[DISTRIBUTED.name]:
+        if arch.NEVER_WAITING.name in tpots and tpots[arch.NEVER_WAITING.name] < tpots[arch.DISTRIBUTED.name]:
             return rtt_ms / 1000
     return None
 
@@ -152,72 +144,51 @@ def held_at_0(theory: Theory) -> list[str]:
             if fit.held is None or fit.unheld_s is None:
                 continue
             interval = fit.fixed_interval_s if fit.held == FIXED else fit.slope_interval_s
-            spread = "no interval" if interval is None else f"{_ms(interval[0])} to {_ms(interval[1])}"
+            spread = "no interval" if interval is None else fmt.span(interval, 1000)
             part = "fixed" if fit.held == FIXED else "per token"
-            parts.append(f"{name.replace('_', ' ')}, {NOUNS[step]}, {part}: {_ms(fit.unheld_s)} ({spread})")
+            parts.append(f"{fmt.name(name)}, {NOUNS[step]}, {part}: {fmt.milliseconds(fit.unheld_s, 2)} ({spread})")
     held = "Held at 0 because a step cannot cost less; unconstrained fit in ms (95 % interval of the fit used): "
     return [held + "; ".join(parts)] if parts else []
 
 
-def _ms(seconds: float) -> str:
-    return f"{1000 * seconds:.2f}"
-
-
 def theory_as_json(theory: Theory) -> dict[str, Any]:
     model = theory.model
-    return {
-        "costs": {
+    names = (arch.AUTOREGRESSIVE.name, *model.drafts)
+    found = {
+        "costs": {  # plain decoding may have been calibrated at width 1 only
             "plain_s": model.plain_s,
-            "architectures": {
-                name: _costs_as_json(model, name)
-                for name in (AUTOREGRESSIVE.name, *model.drafts)
-                if name in model.costs  # plain decoding may have been calibrated at width 1 only
-            },
+            "architectures": {name: model.costs[name] for name in names if name in model.costs},
         },
         "acceptance": {
-            name: {"conditional": list(of.rates), "tokens_per_round": of.per_round, "output_tokens": of.tokens}
+            name: {"conditional": of.rates, "tokens_per_round": of.per_round, "output_tokens": of.tokens}
             for name, of in model.drafts.items()
         },
         "length": model.length,
-        "predictions": [{**asdict(p), "error": p.error} for p in theory.predictions],
+        "predictions": [{**encoded(p), "error": p.error} for p in theory.predictions],
         "curve": [{"rtt_ms": rtt, "tpot_s": tpots} for rtt, tpots in theory.curve],
-        "best_lengths": [
-            {**asdict(best), "length": best.length, "tpot_s": best.tpot_s} for best in theory.best_lengths
-        ],
+        "best_lengths": [{**encoded(b), "length": b.length, "tpot_s": b.tpot_s} for b in theory.best_lengths],
         "break_even_rtt_s": theory.break_even_rtt_s,
-        "break_even_interval_s": list(theory.break_even_interval_s) if theory.break_even_interval_s else None,
+        "break_even_interval_s": theory.break_even_interval_s,
         "measured_break_even_rtt_s": theory.measured_break_even_rtt_s,
         "distributed_over_fused_s": theory.distributed_over_fused_s,
         "waiting_pays_until_s": theory.waiting_pays_until_s,
         "capacity_gain": model.capacity_gain(),
-        "target_s_per_token": {name: model.target_seconds(name) for name in (AUTOREGRESSIVE.name, *model.drafts)},
-        "notes": list(NOTES),
+        "target_s_per_token": {name: model.target_seconds(name) for name in names},
+        "notes": NOTES,
     }
-
-
-def _costs_as_json(model: Model, name: str) -> dict[str, Any]:
-    costs = model.costs[name]
-    values = asdict(costs)
-    for key in ("draft_s_by_length", "verify_s_by_positions"):
-        values[key] = {f"{size:g}": seconds for size, seconds in values[key].items()}
-    return {**values, "fits": {step: fit_as_json(fit) for step, fit in costs.fits.items()}}
+    return {key: encoded(value) for key, value in found.items()}
 
 
 def model_from_json(theory: Mapping[str, Any]) -> Model:
     """Restores the model from the `theory` of a comparison.json."""
     costs = {
-        name: ArchitectureCosts(**{key: _sizes(value) for key, value in of.items() if key != "fits"})
+        name: decoded(ArchitectureCosts, {key: value for key, value in of.items() if key != "fits"})
         for name, of in theory["costs"]["architectures"].items()
     }
     drafts = {
         name: Drafted(tuple(of["conditional"]), (), of["output_tokens"]) for name, of in theory["acceptance"].items()
     }
     return Model(theory["costs"]["plain_s"], costs, drafts, theory["length"])
-
-
-def _sizes(value: Any) -> Any:
-    """Converts JSON's string keys to numbers."""
-    return {float(size): seconds for size, seconds in value.items()} if isinstance(value, dict) else value
 
 
 def link_of(link: Mapping[str, Any]) -> LinkChoice:

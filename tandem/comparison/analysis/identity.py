@@ -60,23 +60,17 @@ def identity(
             continue
         total += 1
         tokens = record.measurement.output_token_ids
-        position = first_difference(plain, tokens)
-        if position is None:
-            continue
-        gap = _gap((traces or {}).get(record.prompt), plain, position)
-        divergences.append(
-            Divergence(record.prompt, record.run, position, _at(plain, position), _at(tokens, position), gap)
-        )
+        at = first_difference(plain, tokens)
+        if at is not None:
+            gap = _gap((traces or {}).get(record.prompt), plain, at)
+            theirs, own = (next(iter(ids[at:]), None) for ids in (plain, tokens))
+            divergences.append(Divergence(record.prompt, record.run, at, theirs, own, gap))
     return TokenIdentity(total - len(divergences), total, tuple(divergences))
 
 
 def diverged_prompts(records: Sequence[Record], reference: Sequence[Record]) -> set[str]:
     """Returns the prompts on which a record's tokens differ from the reference's of the same run."""
     return {divergence.prompt for divergence in identity(records, reference).divergences}
-
-
-def _at(tokens: Sequence[int], position: int) -> int | None:
-    return tokens[position] if position < len(tokens) else None
 
 
 def _gap(trace: MarginTrace | None, plain: tuple[int, ...], position: int) -> float | None:

@@ -7,14 +7,14 @@ was held at 0 and its unconstrained value.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tandem.comparison.analysis.bootstrap import MIN_UNITS, RESAMPLES, Interval, percentiles
+from tandem.comparison.measuring.json_form import HIDDEN, named
 
 FIXED, SLOPE = "fixed", "slope"
 ROUNDING = 1e-9
@@ -30,11 +30,11 @@ class LineFit:
     held: the part held at 0, whose unconstrained value is `unheld_s`; None if neither is.
     """
 
-    fixed_s: float
-    slope_s: float
+    fixed_s: float = field(metadata=HIDDEN)
+    slope_s: float = field(metadata=HIDDEN)
     fixed_interval_s: Interval | None = None
     slope_interval_s: Interval | None = None
-    held: str | None = None
+    held: str | None = field(default=None, metadata=named("held_at_0"))
     unheld_s: float | None = None
 
 
@@ -104,13 +104,3 @@ def _intervals(groups: Sequence[Sequence[Point]]) -> tuple[Interval | None, Inte
     whole = np.isfinite(sizes).all(1)  # a resample may contain only requests without a step
     fixed, slope, _, _ = non_negative_line(sizes[whole], seconds[whole])
     return percentiles(fixed), percentiles(slope) if len(groups) > 1 else None
-
-
-def fit_as_json(fit: LineFit) -> Mapping[str, Any]:
-    """Returns a fit as comparison.schema.json describes it."""
-    return {
-        "held_at_0": fit.held,
-        "unheld_s": fit.unheld_s,
-        "fixed_interval_s": list(fit.fixed_interval_s) if fit.fixed_interval_s else None,
-        "slope_interval_s": list(fit.slope_interval_s) if fit.slope_interval_s else None,
-    }

@@ -13,9 +13,10 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tandem.comparison.analysis.bootstrap import Interval, ratio_interval
+from tandem.comparison.measuring.json_form import named
 from tandem.comparison.measuring.records import CAUSES, Measurement, Record
 from tandem.speculation.types import rounds_by_length
 
@@ -156,48 +157,47 @@ def milliseconds_per_token(measurements: Sequence[Measurement]) -> dict[str, flo
 class Speedup:
     """Speedup over the baseline from `pairs` of requests, as defined above. `interval`: 95 %, over prompts."""
 
-    speedup: float | None
-    end_to_end_speedup: float | None
-    pairs: int
-    interval: Interval | None = None
+    speedup: float | None = field(metadata=named("speedup_vs_autoregressive"))
+    interval: Interval | None = field(metadata=named("speedup_interval"))
+    end_to_end_speedup: float | None = field(metadata=named("end_to_end_speedup_vs_autoregressive"))
+    pairs: int = field(metadata=named("speedup_pairs"))
 
 
 def speedup(records: Iterable[Record], baseline: Iterable[Record]) -> Speedup:
     of_baseline = {(r.prompt, r.run): r.measurement for r in baseline}
-    pairs: list[tuple[Measurement, Measurement]] = []
-    by_prompt: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for record in records:
-        other = of_baseline.get((record.prompt, record.run))
-        if record.measurement and other and record.measurement.tpot_s is not None and other.tpot_s is not None:
-            pairs.append((record.measurement, other))
-            by_prompt[record.prompt][0] += other.tpot_s
-            by_prompt[record.prompt][1] += record.measurement.tpot_s
-    baseline_tpots, own_tpots = zip(*by_prompt.values(), strict=True) if pairs else ((), ())
+    pairs = [
+        (record.prompt, own, other)
+        for record in records
+        if (own := record.measurement) and (other := of_baseline.get((record.prompt, record.run)))
+        if own.tpot_s is not None and other.tpot_s is not None
+    ]
+    theirs, ours = _sums_by_prompt((prompt, other.tpot_s or 0.0, own.tpot_s or 0.0) for prompt, own, other in pairs)
     return Speedup(
-        ratio(sum(baseline_tpots), sum(own_tpots)),
+        ratio(sum(theirs), sum(ours)),
+        ratio_interval(theirs, ours),
         ratio(
-            sum(other.end_to_end_latency_s / other.output_tokens for _, other in pairs),
-            sum(own.end_to_end_latency_s / own.output_tokens for own, _ in pairs),
+            sum(other.end_to_end_latency_s / other.output_tokens for *_, other in pairs),
+            sum(own.end_to_end_latency_s / own.output_tokens for _, own, _ in pairs),
         ),
         len(pairs),
-        ratio_interval(baseline_tpots, own_tpots),
     )
+
+
+def _sums_by_prompt(terms: Iterable[tuple[str, float, float]]) -> tuple[list[float], list[float]]:
+    """Adds up (prompt, numerator, denominator): one of each for every prompt."""
+    sums: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for prompt, above, below in terms:
+        sums[prompt][0] += above
+        sums[prompt][1] += below
+    return [above for above, _ in sums.values()], [below for _, below in sums.values()]
 
 
 def acceptance_interval(records: Iterable[Record]) -> Interval | None:
     """Returns the 95 % interval of the acceptance rate, over prompts."""
-    by_prompt: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for record in records:
-        if record.measurement:
-            by_prompt[record.prompt][0] += record.measurement.accepted
-            by_prompt[record.prompt][1] += record.measurement.drafted
-    return ratio_interval([a for a, _ in by_prompt.values()], [d for _, d in by_prompt.values()])
+    return ratio_interval(*_sums_by_prompt((r.prompt, m.accepted, m.drafted) for r in records if (m := r.measurement)))
 
 
 def tpot_interval(records: Iterable[Record]) -> Interval | None:
     """Returns the 95 % interval of the mean TPOT, over prompts."""
-    by_prompt: defaultdict[str, list[float]] = defaultdict(list)
-    for record in records:
-        if record.measurement and record.measurement.tpot_s is not None:
-            by_prompt[record.prompt].append(record.measurement.tpot_s)
-    return ratio_interval([sum(values) for values in by_prompt.values()], [len(v) for v in by_prompt.values()])
+    known = ((r.prompt, r.measurement.tpot_s) for r in records if r.measurement)
+    return ratio_interval(*_sums_by_prompt((prompt, tpot_s, 1) for prompt, tpot_s in known if tpot_s is not None))

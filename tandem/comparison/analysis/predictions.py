@@ -16,14 +16,7 @@ from dataclasses import dataclass
 from tandem.comparison.analysis.bootstrap import Interval, ratio_interval
 from tandem.comparison.analysis.costs import ArchitectureCosts
 from tandem.comparison.analysis.metrics import ratio, sum_positions
-from tandem.comparison.measuring.architectures import (
-    AUTOREGRESSIVE,
-    COMPARED,
-    DISTRIBUTED,
-    FUSED,
-    NEVER_WAITING,
-    PIPELINED,
-)
+from tandem.comparison.measuring import architectures as arch
 from tandem.comparison.measuring.conditions import LinkChoice
 from tandem.comparison.measuring.records import Measurement
 from tandem.speculation import theory
@@ -88,25 +81,25 @@ class Model:
 
     @property
     def plain_tpot(self) -> float:
-        of = self.costs.get(AUTOREGRESSIVE.name)
+        of = self.costs.get(arch.AUTOREGRESSIVE.name)
         return self.plain_s + (of.round_overhead_s if of else 0.0)
 
     def tpot(self, name: str, link: LinkChoice, length: int | None = None) -> float:
         """Returns the predicted seconds per output token."""
         g = self.length if length is None else length
-        if name == AUTOREGRESSIVE.name or g == 0:
+        if name == arch.AUTOREGRESSIVE.name or g == 0:
             return self.plain_tpot
-        base = DISTRIBUTED.name if name in (PIPELINED.name, NEVER_WAITING.name) else name
+        base = arch.DISTRIBUTED.name if name in (arch.PIPELINED.name, arch.NEVER_WAITING.name) else name
         of, drafts, steps = self.costs[base], self.drafts[base], self.steps(base, g)
         rates = theory.carried_on(drafts.rates, g)
         tokens = theory.expected_tokens_measured(rates)
-        if name == PIPELINED.name:
+        if name == arch.PIPELINED.name:
             return theory.tpot_pipelined(
                 steps, theory.rate_for(tokens, g), link.round_trip(of.message_bytes) + of.rpc_s
             )
-        if name == NEVER_WAITING.name:
+        if name == arch.NEVER_WAITING.name:
             return self._never_waiting(link, g, theory.rate_for(tokens, g))
-        if COMPARED[base].split:
+        if arch.COMPARED[base].split:
             waited, sent = link.seconds + of.rpc_s, link.transfer(of.message_bytes)
             value = theory.tpot_stop_and_wait(steps, rates, waited, sent, of.round_overhead_s)
         else:
@@ -115,7 +108,7 @@ class Model:
 
     def _never_waiting(self, link: LinkChoice, length: int, rate: float) -> float:
         """Returns the predicted seconds per token of a target that never waits, from the costs of rounds that wait."""
-        of, steps = self.costs[DISTRIBUTED.name], self.steps(DISTRIBUTED.name, length)
+        of, steps = self.costs[arch.DISTRIBUTED.name], self.steps(arch.DISTRIBUTED.name, length)
         overhead = self.plain_tpot - self.plain_s
         plain = self.plain_tpot
 
@@ -131,7 +124,7 @@ class Model:
         rate = theory.rate_for(drafts.per_round, len(drafts.rates))
         once = of.verify_fixed_s + of.verify_slope_s
         waited = of.round_overhead_s + of.draft_fixed_s
-        if COMPARED[name].split:
+        if arch.COMPARED[name].split:
             waited += of.rpc_s + link.round_trip(of.message_bytes)
         each = of.draft_slope_s + of.verify_slope_s
         cost, wait = ratio(each, once), ratio(waited, once)
@@ -140,7 +133,7 @@ class Model:
         best = theory.best_length_closed_form(rate, cost, wait)
         return best if math.isfinite(best) else None
 
-    def break_even_rtt(self, link: LinkChoice, name: str = DISTRIBUTED.name) -> tuple[float, Interval | None]:
+    def break_even_rtt(self, link: LinkChoice, name: str = arch.DISTRIBUTED.name) -> tuple[float, Interval | None]:
         """Returns the round trip below which `name` beats plain decoding at the link's bandwidth.
 
         The second value is its 95 % interval over prompts, at fixed costs.
@@ -158,9 +151,9 @@ class Model:
 
     def capacity_gain(self) -> float | None:
         """Returns the capacity of a target with remote drafts over one with local drafts; None if not calibrated."""
-        if FUSED.name not in self.costs or self.costs[FUSED.name].verify(self.length) <= 0:
+        if arch.FUSED.name not in self.costs or self.costs[arch.FUSED.name].verify(self.length) <= 0:
             return None
-        return theory.capacity_gain(self.steps(FUSED.name, self.length), self.length)
+        return theory.capacity_gain(self.steps(arch.FUSED.name, self.length), self.length)
 
     def least_tokens_per_round(self, name: str, tpot_s: float) -> float | None:
         """Returns the mean acceptance length below which `name`, now at `tpot_s`, is slower than plain decoding.
@@ -172,10 +165,10 @@ class Model:
     def target_seconds(self, name: str, length: int | None = None) -> float:
         """Returns the busy seconds per token of the target's device, including a draft on the same device."""
         g = self.length if length is None else length
-        if name == AUTOREGRESSIVE.name or g == 0:
+        if name == arch.AUTOREGRESSIVE.name or g == 0:
             return self.plain_s
         of = self.costs[name]
-        busy = of.verify(g) + (0.0 if COMPARED[name].split else of.draft(g))
+        busy = of.verify(g) + (0.0 if arch.COMPARED[name].split else of.draft(g))
         return busy / theory.expected_tokens_measured(theory.carried_on(self.drafts[name].rates, g))
 
 

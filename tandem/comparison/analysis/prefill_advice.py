@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.comparison.measuring.conditions import LinkChoice
+from tandem.comparison.report.formatting import ms
 
 KEY = "prefill_costs"
 PAYS = 0.95
@@ -76,15 +77,10 @@ class PrefillCosts:
 
 def prefill_costs(document: Mapping[str, Any]) -> PrefillCosts:
     """Reads the costs of a benchmark's file. Raises ValueError."""
-    names = [field.name for field in fields(PrefillCosts)]
-    given = document.get(KEY)
-    if not isinstance(given, Mapping) or missing(given, names):
+    names, given = {field.name for field in fields(PrefillCosts)}, document.get(KEY)
+    if not isinstance(given, Mapping) or names - set(given):
         raise ValueError(f"report: it has no {KEY}; benchmarks/prefill_apart.py measures them")
     return PrefillCosts(**{name: given[name] for name in names})
-
-
-def missing(given: Mapping[str, Any], names: list[str]) -> list[str]:
-    return [name for name in names if name not in given]
 
 
 def prefill_document(report: Path) -> Mapping[str, Any] | None:
@@ -105,14 +101,14 @@ def prefill_lines(costs: PrefillCosts, link: LinkChoice) -> Iterator[str]:
     yield ""
     yield (
         f"  first token of a prompt of {costs.prompt_tokens:g} tokens, beside a request that decodes:"
-        f" {_ms(here)} in place, {_ms(there)} apart"
+        f" {ms(here)} in place, {ms(there)} apart"
     )
     yield (
-        f"  gaps of that request meanwhile: {_ms(costs.gap_in_place_s)} in place, {_ms(costs.gap_apart_s)} apart,"
-        f" {_ms(costs.gap_s)} without a prompt"
+        f"  gaps of that request meanwhile: {ms(costs.gap_in_place_s)} in place, {ms(costs.gap_apart_s)} apart,"
+        f" {ms(costs.gap_s)} without a prompt"
     )
     megabytes, transfer, compute = costs.prompt_bytes / 1e6, costs.transfer_s(link), costs.in_place_s
-    yield f"  its pages: {megabytes:.1f} MB, {_ms(transfer)} on the link, {_ms(compute)} to compute"
+    yield f"  its pages: {megabytes:.1f} MB, {ms(transfer)} on the link, {ms(compute)} to compute"
     yield ""
     yield "What would change this:"
     yield from (f"  - {change}" for change in _changes(costs, link))
@@ -144,7 +140,3 @@ def _changes(costs: PrefillCosts, link: LinkChoice) -> Iterator[str]:
         " further ones wait, or are processed in place."
     )
     yield "Machines: with few long prompts, a second target, which also decodes, is the better use of a second machine."
-
-
-def _ms(seconds: float) -> str:
-    return f"{1000 * seconds:.1f} ms"

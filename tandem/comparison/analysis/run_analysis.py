@@ -7,14 +7,13 @@ from functools import partial
 
 from tandem.comparison.analysis.decision import decide
 from tandem.comparison.analysis.findings import Theory, held_at_0, theory_of
-from tandem.comparison.analysis.summary import References, Summary, summarize
+from tandem.comparison.analysis.summary import Summary, summarize
 from tandem.comparison.analysis.under_load import under_load
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE
 from tandem.comparison.measuring.conditions import BASE, LOAD, Condition
 from tandem.comparison.measuring.deployment import baseline_of, incomparable
+from tandem.comparison.measuring.record_log import RunData
 from tandem.comparison.measuring.records import Record
-from tandem.comparison.measuring.run import in_order
-from tandem.comparison.measuring.run_data import RunData
 from tandem.comparison.measuring.traffic import names_of
 from tandem.comparison.report.attempt import Attempts
 from tandem.comparison.report.files import Comparison, ConditionResult, Partial
@@ -28,8 +27,13 @@ def analyse(measured: RunData) -> Comparison:
     config, attempts = measured.config, Attempts()
     seen = {record.condition for record in measured.records}
     conditions = [c for c in (*config.conditions, *config.load_conditions) if c.name in seen]
-    prompts = (*(prompt.name for prompt in config.prompts), *names_of(config))
-    records = in_order(measured.records, conditions, [e.architecture for e in measured.endpoints], prompts)
+    names = (
+        [c.name for c in conditions],
+        [e.architecture.name for e in measured.endpoints],
+        (*(prompt.name for prompt in config.prompts), *names_of(config)),
+    )
+    part, place, page = ({name: i for i, name in enumerate(of)} for of in names)
+    records = sorted(measured.records, key=lambda r: (part[r.condition], place[r.architecture], r.run, page[r.prompt]))
     results = tuple(
         ConditionResult(c, tuple(_summaries(measured, c, records, attempts)), measured.links.get(c.link))
         for c in conditions
@@ -67,16 +71,14 @@ def _summaries(measured: RunData, condition: Condition, records: Sequence[Record
     own = [record for record in records if record.condition == condition.name]
     baseline = baseline_of(list(measured.endpoints))
     has_plain = any(e.architecture == AUTOREGRESSIVE for e in measured.endpoints)
-    references = References(
-        baseline.architecture.name if baseline else None,
-        # The rejection rule preserves the distribution, not the tokens.
-        AUTOREGRESSIVE.name if has_plain and condition.rule is Rule.AGREEMENT else None,
-    )
+    faster = baseline.architecture.name if baseline else None
+    # The rejection rule preserves the distribution, not the tokens.
+    same = AUTOREGRESSIVE.name if has_plain and condition.rule is Rule.AGREEMENT else None
     plain = _with_fewest_beside(records) if condition.varies == LOAD else None
     traces = {prompt: trace for (name, prompt), trace in measured.margins.items() if name == condition.name}
     found: list[Summary] = []
     for name in dict.fromkeys(record.architecture for record in own):
-        one = partial(summarize, own, references, traces, (name,), plain)
+        one = partial(summarize, own, faster, same, traces, (name,), plain)
         found += attempts.of(f"The summary of {name} under {condition.name}", one, [])
     return found
 

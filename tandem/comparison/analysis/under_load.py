@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 from tandem.comparison.analysis.metrics import ratio
 from tandem.comparison.analysis.summary import Summary
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, COMPARED
 from tandem.comparison.measuring.conditions import LOAD, Condition
+from tandem.comparison.measuring.json_form import INLINE, named
 from tandem.comparison.measuring.loads import Load
 from tandem.comparison.measuring.records import Record
 from tandem.comparison.report.formatting import joined, name_in_sentence
@@ -52,9 +52,9 @@ class LoadPoint:
     """One load. `best` None: fewer than two architectures answered all of its requests."""
 
     condition: str
-    load: Load
-    figures: Mapping[str, LoadFigures]
+    load: Load = field(metadata=INLINE)
     best: Best | None
+    figures: Mapping[str, LoadFigures] = field(metadata=named("architectures"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def _point(condition: str, load: Load, summaries: Sequence[Summary], records: Se
     figures = {
         s.architecture: load_figures([r for r in records if r.architecture == s.architecture]) for s in summaries
     }
-    return LoadPoint(condition, load, figures, _best(load, figures, {s.architecture: s for s in summaries}))
+    return LoadPoint(condition, load, _best(load, figures, {s.architecture: s for s in summaries}), figures)
 
 
 def _best(load: Load, figures: Mapping[str, LoadFigures], summaries: Mapping[str, Summary]) -> Best | None:
@@ -158,19 +158,3 @@ def _headline(points: Sequence[LoadPoint]) -> str | None:
         for name, loads in sorted(by_name.items(), key=lambda i: -len(i[1]))
     ]
     return f"Under load: {joined(parts)}."
-
-
-def under_load_as_json(found: UnderLoad) -> dict[str, Any]:
-    """Returns the `under_load` of comparison.json."""
-    return {
-        "headline": found.headline,
-        "points": [
-            {
-                "condition": point.condition,
-                **asdict(point.load),
-                "best": asdict(point.best) if point.best else None,
-                "architectures": {name: asdict(of) for name, of in point.figures.items()},
-            }
-            for point in found.points
-        ],
-    }

@@ -11,7 +11,6 @@ stdin is closed:
 
     listen HOST:PORT     ok PORT      forwards a new port on 127.0.0.1 to that address
     set RTT_MS MBPS      ok           changes the link, also for open connections; MBPS may be `none`
-    lateness             ok S S S N   seconds by which chunks were late: p50, p95, maximum, number of chunks
 """
 
 from __future__ import annotations
@@ -76,14 +75,13 @@ class Pipe:
         self._in_flight += len(data)
         for piece in self._wire.pieces(data) if data else (END,):
             due = self.due(now, len(piece))
-            self._loop.at(due, partial(self._arrive, due, piece))
+            self._loop.at(due, partial(self._arrive, piece))
         if self._read_all or self._in_flight > IN_FLIGHT_BYTES:
             self._loop.reading.pop(self._source.fileno(), None)
 
-    def _arrive(self, due: float, piece: bytes) -> None:
+    def _arrive(self, piece: bytes) -> None:
         if self._sink.fileno() < 0:
             return
-        self._wire.late.append(time.monotonic() - due)
         self._arrived.append(piece)
         if self._sink.fileno() not in self._loop.writing:
             self._deliver()
@@ -193,8 +191,6 @@ class Proxy:
                 return self._answered(lambda: str(self.listen(upstream)))
             case ["set", rtt_ms, mbps]:
                 return self._answered(lambda: self.set(float(rtt_ms), None if mbps == "none" else float(mbps)))
-            case ["lateness"]:
-                return self._answered(self.lateness)
         return f"error {line!r} is not a command"
 
     @staticmethod
@@ -205,13 +201,12 @@ class Proxy:
             return f"error {error}"
 
     def set(self, rtt_ms: float, mbps: float | None) -> None:
-        """Applies the settings to new data and resets the lateness figures; data in flight keeps its due time."""
+        """Applies the settings to new data; data in flight keeps its due time."""
         if not (0 <= rtt_ms < math.inf and (mbps is None or 0 < mbps < math.inf)):
             raise ValueError(f"RTT {rtt_ms} ms with {mbps} Mbit/s is not a valid link")
         for wire in (self._up, self._down):
             wire.delay = rtt_ms / 2000
             wire.rate = None if mbps is None else mbps * 1e6
-            wire.late.clear()
 
     def listen(self, upstream: str) -> int:
         host, _, port = upstream.rpartition(":")
@@ -232,11 +227,6 @@ class Proxy:
 
         self._loop.reading[listener.fileno()] = accept
         return int(listener.getsockname()[1])
-
-    def lateness(self) -> str:
-        late = sorted([*self._up.late, *self._down.late]) or [0.0]
-        middle, high = late[len(late) // 2], late[int(len(late) * 0.95)]
-        return f"{middle:.6f} {high:.6f} {late[-1]:.6f} {len(self._up.late) + len(self._down.late)}"
 
 
 if __name__ == "__main__":

@@ -12,14 +12,12 @@ import select
 import socket
 import struct
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 
 from tandem.comparison.links.settings import SEGMENT_BYTES, wire_bits
 
 PIECE_SECONDS = 0.001
 """The duration of the pieces in which data is sent under a bandwidth limit; a piece is at least one segment."""
-REMEMBERED = 4096
 WAKE_SECONDS = 0.00006
 """How long before a due time the loop wakes up and polls: waking a processor takes about 50 microseconds."""
 MAX_FD = 1000
@@ -78,7 +76,6 @@ class Wire:
         self.delay = 0.0
         self.rate: float | None = None
         self._free_at = 0.0
-        self.late: deque[float] = deque(maxlen=REMEMBERED)
 
     def due(self, now: float, size: int) -> float:
         """Returns when the last of `size` bytes sent at `now` arrives; occupies the wire while they are sent."""

@@ -1,8 +1,8 @@
 """Emulates a link in the kernel: a network namespace behind a veth pair with netem. Needs root and iproute2.
 
-Servers run inside the namespace (`command_prefix`) and clients outside it, with real TCP between them: handshake,
-congestion window, segments. When the delay shrinks, later packets may overtake earlier ones, and TCP reorders them.
-Removing a bandwidth limit drops the queued packets.
+Servers run inside the namespace (`command_prefix`), whose addresses clients outside it reach, with real TCP between
+them: handshake, congestion window, segments. When the delay shrinks, later packets may overtake earlier ones, and TCP
+reorders them. Removing a bandwidth limit drops the queued packets.
 
 Names contain the process id. A comparison removes what an earlier, killed one left behind.
 """
@@ -15,12 +15,9 @@ import itertools
 import os
 import re
 import shutil
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
-from types import TracebackType
 
-from tandem.comparison.links.link import OVERHEAD_SAMPLES
-from tandem.comparison.links.overhead import Echo, LinkOverhead, measure_overhead
+from tandem.comparison.links.link import Link
+from tandem.comparison.links.overhead import Echo
 from tandem.comparison.links.settings import LinkSettings
 
 NEEDS = "link: netns needs root and iproute2 with netem"
@@ -32,24 +29,18 @@ SUBNETS = 2**15
 _numbers = itertools.count()
 
 
-class NetnsLink:
+class NetnsLink(Link):
     """A link in the kernel. Can be entered once; raises a one-line ValueError if this machine does not support it.
 
     Stop the servers before leaving it: a namespace lives until its last process has exited.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         number = next(_numbers)
         self._namespace = f"tandem-{os.getpid()}-{number}"
         self._near, self._far = f"td{os.getpid()}n{number}", f"td{os.getpid()}f{number}"
-        self._stack = AsyncExitStack()
-        self._echoes: tuple[str, str] | None = None
-        self.host = self.near_host = ""
-        self.settings = LinkSettings()
-
-    @property
-    def command_prefix(self) -> Sequence[str]:
-        return ("ip", "netns", "exec", self._namespace)
+        self.command_prefix = ("ip", "netns", "exec", self._namespace)
 
     async def __aenter__(self) -> NetnsLink:
         _check_tools()
@@ -62,11 +53,6 @@ class NetnsLink:
             await self._stack.aclose()
             raise
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._stack.aclose()
 
     async def _build(self) -> None:
         self.near_host, self.host = await self._free_addresses()
@@ -103,10 +89,6 @@ class NetnsLink:
             if not _is_running(int(pid)):
                 await self._remove(name, f"td{pid}n{number}")
 
-    async def listen(self, upstream: str) -> str:
-        """Returns `upstream` itself: the address of a server in the namespace already leads across the link."""
-        return upstream
-
     async def set(self, settings: LinkSettings) -> None:
         """Changes the settings, also for open connections. Raises ValueError if the kernel lacks netem."""
         unlimited = self.settings.bandwidth_mbps is not None and settings.bandwidth_mbps is None
@@ -116,13 +98,9 @@ class NetnsLink:
             await must(*tc, "qdisc", "replace", "dev", device, "root", *netem(settings))
         self.settings = settings
 
-    async def overhead(self, samples: int = OVERHEAD_SAMPLES) -> LinkOverhead:
-        """Measures round trips to an echo process on 127.0.0.1 and to one in the namespace."""
-        if self._echoes is None:
-            plain = await self._stack.enter_async_context(Echo())
-            linked = await self._stack.enter_async_context(Echo(self.host, self.command_prefix))
-            self._echoes = plain.address, linked.address
-        return await asyncio.to_thread(measure_overhead, *self._echoes, self.settings.round_trip_s(), samples)
+    async def _across(self, plain: Echo) -> str:
+        """Starts another echo process, in the namespace."""
+        return (await self._stack.enter_async_context(Echo(self.host, self.command_prefix))).address
 
 
 def netem(settings: LinkSettings) -> list[str]:

@@ -28,6 +28,7 @@ NEVER_WAITING = Architecture("never_waiting", "DraftWorker", split=True)
 HEADED = Architecture("distributed_head", "DraftWorker", split=True)
 # Plain decoding where the target verifies wider than one token: the baseline of speedups, started when needed.
 WIDTH_1 = Architecture("autoregressive_width_1", "TargetVerifier")
+PLAIN = (AUTOREGRESSIVE.name, WIDTH_1.name)
 
 DEFAULT: tuple[Architecture, ...] = (AUTOREGRESSIVE, DISTRIBUTED, NEVER_WAITING, FUSED, REMOTE_DRAFT)
 COMPARED: Mapping[str, Architecture] = {a.name: a for a in (*DEFAULT, PIPELINED, HEADED)}

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, HEADED, NEVER_WAITING, PIPELINED, WIDTH_1
+from tandem.comparison.measuring.architectures import HEADED, NEVER_WAITING, PIPELINED, PLAIN
 from tandem.comparison.measuring.records import Measurement
 from tandem.comparison.measuring.run import Contender, RequestSettings, measure
 from tandem.comparison.measuring.workloads import Prompt
@@ -20,7 +20,6 @@ TOKENS = 24
 """Tokens of a calibration request: about twenty steps, enough for a mean."""
 SAMPLES = 2
 """The minimum number of requests for each length and architecture."""
-PLAIN = (AUTOREGRESSIVE.name, WIDTH_1.name)
 NOT_COSTED = (*PLAIN, PIPELINED.name, NEVER_WAITING.name, HEADED.name)
 """Not calibrated because its rounds overlap: its bound follows from the costs of stop-and-wait."""
 

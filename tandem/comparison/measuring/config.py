@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tandem.comparison.links.settings import LINK_KINDS, LinkKind
 from tandem.comparison.measuring.architectures import COMPARED, CONNECTABLE, DEFAULT, HEADED
 from tandem.comparison.measuring.conditions import Condition, plan
+from tandem.comparison.measuring.json_form import HIDDEN, encoded
 from tandem.comparison.measuring.loads import Length, Load, check_loads, length_of, plan_loads
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.comparison.report.write import FORMATS
@@ -57,7 +58,7 @@ class ComparisonConfig:
     output_dir: Path
     architectures: tuple[str, ...] = tuple(a.name for a in DEFAULT)
     connect: Mapping[str, str] = field(default_factory=dict)
-    credentials: Credentials = field(default_factory=Credentials)
+    credentials: Credentials = field(default_factory=Credentials, metadata=HIDDEN)
     num_runs: int = 1
     max_new_tokens: int = 64
     speculation_length: int | None = 3
@@ -101,7 +102,7 @@ class ComparisonConfig:
     timeout_s: float = 300.0
     startup_timeout_s: float = 600.0
     formats: tuple[str, ...] = ("html",)
-    baseline: Mapping[str, Any] | None = None
+    baseline: Mapping[str, Any] | None = field(default=None, metadata=HIDDEN)
 
     @property
     def drafts_with_head(self) -> bool:
@@ -231,17 +232,8 @@ class ComparisonConfig:
 
 def settings_as_json(config: ComparisonConfig) -> dict[str, Any]:
     """Returns the configuration as JSON: without credentials, and of the baseline only its start time."""
-    settings = {f.name: getattr(config, f.name) for f in fields(config) if f.name != "credentials"}
-    return {
-        **settings,
-        "output_dir": str(config.output_dir),
-        "rules": [rule.value for rule in config.rules],
-        "baseline": config.baseline["started_at"] if config.baseline else None,
-        "placement": asdict(config.placement) if config.placement else None,
-        "connect": dict(config.connect),
-        "sampling": asdict(config.sampling),
-        "prompts": [asdict(prompt) for prompt in config.prompts],
-    }
+    started_at = config.baseline["started_at"] if config.baseline else None
+    return {**encoded(config), "baseline": started_at}
 
 
 def _check_names(flag: str, names: tuple[str, ...], known: Mapping[str, object], may_be_empty: bool = False) -> None:

@@ -6,43 +6,18 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from tandem.comparison.measuring.architectures import (
-    AUTOREGRESSIVE,
-    DISTRIBUTED,
-    FUSED,
-    HEADED,
-    NEVER_WAITING,
-    PIPELINED,
-    REMOTE_DRAFT,
-    WIDTH_1,
-    Architecture,
-)
+from tandem.comparison.links.link import Link
+from tandem.comparison.measuring import architectures as arch
 from tandem.comparison.measuring.commands import drafting_command, feature_flags, target_command, target_of, whole_of
 from tandem.comparison.measuring.config import ComparisonConfig
-from tandem.comparison.measuring.site import Site
+from tandem.comparison.measuring.servers import Fleet
 from tandem.speculation.types import ModelInfo
 
 T = TypeVar("T")
 Describe = Callable[[str, str], Awaitable[ModelInfo]]
 """(address, service) -> the description of the model served there."""
-
-
-class StartedServer(Protocol):
-    """A server that a deployment started."""
-
-    @property
-    def address(self) -> str: ...
-
-    @property
-    def log(self) -> Path: ...
-
-
-class Starter(Protocol):
-    """Starts servers, as a Fleet does."""
-
-    async def start(self, name: str, command: list[str]) -> StartedServer: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +27,7 @@ class Endpoint:
     `across`: the address at which the client side reaches it across a link, if there is one.
     """
 
-    architecture: Architecture
+    architecture: arch.Architecture
     address: str
     model: ModelInfo
     log: Path | None = None
@@ -65,13 +40,13 @@ class Endpoint:
 
 async def deploy(
     config: ComparisonConfig,
-    starter: Starter,
+    fleet: Fleet,
     describe: Describe,
-    site: Site | None = None,
+    link: Link | None = None,
     turn: tuple[str, ...] | None = None,
 ) -> list[Endpoint]:
     """Starts the servers of a turn (None: of all) that are not connected; returns the endpoints in report order."""
-    deployment = _Deployment(config, starter, describe, site or Site(), turn or config.architectures)
+    deployment = _Deployment(config, fleet, describe, link or Link(), turn or config.architectures)
     groups = await _together(deployment.plain_and_distributed(), deployment.fused(), deployment.width_1())
     found = [endpoint for group in groups for endpoint in group]
     found += await deployment.remote_draft(found)
@@ -84,123 +59,125 @@ def in_report_order(config: ComparisonConfig, endpoints: Sequence[Endpoint]) -> 
 
 
 def _with_width_1(name: str) -> tuple[str, ...]:
-    return (WIDTH_1.name, name) if name == AUTOREGRESSIVE.name else (name,)
+    return (arch.WIDTH_1.name, name) if name == arch.AUTOREGRESSIVE.name else (name,)
 
 
 @dataclass(frozen=True, slots=True)
 class _Deployment:
     config: ComparisonConfig
-    starter: Starter
+    fleet: Fleet
     describe: Describe
-    site: Site
+    link: Link
     turn: tuple[str, ...]
 
-    def _starts(self, architecture: Architecture) -> bool:
+    def _starts(self, architecture: arch.Architecture) -> bool:
         return architecture.name in self.turn and architecture.name not in self.config.connect
 
-    async def _connected(self, architecture: Architecture) -> Endpoint:
+    async def _connected(self, architecture: arch.Architecture) -> Endpoint:
         address = self.config.connect[architecture.name]
         return Endpoint(architecture, address, await self.describe(address, architecture.service))
 
-    async def _started(self, architecture: Architecture, command: list[str]) -> Endpoint:
+    async def _started(self, architecture: arch.Architecture, command: list[str]) -> Endpoint:
         """Starts a server on this side and returns its endpoint."""
-        server = await self.starter.start(architecture.name, command)
+        server = await self.fleet.start(architecture.name, command)
         model = await self.describe(server.address, architecture.service)
         return Endpoint(architecture, server.address, model, server.log)
 
-    async def _started_across(self, architecture: Architecture, command: list[str]) -> Endpoint:
+    async def _started_across(self, architecture: arch.Architecture, command: list[str]) -> Endpoint:
         """Starts a server on the target side and returns its endpoint."""
-        endpoint = await self._started(architecture, [*self.site.command_prefix, *command])
-        return replace(endpoint, across=await self.site.across(endpoint.address))
+        endpoint = await self._started(architecture, [*self.link.command_prefix, *command])
+        return replace(endpoint, across=await self.link.listen(endpoint.address))
+
+    async def _one(self, architecture: arch.Architecture, start: Callable[[], Awaitable[Endpoint]]) -> list[Endpoint]:
+        """Returns an architecture of this turn, if it is one: the connected server, or what `start` starts."""
+        if architecture.name not in self.turn:
+            return []
+        return [await (self._connected(architecture) if architecture.name in self.config.connect else start())]
 
     async def fused(self) -> list[Endpoint]:
-        if FUSED.name not in self.turn:
-            return []
-        if FUSED.name in self.config.connect:
-            return [await self._connected(FUSED)]
-        command = drafting_command(self.config, "fused_target", group=whole_of(self.config), host=self.site.host)
-        return [await self._started_across(FUSED, command)]
+        command = drafting_command(self.config, "fused_target", group=whole_of(self.config), host=self.link.host)
+        return await self._one(arch.FUSED, lambda: self._started_across(arch.FUSED, command))
 
     async def plain_and_distributed(self) -> list[Endpoint]:
         """Starts what needs the target: the draft worker needs its address, the baseline its width."""
         target = await self._target()
         groups = await _together(
             self._plain(target),
-            self._distributed(DISTRIBUTED, target, self.config.pipeline),
-            self._distributed(PIPELINED, target, "on"),
-            self._distributed(NEVER_WAITING, target, "never-waiting"),
-            self._distributed(HEADED, target, self.config.pipeline),
+            self._distributed(arch.DISTRIBUTED, target, self.config.pipeline),
+            self._distributed(arch.PIPELINED, target, "on"),
+            self._distributed(arch.NEVER_WAITING, target, "never-waiting"),
+            self._distributed(arch.HEADED, target, self.config.pipeline),
         )
         return [endpoint for group in groups for endpoint in group]
 
     async def _target(self) -> Endpoint | None:
-        connected = AUTOREGRESSIVE.name in self.config.connect
-        drafted_for = any(map(self._starts, (DISTRIBUTED, PIPELINED, NEVER_WAITING, HEADED)))
-        if connected and (AUTOREGRESSIVE.name in self.turn or drafted_for):
-            return await self._connected(AUTOREGRESSIVE)
-        if self._starts(AUTOREGRESSIVE) or drafted_for:
+        connected = arch.AUTOREGRESSIVE.name in self.config.connect
+        drafted_for = any(map(self._starts, (arch.DISTRIBUTED, arch.PIPELINED, arch.NEVER_WAITING, arch.HEADED)))
+        if connected and (arch.AUTOREGRESSIVE.name in self.turn or drafted_for):
+            return await self._connected(arch.AUTOREGRESSIVE)
+        if self._starts(arch.AUTOREGRESSIVE) or drafted_for:
             group = target_of(self.config) if drafted_for else whole_of(self.config)
-            features = self._starts(HEADED) or (drafted_for and self.config.drafts_with_head)
+            features = self._starts(arch.HEADED) or (drafted_for and self.config.drafts_with_head)
             handing = ("--hand_out_features", self.config.hand_out_features) if features else ()
-            command = target_command(self.config, *handing, group=group, host=self.site.host)
-            return await self._started_across(AUTOREGRESSIVE, command)
+            command = target_command(self.config, *handing, group=group, host=self.link.host)
+            return await self._started_across(arch.AUTOREGRESSIVE, command)
         return None
 
     async def _plain(self, target: Endpoint | None) -> list[Endpoint]:
-        if target is None or AUTOREGRESSIVE.name not in self.turn:
+        if target is None or arch.AUTOREGRESSIVE.name not in self.turn:
             return []
-        if WIDTH_1.name in self.config.connect:
-            return [target, await self._connected(WIDTH_1)]
+        if arch.WIDTH_1.name in self.config.connect:
+            return [target, await self._connected(arch.WIDTH_1)]
         if self.config.placement or not wants_width_1(target):  # placed, it gets a turn of its own
             return [target]
         return [target, await self._started_width_1()]
 
     async def width_1(self) -> list[Endpoint]:
-        return [await self._started_width_1()] if WIDTH_1.name in self.turn else []
+        return [await self._started_width_1()] if arch.WIDTH_1.name in self.turn else []
 
     async def _started_width_1(self) -> Endpoint:
-        group, host = whole_of(self.config), self.site.host
+        group, host = whole_of(self.config), self.link.host
         command = target_command(self.config, group=group, speculation_length=0, host=host)
-        return await self._started_across(WIDTH_1, command)
+        return await self._started_across(arch.WIDTH_1, command)
 
-    async def _distributed(self, worker: Architecture, target: Endpoint | None, pipeline: str) -> list[Endpoint]:
-        if worker.name not in self.turn:
-            return []
-        if target is None or worker.name in self.config.connect:
-            return [await self._connected(worker)]
-        host, _, port = target.reached.rpartition(":")
-        where = ("--target_host", host.strip("[]"), "--target_port", port, "--pipeline", pipeline)
-        config = replace(self.config, draft="eagle", draft_model=self.config.head) if worker == HEADED else self.config
-        command = self._worker_command(*where, *self._shown_to(target), *feature_flags(config), config=config)
-        return [await self._started(worker, command)]
+    async def _distributed(self, worker: arch.Architecture, target: Endpoint | None, pipeline: str) -> list[Endpoint]:
+        async def start() -> Endpoint:
+            assert target is not None, "a worker that is started here has a target"
+            host, _, port = target.reached.rpartition(":")
+            where = ("--target_host", host.strip("[]"), "--target_port", port, "--pipeline", pipeline)
+            headed = replace(self.config, draft="eagle", draft_model=self.config.head)
+            config = headed if worker == arch.HEADED else self.config
+            flags = (*where, *self._shown_to(target), *feature_flags(config))
+            return await self._started(worker, self._worker_command(config, *flags))
+
+        return await self._one(worker, start)
 
     async def remote_draft(self, found: Sequence[Endpoint]) -> list[Endpoint]:
         """Starts remote_draft; the draft worker of `distributed`, if there is one in `found`, drafts for it too."""
-        if REMOTE_DRAFT.name not in self.turn:
-            return []
-        if REMOTE_DRAFT.name in self.config.connect:
-            return [await self._connected(REMOTE_DRAFT)]
-        workers = [endpoint for endpoint in found if endpoint.architecture == DISTRIBUTED]
-        shown = self._shown_to(workers[0]) if workers else []
-        drafter = await self.site.across(workers[0].address if workers else await self._proposing())
-        group = target_of(self.config)
-        pipeline = "off" if self.config.pipeline == "on" else self.config.pipeline  # it has one round at a time
-        drafting = ("--draft_host", drafter, "--pipeline", pipeline, *shown)
-        command = target_command(self.config, *drafting, group=group, host=self.site.host)
-        return [await self._started_across(REMOTE_DRAFT, command)]
+
+        async def start() -> Endpoint:
+            worker = next((endpoint for endpoint in found if endpoint.architecture == arch.DISTRIBUTED), None)
+            drafter = await self.link.listen(worker.address if worker else await self._proposing())
+            pipeline = "off" if self.config.pipeline == "on" else self.config.pipeline  # it has one round at a time
+            shown = self._shown_to(worker) if worker else []
+            drafting = ("--draft_host", drafter, "--pipeline", pipeline, *shown)
+            command = target_command(self.config, *drafting, group=target_of(self.config), host=self.link.host)
+            return await self._started_across(arch.REMOTE_DRAFT, command)
+
+        return await self._one(arch.REMOTE_DRAFT, start)
 
     def _shown_to(self, endpoint: Endpoint) -> list[str]:
         """Returns the credential flags for calls to an endpoint; only connected servers require them."""
         return self.config.credentials.flags() if endpoint.log is None else []
 
-    def _worker_command(self, *extra: str, config: ComparisonConfig | None = None) -> list[str]:
+    def _worker_command(self, config: ComparisonConfig, *extra: str) -> list[str]:
         """Returns the command of a draft worker on the client side, reachable from the target side."""
-        group = self.config.placement.draft if self.config.placement else None
-        return drafting_command(config or self.config, "draft_worker", *extra, group=group, host=self.site.near_host)
+        group = config.placement.draft if config.placement else None
+        return drafting_command(config, "draft_worker", *extra, group=group, host=self.link.near_host)
 
     async def _proposing(self) -> str:
         """Starts a draft worker without a target and returns its address."""
-        return (await self.starter.start("draft_worker", self._worker_command("--propose_only"))).address
+        return (await self.fleet.start("draft_worker", self._worker_command(self.config, "--propose_only"))).address
 
 
 async def _together(*work: Coroutine[Any, Any, T]) -> list[T]:
@@ -225,7 +202,7 @@ def wants_width_1(target: Endpoint) -> bool:
 def baseline_of(endpoints: list[Endpoint]) -> Endpoint | None:
     """Returns the fastest plain decoding: the width-1 server if there is one, else autoregressive."""
     by_name = {endpoint.architecture.name: endpoint for endpoint in endpoints}
-    return by_name.get(WIDTH_1.name) or by_name.get(AUTOREGRESSIVE.name)
+    return by_name.get(arch.WIDTH_1.name) or by_name.get(arch.AUTOREGRESSIVE.name)
 
 
 def incomparable(endpoints: list[Endpoint]) -> list[str]:

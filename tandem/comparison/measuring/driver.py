@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from tandem.clients.encoding import target_tokenizer
+from tandem.comparison.links.link import DelayLink, Link
+from tandem.comparison.links.netns import NetnsLink
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, WIDTH_1
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Describe, Endpoint, deploy, in_report_order, wants_width_1
@@ -19,30 +21,28 @@ from tandem.comparison.measuring.environment import these_versions, this_machine
 from tandem.comparison.measuring.interruption import Interruption
 from tandem.comparison.measuring.measurement import Measuring, ServerDied, while_all_live
 from tandem.comparison.measuring.progress import Progress
-from tandem.comparison.measuring.record_log import RecordLog
+from tandem.comparison.measuring.record_log import RecordLog, RunData
 from tandem.comparison.measuring.records import failure_of
-from tandem.comparison.measuring.run import Contender, CountingGenerator
-from tandem.comparison.measuring.run_data import RunData
-from tandem.comparison.measuring.servers import Fleet, Server, ServerFailed
-from tandem.comparison.measuring.site import LinkUnavailable, Site, open_site
-from tandem.comparison.measuring.traffic import Encoder
+from tandem.comparison.measuring.run import Contender
+from tandem.comparison.measuring.servers import Fleet, ServerFailed
 from tandem.comparison.report.attempt import format_error
 from tandem.comparison.report.publishing import FAILED, OK, SERVER_DIED, USAGE, publish
 from tandem.speculation.types import ModelInfo
 
+if TYPE_CHECKING:
+    from tandem.clients.encoding import Tokenizer
+    from tandem.rpc.generation_client import GenerationClient
 
-class ComparedClient(CountingGenerator, Protocol):
-    """A generator that also describes its model."""
-
-    async def model_info(self) -> ModelInfo: ...
-
-
-Connect = Callable[[str, str], AbstractAsyncContextManager[ComparedClient]]
+Connect = Callable[[str, str], "AbstractAsyncContextManager[GenerationClient]"]
 """(address, service) -> a client."""
 
 
 class Unreachable(RuntimeError):
     """No server of the expected service answers at an address."""
+
+
+class LinkUnavailable(RuntimeError):
+    """The link cannot be emulated on this machine; the message says why in one line."""
 
 
 class NoTokenizer(RuntimeError):
@@ -84,12 +84,10 @@ def _measured(log: RecordLog, connect: Connect, interruption: Interruption) -> i
     except ServerDied as error:
         print(error, file=sys.stderr)
         return _ended(log, f"{error}".splitlines()[0], SERVER_DIED)
-    except ServerFailed as error:
-        return _refused(log, error, USAGE if error.returncode == USAGE else FAILED)
-    except (LinkUnavailable, NoTokenizer) as error:
-        return _refused(log, error, USAGE)
-    except Unreachable as error:
-        return _refused(log, error, FAILED)
+    except (ServerFailed, LinkUnavailable, NoTokenizer, Unreachable) as error:  # before anything was measured
+        print(f"compare_architectures.py: error: {error}", file=sys.stderr)
+        usage = isinstance(error, LinkUnavailable | NoTokenizer) or getattr(error, "returncode", None) == USAGE
+        return _ended(log, f"{error}".splitlines()[0], USAGE if usage else FAILED)
     except Exception as error:
         if not log.measured.records:
             raise
@@ -105,12 +103,6 @@ def _ended(log: RecordLog, why: str, code: int) -> int:
     return code
 
 
-def _refused(log: RecordLog, error: Exception, code: int) -> int:
-    """Reports an error that occurred before anything was measured."""
-    print(f"compare_architectures.py: error: {error}", file=sys.stderr)
-    return _ended(log, f"{error}".splitlines()[0], code)
-
-
 async def measure(log: RecordLog, connect: Connect, interruption: Interruption, progress: Progress) -> None:
     """Starts the servers, measures everything into the log and stops the servers.
 
@@ -119,8 +111,8 @@ async def measure(log: RecordLog, connect: Connect, interruption: Interruption, 
     config = log.measured.config
     tokenizer = _tokenizer(config)
     with progress:
-        async with open_site(config) as site:
-            session = _Session(log, connect, interruption, progress, site, tokenizer)
+        async with _open_link(config) as link:
+            session = _Session(log, connect, interruption, progress, link, tokenizer)
             if config.placement:
                 log.remark(f"Architectures were measured in turn, each with all of its cores: {config.placement}.")
             turns = turns_of(config)
@@ -146,32 +138,45 @@ class _Session:
     connect: Connect
     interruption: Interruption
     progress: Progress
-    site: Site
-    tokenizer: Encoder | None
+    link: Link
+    tokenizer: Tokenizer | None
 
     async def turn(self, names: tuple[str, ...], later: list[tuple[str, ...]]) -> None:
         """Starts servers, measures and stops them; appends to the `later` turns the one that this one asks for."""
         log, config = self.log, self.log.measured.config
         logs = config.output_dir / "logs" / names[0] if config.placement else config.output_dir / "logs"
-        fleet = Fleet(logs, config.startup_timeout_s, on_wait=self.progress.waiting)
+        progress = self.progress
+        fleet = Fleet(logs, config.startup_timeout_s, on_wait=progress.waiting, on_ready=progress.ready)
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(self.interruption.killing(fleet.kill))  # also while the fleet stops its servers
             await stack.enter_async_context(fleet)
-            starter = _Announcing(fleet, self.progress)
-            endpoints = await deploy(config, starter, _describing(self.connect), self.site, names)
+            endpoints = await deploy(config, fleet, _describing(self.connect), self.link, names)
             log.servers(in_report_order(config, [*log.measured.endpoints, *endpoints]))
             _check_tokenizer(self.tokenizer, endpoints)
             if config.placement and any(e.architecture == AUTOREGRESSIVE and wants_width_1(e) for e in endpoints):
                 later.append((WIDTH_1.name,))
             contenders = [await _connected(stack, self.connect, endpoint) for endpoint in endpoints]
-            measuring = Measuring(config, endpoints, contenders, self.site, self.progress, log, self.tokenizer)
+            measuring = Measuring(config, endpoints, contenders, self.link, progress, log, self.tokenizer)
             await while_all_live(measuring.run(), fleet, log)
             if not later:
                 log.end()
-            self.progress.say("stopping the servers")
+            progress.say("stopping the servers")
 
 
-def _tokenizer(config: ComparisonConfig) -> Encoder | None:
+@contextlib.asynccontextmanager
+async def _open_link(config: ComparisonConfig) -> AsyncGenerator[Link, None]:
+    """Opens the link that the conditions of a comparison need. Raises LinkUnavailable."""
+    emulated = any(condition.link.settings is not None for condition in config.conditions)
+    link = Link() if not emulated else NetnsLink() if config.link == "netns" else DelayLink()
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            await stack.enter_async_context(link)
+        except ValueError as error:
+            raise LinkUnavailable(str(error)) from error
+        yield link
+
+
+def _tokenizer(config: ComparisonConfig) -> Tokenizer | None:
     """Returns the target's tokenizer if prompts are cut to a length. Raises NoTokenizer."""
     if config.input_length is None:
         return None
@@ -181,7 +186,7 @@ def _tokenizer(config: ComparisonConfig) -> Encoder | None:
         raise NoTokenizer(f"mean-input-tokens: {error}") from error
 
 
-def _check_tokenizer(tokenizer: Encoder | None, endpoints: Sequence[Endpoint]) -> None:
+def _check_tokenizer(tokenizer: Tokenizer | None, endpoints: Sequence[Endpoint]) -> None:
     """Raises NoTokenizer if a server's tokenizer is another one: the ids would mean another text."""
     for endpoint in endpoints if tokenizer else ():
         if tokenizer and endpoint.model.tokenizer_sha256 != tokenizer.sha256:
@@ -205,16 +210,3 @@ def _describing(connect: Connect) -> Describe:
 async def _connected(stack: contextlib.AsyncExitStack, connect: Connect, endpoint: Endpoint) -> Contender:
     client = await stack.enter_async_context(connect(endpoint.reached, endpoint.architecture.service))
     return Contender(endpoint.architecture.name, client, endpoint.architecture.split)
-
-
-@dataclass(frozen=True)
-class _Announcing:
-    """Starts servers in a fleet and reports each one as it becomes ready."""
-
-    fleet: Fleet
-    progress: Progress
-
-    async def start(self, name: str, command: list[str]) -> Server:
-        server = await self.fleet.start(name, command)
-        self.progress.ready(name, server.address, server.startup_seconds)
-        return server

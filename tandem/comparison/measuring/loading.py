@@ -38,14 +38,35 @@ class Loader:
             for contender in rotated(self.contenders, turn):
                 self.on_load(contender.name, condition.load)
                 await self._warm_up(contender, condition.load)
-                await _Run(self, contender, condition.name, condition.load, time.perf_counter()).measure()
+                await self._run(contender, condition.name, condition.load)
 
     async def _warm_up(self, contender: Contender, load: Load) -> None:
         """Sends short requests at once, so that no measurement includes a batch's first use; ignores failures."""
         users = load.concurrency or WARM_UP_REQUESTS
-        await asyncio.gather(*(self.attempt(contender, _short(one), "warm-up") for one in self.asked[:users]))
+        await asyncio.gather(*(self._attempt(contender, _short(one), "warm-up") for one in self.asked[:users]))
 
-    async def attempt(self, contender: Contender, one: Asked, condition: str) -> Record:
+    async def _run(self, contender: Contender, condition: str, load: Load) -> None:
+        """Measures one load on one architecture."""
+        began = time.perf_counter()
+
+        async def ask(one: Asked, at: float = 0.0) -> None:
+            await asyncio.sleep(max(0.0, at - (time.perf_counter() - began)))
+            sent = time.perf_counter() - began
+            done = await self._attempt(contender, one, condition)
+            self.on_record(replace(done, sent_s=sent, ended_s=time.perf_counter() - began))
+
+        async def user() -> None:
+            for one in waiting:  # shared: who is answered first takes the next
+                await ask(one)
+
+        if load.rate is not None:
+            times = arrivals(load.rate, len(self.asked), self.seed)
+            await asyncio.gather(*(ask(one, at) for at, one in zip(times, self.asked, strict=True)))
+        else:
+            waiting = iter(self.asked)
+            await asyncio.gather(*(user() for _ in range(load.concurrency or 1)))
+
+    async def _attempt(self, contender: Contender, one: Asked, condition: str) -> Record:
         record = Record(contender.name, one.prompt, one.workload, one.run, condition=condition)
         return await attempt(contender.apart(), record, one.request, self.timeout_s)
 
@@ -53,46 +74,3 @@ class Loader:
 def _short(one: Asked) -> Asked:
     tokens = min(WARM_UP_TOKENS, one.request.max_new_tokens or WARM_UP_TOKENS)
     return replace(one, request=replace(one.request, max_new_tokens=tokens))
-
-
-@dataclass(frozen=True)
-class _Run:
-    """One architecture under one load. `began`: seconds of time.perf_counter."""
-
-    loader: Loader
-    contender: Contender
-    condition: str
-    load: Load
-    began: float
-
-    async def measure(self) -> None:
-        if self.load.rate is not None:
-            await self._open(self.load.rate)
-        else:
-            await self._closed(self.load.concurrency or 1)
-
-    async def _closed(self, users: int) -> None:
-        waiting = iter(self.loader.asked)
-
-        async def user() -> None:
-            for one in waiting:  # shared: who is answered first takes the next
-                await self._ask(one)
-
-        await asyncio.gather(*(user() for _ in range(users)))
-
-    async def _open(self, rate: float) -> None:
-        times = arrivals(rate, len(self.loader.asked), self.loader.seed)
-
-        async def arrive(at: float, one: Asked) -> None:
-            await asyncio.sleep(max(0.0, at - self._now()))
-            await self._ask(one)
-
-        await asyncio.gather(*(arrive(at, one) for at, one in zip(times, self.loader.asked, strict=True)))
-
-    async def _ask(self, one: Asked) -> None:
-        sent = self._now()
-        done = await self.loader.attempt(self.contender, one, self.condition)
-        self.loader.on_record(replace(done, sent_s=sent, ended_s=self._now()))
-
-    def _now(self) -> float:
-        return time.perf_counter() - self.began

@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tandem.comparison.analysis.identity import diverged_prompts
+from tandem.comparison.links.link import Link
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE
 from tandem.comparison.measuring.calibration import NOT_COSTED, Calibrator
-from tandem.comparison.measuring.conditions import Condition
+from tandem.comparison.measuring.conditions import Condition, LinkChoice
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint
 from tandem.comparison.measuring.loading import Loader
@@ -21,10 +22,12 @@ from tandem.comparison.measuring.record_log import RecordLog
 from tandem.comparison.measuring.records import Record
 from tandem.comparison.measuring.run import Contender, RequestSettings, Stage, measure_all, trace_margins, warm_up
 from tandem.comparison.measuring.servers import Fleet
-from tandem.comparison.measuring.site import Site
-from tandem.comparison.measuring.traffic import Encoder, requests_of
+from tandem.comparison.measuring.traffic import requests_of
 from tandem.comparison.report.attempt import format_error
 from tandem.speculation.types import Rule
+
+if TYPE_CHECKING:
+    from tandem.clients.encoding import Tokenizer
 
 NOTICED_SECONDS = 1.0
 """How long to wait, after failed requests, for a server's exit to be noticed."""
@@ -52,15 +55,15 @@ async def while_all_live(work: Coroutine[Any, Any, None], fleet: Fleet, log: Rec
 
 @dataclass(frozen=True)
 class Measuring:
-    """Measures every condition and logs each result at once. `encoder` cuts a load's prompts, if it has a length."""
+    """Measures every condition and logs each result at once. `tokenizer` cuts a load's prompts, if it has a length."""
 
     config: ComparisonConfig
     endpoints: Sequence[Endpoint]
     contenders: Sequence[Contender]
-    site: Site
+    link: Link
     progress: Progress
     log: RecordLog
-    encoder: Encoder | None = None
+    tokenizer: Tokenizer | None = None
 
     async def run(self) -> None:
         config, stages = self.config, [self._stage(condition) for condition in self.config.conditions]
@@ -100,7 +103,7 @@ class Measuring:
 
     async def _loads(self, settings: RequestSettings) -> None:
         config = self.config
-        asked = requests_of(config, config.loads[0].requests, settings, self.encoder)
+        asked = requests_of(config, config.loads[0].requests, settings, self.tokenizer)
         loader = Loader(
             self.contenders, asked, config.sampling.seed, config.timeout_s, self._under_load, self._measured
         )
@@ -123,7 +126,11 @@ class Measuring:
             condition.rule,
             config.adapter,
         )
-        return Stage(condition.name, settings, partial(self.site.set, condition.link))
+        return Stage(condition.name, settings, partial(self._set, condition.link))
+
+    async def _set(self, choice: LinkChoice) -> None:
+        if choice.settings is not None and choice.settings != self.link.settings:
+            await self.link.set(choice.settings)
 
     def _lengths(self) -> tuple[int, ...]:
         """Returns the speculation lengths to calibrate: those that every speculating server supports."""
@@ -142,8 +149,8 @@ class Measuring:
         for link in reversed(dict.fromkeys(condition.link for condition in self.config.conditions)):
             if link.settings is not None:
                 self.progress.say(f"measuring the link: {link}")
-                await self.site.set(link)
-                self.log.link(link, await self.site.overhead())
+                await self._set(link)
+                self.log.link(link, await self.link.overhead())
 
     async def _margins(self, condition: Condition, stage: Stage) -> None:
         """Repeats prompts with differing outputs on the autoregressive server to get the logit margins."""

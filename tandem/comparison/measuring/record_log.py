@@ -1,4 +1,4 @@
-"""Writes every measurement to `records.jsonl` at once, and reads the file again.
+"""Holds the raw measurements of one comparison: writes every one to `records.jsonl` at once, and reads the file again.
 
 The first line has the settings and the machine; servers, links, requests, calibration requests and margins follow as
 they are measured, and the last line tells whether the run is complete. The file alone suffices for a report.
@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from enum import Enum
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
@@ -22,13 +21,51 @@ from tandem.comparison.measuring.conditions import LinkChoice
 from tandem.comparison.measuring.config import ComparisonConfig, settings_as_json
 from tandem.comparison.measuring.deployment import Endpoint
 from tandem.comparison.measuring.environment import Machine, Versions
-from tandem.comparison.measuring.from_json import decoded
+from tandem.comparison.measuring.json_form import decoded, encoded
 from tandem.comparison.measuring.records import Failure, Record
-from tandem.comparison.measuring.run_data import RunData
+from tandem.comparison.report.reading import read_text
 
 NAME = "records.jsonl"
 FORMAT = 1
 """The version of the format; incremented when the meaning of a line changes or a line is removed."""
+UNENDED = "the run has not ended, or was killed"
+
+
+@dataclass
+class RunData:
+    """All raw measurements, in the order in which they were made.
+
+    margins: by condition and prompt. ended: whether the run recorded its end. cut_short: why the run ended early; None
+    if everything was measured.
+    """
+
+    config: ComparisonConfig
+    machine: Machine
+    versions: Versions
+    started_at: str
+    endpoints: tuple[Endpoint, ...] = ()
+    warm_up_failures: dict[str, Failure] = field(default_factory=dict)
+    links: dict[LinkChoice, LinkOverhead] = field(default_factory=dict)
+    records: list[Record] = field(default_factory=list)
+    calibrations: list[Calibration] = field(default_factory=list)
+    margins: dict[tuple[str, str], MarginTrace] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+    ended: bool = False
+    cut_short: str | None = None
+
+    @property
+    def planned(self) -> int:
+        """The number of requests to measure."""
+        config = self.config
+        alone = len(config.conditions) * len(config.prompts) * config.num_runs
+        return max(len(self.endpoints), len(config.architectures)) * (
+            alone + sum(load.requests for load in config.loads)
+        )
+
+    @property
+    def missing(self) -> str | None:
+        """Why measurements are missing; None if the run is complete."""
+        return self.cut_short if self.ended else UNENDED
 
 
 class RecordLog:
@@ -45,8 +82,8 @@ class RecordLog:
             format=FORMAT,
             started_at=measured.started_at,
             settings=settings_as_json(measured.config),
-            machine=asdict(measured.machine),
-            versions=asdict(measured.versions),
+            machine=measured.machine,
+            versions=measured.versions,
         )
 
     def __enter__(self) -> RecordLog:
@@ -60,27 +97,27 @@ class RecordLog:
 
     def servers(self, endpoints: Sequence[Endpoint]) -> None:
         self.measured.endpoints = tuple(endpoints)
-        self._write("servers", endpoints=[asdict(endpoint) for endpoint in endpoints])
+        self._write("servers", endpoints=endpoints)
 
     def warm_up_failed(self, architecture: str, failure: Failure) -> None:
         self.measured.warm_up_failures[architecture] = failure
-        self._write("warm-up failure", architecture=architecture, failure=asdict(failure))
+        self._write("warm-up failure", architecture=architecture, failure=failure)
 
     def link(self, choice: LinkChoice, overhead: LinkOverhead) -> None:
         self.measured.links[choice] = overhead
-        self._write("link", link=asdict(choice), overhead=asdict(overhead))
+        self._write("link", link=choice, overhead=overhead)
 
     def record(self, record: Record) -> None:
         self.measured.records.append(record)
-        self._write("record", record=asdict(record))
+        self._write("record", record=record)
 
     def calibration(self, calibration: Calibration) -> None:
         self.measured.calibrations.append(calibration)
-        self._write("calibration", calibration=asdict(calibration))
+        self._write("calibration", calibration=calibration)
 
     def margins(self, condition: str, prompt: str, trace: MarginTrace) -> None:
         self.measured.margins[condition, prompt] = trace
-        self._write("margins", condition=condition, prompt=prompt, trace=asdict(trace))
+        self._write("margins", condition=condition, prompt=prompt, trace=trace)
 
     def remark(self, text: str) -> None:
         self.measured.remarks.append(text)
@@ -96,7 +133,7 @@ class RecordLog:
         if self._file is None:
             return
         try:
-            self._file.write(json.dumps({"kind": kind, **values}, default=_plain, ensure_ascii=False) + "\n")
+            self._file.write(json.dumps({"kind": kind, **encoded(values)}, ensure_ascii=False) + "\n")
             self._file.flush()
         except OSError as error:
             with suppress(OSError):
@@ -105,23 +142,10 @@ class RecordLog:
             self.measured.remarks.append(f"{self.path} ends early, it could not be written: {error}")
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, Path):
-        return str(value)
-    raise TypeError(f"{type(value).__name__} is not for a record log")
-
-
 def read_records(path: Path, flag: str = "from-records") -> RunData:
     """Reads what an earlier run wrote; the output folder is the file's. Raises a one-line ValueError."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ValueError(f"{flag}: {path} does not exist") from None
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{flag}: {path} cannot be read: {' '.join(str(error).split())}") from None
-    first, *rest = text.split("\n")[:-1] or [""]  # an incomplete last line was being written when the run died
+    lines = read_text(path, flag).split("\n")[:-1]  # an incomplete last line was being written when the run died
+    first, *rest = lines or [""]
     number = 1
     try:
         measured = _header(json.loads(first), path.parent)
@@ -134,42 +158,30 @@ def read_records(path: Path, flag: str = "from-records") -> RunData:
     return measured
 
 
-@dataclass(frozen=True)
-class _Run:
-    """The first line, without its settings."""
-
-    kind: str
-    format: int
-    started_at: str
-    machine: Machine
-    versions: Versions
-
-
 def _header(line: dict[str, Any], folder: Path) -> RunData:
     if not isinstance(line, dict) or line.get("format") != FORMAT:
         raise ValueError(f"format {FORMAT} is needed")
-    settings = {**line.pop("settings"), "output_dir": folder, "baseline": None}
-    run = decoded(_Run, line)
-    return RunData(decoded(ComparisonConfig, settings), run.machine, run.versions, run.started_at)
+    config = decoded(ComparisonConfig, {**line["settings"], "output_dir": folder, "baseline": None})
+    return RunData(config, decoded(Machine, line["machine"]), decoded(Versions, line["versions"]), line["started_at"])
 
 
 def _add(measured: RunData, line: dict[str, Any]) -> None:
-    kind = line["kind"]
-    if kind == "servers":
-        measured.endpoints = tuple(decoded(Endpoint, one) for one in line["endpoints"])
-    elif kind == "warm-up failure":
-        measured.warm_up_failures[line["architecture"]] = decoded(Failure, line["failure"])
-    elif kind == "link":
-        measured.links[decoded(LinkChoice, line["link"])] = decoded(LinkOverhead, line["overhead"])
-    elif kind == "record":
-        measured.records.append(decoded(Record, line["record"]))
-    elif kind == "calibration":
-        measured.calibrations.append(decoded(Calibration, line["calibration"]))
-    elif kind == "margins":
-        measured.margins[line["condition"], line["prompt"]] = decoded(MarginTrace, line["trace"])
-    elif kind == "remark":
-        measured.remarks.append(line["text"])
-    elif kind == "end":
-        measured.ended, measured.cut_short = True, line["cut_short"]
-    else:
-        raise ValueError(f"kind {kind!r} is unknown")
+    match line:
+        case {"kind": "servers", "endpoints": endpoints}:
+            measured.endpoints = tuple(decoded(Endpoint, one) for one in endpoints)
+        case {"kind": "warm-up failure", "architecture": name, "failure": failure}:
+            measured.warm_up_failures[name] = decoded(Failure, failure)
+        case {"kind": "link", "link": link, "overhead": overhead}:
+            measured.links[decoded(LinkChoice, link)] = decoded(LinkOverhead, overhead)
+        case {"kind": "record", "record": record}:
+            measured.records.append(decoded(Record, record))
+        case {"kind": "calibration", "calibration": calibration}:
+            measured.calibrations.append(decoded(Calibration, calibration))
+        case {"kind": "margins", "condition": condition, "prompt": prompt, "trace": trace}:
+            measured.margins[condition, prompt] = decoded(MarginTrace, trace)
+        case {"kind": "remark", "text": text}:
+            measured.remarks.append(text)
+        case {"kind": "end", "cut_short": cut_short}:
+            measured.ended, measured.cut_short = True, cut_short
+        case _:
+            raise ValueError(f"kind {line.get('kind')!r} is unknown, or lacks something")

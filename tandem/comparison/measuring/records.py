@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
+from tandem.comparison.measuring.json_form import encoded
 from tandem.speculation.types import SpeculationStats
 
 
@@ -116,7 +117,5 @@ HEAD: tuple[str, ...] = ("condition", "architecture", "prompt", "workload", "run
 def record_as_json(record: Record) -> dict[str, Any]:
     """Returns one flat object. A failed request has the same keys, with null for what was not measured."""
     head = {name: getattr(record, name) for name in HEAD}
-    measured: dict[str, Any] = {f.name: None for f in fields(Measurement)}
-    if record.measurement:
-        measured = asdict(record.measurement)
-    return {**head, **measured, "error": asdict(record.error) if record.error else None}
+    measured = encoded(record.measurement) or dict.fromkeys(f.name for f in fields(Measurement))
+    return {**head, **measured, "error": encoded(record.error)}

@@ -4,42 +4,24 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tandem.comparison.analysis.identity import MarginTrace
 from tandem.comparison.analysis.metrics import ratio
 from tandem.comparison.measuring.records import Failure, Measurement, Record, attribute_seconds, failure_of
 from tandem.comparison.measuring.workloads import Prompt
-from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, Rule, SamplingParams
+from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, Rule, SamplingParams, SpeculationStats
+
+if TYPE_CHECKING:
+    from tandem.rpc.generation_client import GenerationClient
 
 WARM_UP_TOKENS = 8
+COUNTS = {f.name for f in fields(Measurement)} & {f.name for f in fields(SpeculationStats)} - {"bytes_up", "bytes_down"}
+"""The fields of a measurement that are the server's counts."""
 
 Item = TypeVar("Item")
-
-
-class CountingGenerator(Protocol):
-    """Generates tokens and counts its payload bytes. `sharing`: another one on the same connection, counting anew."""
-
-    @property
-    def bytes_up(self) -> int: ...
-
-    @property
-    def bytes_down(self) -> int: ...
-
-    def sharing(self) -> CountingGenerator: ...
-
-    def generate(
-        self, request: GenerationRequest, timeout: float | None = None
-    ) -> AsyncIterator[Chunk | GenerationEnd]: ...
-
-
-class Named(Protocol):
-    """An object with a name, such as an architecture or a prompt."""
-
-    @property
-    def name(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +29,7 @@ class Contender:
     """An architecture under test. `split`: draft and target run apart, and the traffic between them is counted."""
 
     name: str
-    generator: CountingGenerator
+    generator: GenerationClient
     split: bool = False
 
     def apart(self) -> Contender:
@@ -144,18 +126,6 @@ def rotated(items: Sequence[Item], turn: int) -> list[Item]:
     return [*items[first:], *items[:first]]
 
 
-def in_order(
-    records: Sequence[Record],
-    conditions: Sequence[Named],
-    architectures: Sequence[Named],
-    prompts: Sequence[str],
-) -> list[Record]:
-    """Sorts records by condition, architecture, run and prompt, as a report lists them. `prompts`: their names."""
-    part, place = ({one.name: i for i, one in enumerate(found)} for found in (conditions, architectures))
-    page = {name: i for i, name in enumerate(prompts)}
-    return sorted(records, key=lambda r: (part[r.condition], place[r.architecture], r.run, page[r.prompt]))
-
-
 async def _record(contender: Contender, prompt: Prompt, run: int, stage: Stage) -> Record:
     record = Record(contender.name, prompt.name, prompt.kind, run, condition=stage.name)
     return await attempt(contender, record, stage.settings.request(prompt, run), stage.settings.timeout_s)
@@ -172,33 +142,9 @@ async def attempt(
 
 
 async def measure(contender: Contender, request: GenerationRequest, timeout_s: float | None = None) -> Measurement:
-    """Times one request from just before it is sent to its completion."""
-    generator = contender.generator
+    """Times one request from just before it is sent to its completion. Raises IncompleteStream."""
+    generator, chunks, arrivals = contender.generator, list[Chunk](), list[float]()  # arrivals: of those with tokens
     up, down = generator.bytes_up, generator.bytes_down
-    stream = await _timed(generator, request, timeout_s)
-    up, down = generator.bytes_up - up, generator.bytes_down - down
-    if contender.split:
-        up, down = stream.completion.stats.bytes_up, stream.completion.stats.bytes_down
-    return _measurement(stream, up, down)
-
-
-@dataclass(frozen=True, slots=True)
-class _Stream:
-    """A received stream: the chunks, the arrival times in seconds of those with tokens, and the completion."""
-
-    chunks: tuple[Chunk, ...]
-    arrivals_s: tuple[float, ...]
-    completion: GenerationEnd
-    end_to_end_s: float
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        return tuple(token for chunk in self.chunks for token in chunk.token_ids)
-
-
-async def _timed(generator: CountingGenerator, request: GenerationRequest, timeout_s: float | None) -> _Stream:
-    chunks: list[Chunk] = []
-    arrivals: list[float] = []
     completion: GenerationEnd | None = None
     sent = time.perf_counter()
     async for event in generator.generate(request, timeout=timeout_s):
@@ -211,48 +157,46 @@ async def _timed(generator: CountingGenerator, request: GenerationRequest, timeo
     end_to_end_s = time.perf_counter() - sent
     if completion is None:
         raise IncompleteStream(f"the stream ended after {len(arrivals)} chunks of tokens without a completion")
-    stream = _Stream(tuple(chunks), tuple(arrivals), completion, end_to_end_s)
-    carried = len(stream.token_ids)
-    if not carried or completion.output_tokens != carried:
-        raise IncompleteStream(f"the completion counts {completion.output_tokens} tokens, the chunks {carried}")
-    return stream
+    own = generator.bytes_up - up, generator.bytes_down - down
+    between = completion.stats.bytes_up, completion.stats.bytes_down
+    return _measurement(chunks, arrivals, completion, end_to_end_s, between if contender.split else own)
 
 
-def _measurement(stream: _Stream, bytes_up: int, bytes_down: int) -> Measurement:
-    tokens, arrivals, end_to_end_s = stream.token_ids, stream.arrivals_s, stream.end_to_end_s
-    stats = stream.completion.stats
+def _measurement(
+    chunks: Sequence[Chunk],
+    arrivals: Sequence[float],
+    completion: GenerationEnd,
+    end_to_end_s: float,
+    payload: tuple[int, int],
+) -> Measurement:
+    """Builds the measurement of a whole stream. `payload`: bytes up and down."""
+    tokens, stats = tuple(token for chunk in chunks for token in chunk.token_ids), completion.stats
+    if not tokens or completion.output_tokens != len(tokens):
+        raise IncompleteStream(f"the completion counts {completion.output_tokens} tokens, the chunks {len(tokens)}")
     seconds, clamped = attribute_seconds(end_to_end_s, stats)
     return Measurement(
         output_token_ids=tokens,
-        text="".join(chunk.text for chunk in stream.chunks),
-        finish_reason=stream.completion.finish_reason.name.lower(),
-        number_input_tokens=stream.completion.prompt_tokens,
+        text="".join(chunk.text for chunk in chunks),
+        finish_reason=completion.finish_reason.name.lower(),
+        number_input_tokens=completion.prompt_tokens,
         output_tokens=len(tokens),
         ttft_s=arrivals[0],
         tpot_s=(end_to_end_s - arrivals[0]) / (len(tokens) - 1) if len(tokens) > 1 else None,
         inter_token_latency_s=arrivals[-1] / len(tokens),
         end_to_end_latency_s=end_to_end_s,
         request_output_throughput_token_per_s=ratio(len(tokens), end_to_end_s),
-        chunk_tokens=tuple(len(chunk.token_ids) for chunk in stream.chunks if chunk.token_ids),
+        chunk_tokens=tuple(len(chunk.token_ids) for chunk in chunks if chunk.token_ids),
         chunk_gaps_s=tuple(later - earlier for earlier, later in itertools.pairwise(arrivals)),
-        rounds=stats.rounds,
-        drafted=stats.drafted,
-        accepted=stats.accepted,
-        accepted_per_position=tuple(stats.accepted_per_position),
-        drafted_per_position=tuple(stats.drafted_per_position),
-        drafted_by=stats.drafted_by,
-        accepted_by=stats.accepted_by,
-        bytes_up=bytes_up,
-        bytes_down=bytes_down,
+        bytes_up=payload[0],
+        bytes_down=payload[1],
         seconds_by_cause=seconds,
         other_clamped=clamped,
-        stale_rounds=stats.stale_rounds,
-        stale_drafts=stats.stale_drafts,
-        guessed_rounds=stats.guessed_rounds,
-        sent_by_depth=tuple(stats.sent_by_depth),
-        run_steps=stats.run_steps,
-        wasted_steps=stats.wasted_steps,
+        **{name: _frozen(getattr(stats, name)) for name in COUNTS},
     )
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 async def trace_margins(
@@ -264,7 +208,7 @@ async def trace_margins(
     """
     traces: dict[str, MarginTrace] = {}
     for prompt in prompts:
-        request = replace(settings.request(prompt), report_margins=True)
+        request = replace(settings.request(prompt), margins=True)
         chunks: list[Chunk] = []
         try:
             async for event in autoregressive.generator.generate(request, timeout=settings.timeout_s):

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from tandem.launch import environment
 
@@ -72,11 +71,12 @@ class Fleet:
         grace_s: float = 10.0,
         concurrency: int = max(1, (os.cpu_count() or 1) // 4),  # two at once on 2 cores take 4 times as long
         on_wait: Callable[[str, float], None] = lambda name, seconds: None,
+        on_ready: Callable[[str, str, float], None] = lambda name, address, seconds: None,
     ) -> None:
         self._log_dir = log_dir
         self._startup_timeout_s = startup_timeout_s
         self._grace_s = grace_s
-        self._on_wait = on_wait
+        self._on_wait, self._on_ready = on_wait, on_ready
         self._starting = asyncio.Semaphore(concurrency)
         self._processes: list[asyncio.subprocess.Process] = []
         self._ready: list[Server] = []
@@ -85,9 +85,7 @@ class Fleet:
         self._log_dir.mkdir(parents=True, exist_ok=True)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.stop()
 
     async def start(self, name: str, command: Sequence[str]) -> Server:
@@ -99,6 +97,7 @@ class Fleet:
             process = await self._spawn([*command, "--ready_file", str(ready_file)], log)
             server = await self._until_ready(name, process, log, ready_file)
         self._ready.append(server)
+        self._on_ready(name, server.address, server.startup_seconds)
         return server
 
     async def _spawn(self, command: Sequence[str], log: Path) -> asyncio.subprocess.Process:

@@ -6,23 +6,17 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.run import RequestSettings
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.speculation.types import GenerationRequest
 
+if TYPE_CHECKING:
+    from tandem.clients.encoding import Tokenizer
+
 BETWEEN = "\n\n"
-
-
-class Encoder(Protocol):
-    """The part of a tokenizer that cuts prompts."""
-
-    @property
-    def sha256(self) -> str: ...
-
-    def encode(self, text: str, chat: bool) -> list[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +30,16 @@ class Asked:
 
 
 def requests_of(
-    config: ComparisonConfig, count: int, settings: RequestSettings, encoder: Encoder | None = None
+    config: ComparisonConfig, count: int, settings: RequestSettings, tokenizer: Tokenizer | None = None
 ) -> tuple[Asked, ...]:
-    """Returns `count` requests. `encoder` is needed to cut prompts to a length.
+    """Returns `count` requests. `tokenizer` is needed to cut prompts to a length.
 
     Lengths are drawn as in LLMPerf, an input and an output length for each request, from the comparison's seed. An
     output of a set length ignores ends of sequence, and is shortened to what fits beside its prompt.
     """
     random = Random(f"lengths {config.sampling.seed}")
     made = itertools.islice(_as_they_are(config, settings), count)
-    return tuple(_shaped(asked, number, config, random, encoder) for number, asked in enumerate(made))
+    return tuple(_shaped(asked, number, config, random, tokenizer) for number, asked in enumerate(made))
 
 
 def names_of(config: ComparisonConfig) -> tuple[str, ...]:
@@ -64,28 +58,28 @@ def _as_they_are(config: ComparisonConfig, settings: RequestSettings) -> Iterato
             yield Asked(prompt.name, prompt.kind, run, settings.request(prompt, run))
 
 
-def _shaped(asked: Asked, number: int, config: ComparisonConfig, random: Random, encoder: Encoder | None) -> Asked:
+def _shaped(asked: Asked, number: int, config: ComparisonConfig, random: Random, tokenizer: Tokenizer | None) -> Asked:
     inputs, outputs, room = config.input_length, config.output_length, config.sequence_length
     request = asked.request
     if inputs is None and outputs is None:
         return asked
     if inputs is not None:
-        assert encoder is not None, "prompts are cut with a tokenizer"
+        assert tokenizer is not None, "prompts are cut with a tokenizer"
         length = inputs.draw(random, room - (outputs.mean if outputs else config.max_new_tokens))
         room -= length
-        request = replace(request, text=None, token_ids=cut(config.prompts, number, length, encoder), chat=False)
+        request = replace(request, text=None, token_ids=cut(config.prompts, number, length, tokenizer), chat=False)
     if outputs is not None:
         length = min(outputs.draw(random, config.sequence_length), room)
         request = replace(request, max_new_tokens=length, ignore_end_of_sequence=True)
     return Asked(_name(number), asked.workload, 0, request)
 
 
-def cut(prompts: Sequence[Prompt], number: int, length: int, encoder: Encoder) -> tuple[int, ...]:
+def cut(prompts: Sequence[Prompt], number: int, length: int, tokenizer: Tokenizer) -> tuple[int, ...]:
     """Returns exactly `length` token ids of prompts, one after another from prompt `number` on."""
     first = number % len(prompts)
     text = BETWEEN.join(prompt.text for prompt in (*prompts[first:], *prompts[:first]))
-    ids = encoder.encode(text, False)
+    ids = tokenizer.encode(text, False)
     while len(ids) < length:
         text += BETWEEN + text
-        ids = encoder.encode(text, False)
+        ids = tokenizer.encode(text, False)
     return tuple(ids[:length])

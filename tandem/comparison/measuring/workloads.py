@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from tandem.clients.prompts import read_prompts
-from tandem.comparison.measuring import prompts
-
-BUILT_IN: Mapping[str, tuple[tuple[str, bool, str], ...]] = {
-    "counting_and_lists": prompts.COUNTING_AND_LISTS,
-    "code": prompts.CODE,
-    "extraction": prompts.EXTRACTION,
-    "chat": prompts.CHAT_QUESTIONS,
-    "prose": prompts.PROSE,
-}
+from tandem.comparison.measuring.prompts import BUILT_IN
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +32,7 @@ def built_in_prompts(kinds: Sequence[str] = tuple(BUILT_IN), per_workload: int |
     return tuple(
         Prompt(f"{kind}/{name}", kind, text, chat)
         for kind in kinds
-        for name, chat, text in BUILT_IN[kind][:per_workload]
+        for (name, chat), text in islice(BUILT_IN[kind].items(), per_workload)
     )
 
 

@@ -1,39 +1,66 @@
-"""Defines the blocks of a report, independent of its format: paragraphs, lists, tables, plots, details."""
+"""Defines the blocks of a report, independent of its format: texts, tables, plots, details.
+
+A table is built once, for pages and for terminals of 80 columns, where it is brief: `brief` fields say how they differ.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell of a table.
+    """One cell of a table. `best` of its column: emphasized by more than color. `tone`: "good" or "bad", a color.
 
-    best: whether it is the best of its column, which is emphasized by more than color.
-    tone: "good" or "bad", colored on the terminal.
+    `brief`: its text on a terminal; None: the same.
     """
 
     text: str
     best: bool = False
     tone: str = ""
+    brief: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
+    """A column. `brief`: its heading on a terminal; None: the same. One without a heading is not shown there."""
+
     heading: str
     numeric: bool = True
+    brief: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table. The first cell of a row is its heading."""
+    """A table. The first cell of a row is its heading; a row of one cell is a heading over rows, on terminals only.
+
+    `brief`: caption and note on a terminal; None: the same.
+    """
 
     caption: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ""
+    brief: tuple[str, str] | None = None
     kind: str = "table"
+
+    def on_page(self) -> Table:
+        """Returns the table as pages show it."""
+        shown = [i for i, column in enumerate(self.columns) if column.heading]
+        rows = tuple(tuple(row[i] for i in shown) for row in self.rows if len(row) > 1)
+        return replace(self, columns=tuple(self.columns[i] for i in shown), rows=rows)
+
+    def on_terminal(self) -> Table:
+        """Returns the table as terminals show it."""
+        columns = [replace(c, heading=c.heading if c.brief is None else c.brief) for c in self.columns]
+        shown = [i for i, column in enumerate(columns) if column.heading]
+        rows = (
+            tuple(cell if cell.brief is None else replace(cell, text=cell.brief) for cell in row) for row in self.rows
+        )
+        rows = (tuple(row[i] for i in shown) if len(row) > 1 else row for row in rows)
+        caption, note = self.brief or (self.caption, self.note)
+        return Table(caption, tuple(columns[i] for i in shown), tuple(rows), note)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,27 +75,16 @@ class Plot:
 
 
 @dataclass(frozen=True, slots=True)
-class Paragraph:
-    text: str
-    kind: str = "paragraph"
+class Text:
+    """Lines under a small `heading`. `kind`: a "paragraph", "bullets", or a "listing", which is preformatted.
 
+    `tone`: "quiet", "warning" or "bad", for terminals, which show the lines alone.
+    """
 
-@dataclass(frozen=True, slots=True)
-class Bullets:
-    """A list under a small heading."""
-
-    heading: str
-    items: tuple[str, ...]
-    kind: str = "bullets"
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """A preformatted text with a name."""
-
-    name: str
-    text: str
-    kind: str = "listing"
+    kind: str
+    lines: tuple[str, ...]
+    heading: str = ""
+    tone: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +92,11 @@ class Details:
     """Blocks that are folded on a screen and open on paper."""
 
     summary: str
-    blocks: tuple[Table | Paragraph | Listing, ...]
+    blocks: tuple[Table | Text, ...]
     kind: str = "details"
 
 
-Block = Table | Plot | Paragraph | Bullets | Listing | Details
+Block = Table | Plot | Text | Details
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,25 +107,43 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
-class DecisionBlock:
-    """The top of the report. `figures`: (value, label). Without a decision, the headline says why."""
-
-    headline: str
-    figures: tuple[tuple[str, str], ...] = ()
-    because: tuple[str, ...] = ()
-    would_change: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
+    """A report. Its decision: a headline, `figures` as (value, label), and `reasons` as lists of sentences."""
+
     title: str
     date: str
     setting: str
-    decision: DecisionBlock
+    headline: str
+    figures: tuple[tuple[str, str], ...]
+    reasons: tuple[Text, ...]
     sections: tuple[Section, ...]
 
 
-def table(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell | str]], note: str = "") -> Table:
+def paragraph(text: str, tone: str = "") -> Text:
+    return Text("paragraph", (text,), tone=tone)
+
+
+def bullets(heading: str, items: Iterable[str]) -> Text:
+    return Text("bullets", tuple(items), heading)
+
+
+def words(*headings: str) -> list[Column]:
+    """Returns columns of text."""
+    return [Column(heading, numeric=False) for heading in headings]
+
+
+def numbers(*headings: str) -> list[Column]:
+    """Returns columns of figures."""
+    return [Column(heading) for heading in headings]
+
+
+def table(
+    caption: str,
+    columns: Sequence[Column],
+    rows: Iterable[Sequence[Cell | str]],
+    note: str = "",
+    brief: tuple[str, str] | None = None,
+) -> Table:
     """Builds a table from rows of cells or plain text."""
     cells = tuple(tuple(cell if isinstance(cell, Cell) else Cell(cell) for cell in row) for row in rows)
-    return Table(caption, tuple(columns), cells, note)
+    return Table(caption, tuple(columns), cells, note, brief)

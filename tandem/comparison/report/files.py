@@ -1,4 +1,4 @@
-"""Defines the result of a comparison and writes comparison.json, comparison.csv and loads.csv.
+"""Defines the result of a comparison and writes comparison.json, comparison.csv, loads.csv and the index of runs.
 
 comparison.schema.json describes comparison.json.
 """
@@ -8,25 +8,26 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from tandem.comparison.analysis.decision import Decision
 from tandem.comparison.analysis.findings import Theory, theory_as_json
-from tandem.comparison.analysis.summary import Summary, summary_as_json
-from tandem.comparison.analysis.under_load import UnderLoad, under_load_as_json
+from tandem.comparison.analysis.summary import Summary
+from tandem.comparison.analysis.under_load import UnderLoad
 from tandem.comparison.links.overhead import LinkOverhead
-from tandem.comparison.measuring.conditions import BASE, LINK, Condition, LinkChoice
+from tandem.comparison.measuring.conditions import BASE, LINK, Condition
 from tandem.comparison.measuring.config import ComparisonConfig, settings_as_json
 from tandem.comparison.measuring.deployment import Endpoint, baseline_of
 from tandem.comparison.measuring.environment import Machine, Versions
+from tandem.comparison.measuring.json_form import encoded
 from tandem.comparison.measuring.records import CAUSES, HEAD, Failure, Measurement, Record, record_as_json
+from tandem.comparison.report import reading
 from tandem.comparison.report.attempt import Attempts
-from tandem.comparison.report.comparison_file import SCHEMA_VERSION
 from tandem.comparison.report.load_tables import loads_as_csv
+from tandem.comparison.report.reading import JSON, SCHEMA_VERSION
 from tandem.comparison.report.write import write_atomically
 
 
@@ -46,9 +47,6 @@ class Partial:
     reason: str
     measured: int
     planned: int
-
-    def __str__(self) -> str:
-        return f"{self.reason}; {self.measured} of {self.planned or 'an unknown number of'} requests were measured"
 
 
 @dataclass(frozen=True)
@@ -70,10 +68,14 @@ class Comparison:
     partial: Partial | None = None
 
     def __str__(self) -> str:
-        """The tables and remarks that the command line prints."""
-        from tandem.comparison.report.terminal import as_text
+        """The tables and remarks that the command line prints, without colors."""
+        from rich.console import Console
 
-        return as_text(self)
+        from tandem.comparison.report.terminal import TABLE_WIDTH, print_comparison
+
+        text = io.StringIO()
+        print_comparison(comparison_as_json(self), Console(file=text, width=TABLE_WIDTH))
+        return text.getvalue()
 
     @property
     def base(self) -> ConditionResult:
@@ -100,79 +102,60 @@ def _on_loopback(address: str) -> bool:
 
 def comparison_as_json(comparison: Comparison) -> dict[str, Any]:
     """Returns comparison.json. A part that cannot be computed is null, and a remark says why."""
-    attempts, theory, decision = Attempts(), comparison.theory, comparison.decision
+    attempts, theory = Attempts(), comparison.theory
     said = attempts.of("Theory beside measurement", lambda: theory_as_json(theory) if theory else None, None)
-    found = {
+    plain = baseline_of(list(comparison.endpoints))  # of speedups; outputs are compared with `autoregressive`
+    return {
         "schema_version": SCHEMA_VERSION,
         "started_at": comparison.started_at,
-        "partial": asdict(comparison.partial) if comparison.partial else None,
+        "partial": encoded(comparison.partial),
         "settings": settings_as_json(comparison.config),
         "link": comparison.link,
-        "machine": asdict(comparison.machine),
-        "versions": asdict(comparison.versions),
-        "baseline": _baseline_as_json(comparison.endpoints),
+        "machine": encoded(comparison.machine),
+        "versions": encoded(comparison.versions),
+        "baseline": {"architecture": plain.architecture.name, "plain_width": plain.model.plain_width}
+        if plain
+        else None,
         "remarks": [*comparison.remarks, *attempts.remarks],
-        "warm_up_failures": {name: asdict(failure) for name, failure in comparison.warm_up_failures},
-        "servers": {e.architecture.name: _endpoint_as_json(e) for e in comparison.endpoints},
+        "warm_up_failures": encoded(dict(comparison.warm_up_failures)),
+        "servers": {
+            each.architecture.name: {
+                "service": each.architecture.service,
+                "address": each.address,
+                "started_here": each.log is not None,
+                "model": encoded(each.model),
+            }
+            for each in comparison.endpoints
+        },
         "conditions": [_condition_as_json(result, comparison.config.link) for result in comparison.results],
         "theory": said,
-        "decision": asdict(decision) if decision else None,
-        "under_load": under_load_as_json(comparison.under_load) if comparison.under_load else None,
+        "decision": encoded(comparison.decision),
+        "under_load": encoded(comparison.under_load),
         "records": [record_as_json(record) for record in comparison.records],
     }
-    return {key: _finite(value) for key, value in found.items()}
-
-
-def _finite(value: Any) -> Any:
-    """Replaces infinities and NaN by None, since JSON has neither."""
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _baseline_as_json(endpoints: Sequence[Endpoint]) -> dict[str, Any] | None:
-    """Returns the server that speedups refer to; outputs are always compared with `autoregressive`."""
-    endpoint = baseline_of(list(endpoints))
-    if endpoint is None:
-        return None
-    return {"architecture": endpoint.architecture.name, "plain_width": endpoint.model.plain_width}
 
 
 def _condition_as_json(result: ConditionResult, kind: str) -> dict[str, Any]:
-    condition = result.condition
+    condition, measured = result.condition, result.link
     return {
         "name": condition.name,
         "varies": condition.varies,
-        "link": _link_as_json(condition.link, kind, result.link),
-        "sampling": asdict(condition.sampling),
+        "link": {
+            "kind": "direct" if condition.link.rtt_ms is None else kind,
+            "rtt_ms": 1000 * condition.link.seconds,
+            "bandwidth_mbps": condition.link.bandwidth_mbps,
+            "direct_round_trip_s": measured.direct_p50_s if measured else None,
+            "round_trip_s": measured.link_p50_s if measured else None,
+            "added_s": measured.added_s if measured else None,
+        },
+        "sampling": encoded(condition.sampling),
         "rule": condition.rule.value,
-        "load": asdict(condition.load) if condition.load else None,
-        "architectures": {summary.architecture: summary_as_json(summary) for summary in result.summaries},
+        "load": encoded(condition.load),
+        "architectures": {summary.architecture: encoded(summary) for summary in result.summaries},
     }
 
 
-def _link_as_json(link: LinkChoice, kind: str, measured: LinkOverhead | None) -> dict[str, Any]:
-    return {
-        "kind": "direct" if link.rtt_ms is None else kind,
-        "rtt_ms": 1000 * link.seconds,
-        "bandwidth_mbps": link.bandwidth_mbps,
-        "direct_round_trip_s": measured.direct_p50_s if measured else None,
-        "round_trip_s": measured.link_p50_s if measured else None,
-        "added_s": measured.added_s if measured else None,
-    }
-
-
-def _endpoint_as_json(endpoint: Endpoint) -> dict[str, Any]:
-    return {
-        "service": endpoint.architecture.service,
-        "address": endpoint.address,
-        "started_here": endpoint.log is not None,
-        "model": asdict(endpoint.model),
-    }
-
-
+INDEX = "runs.jsonl"
 CSV_COLUMNS: tuple[str, ...] = (
     *HEAD,
     *(f.name for f in fields(Measurement) if f.name != "seconds_by_cause"),
@@ -196,10 +179,9 @@ def _csv_row(record: Record) -> dict[str, Any]:
     seconds: dict[str, float] = row.pop("seconds_by_cause") or {}
     error: dict[str, str] = row.pop("error") or {}
     return {
-        **{key: json.dumps(value) if isinstance(value, list | tuple) else value for key, value in row.items()},
+        **{key: json.dumps(value) if isinstance(value, list) else value for key, value in row.items()},
         **{f"{cause}_seconds": seconds.get(cause) for cause in CAUSES},
-        "error_code": error.get("code"),
-        "error_message": error.get("message"),
+        **{f"error_{key}": value for key, value in error.items()},
     }
 
 
@@ -214,3 +196,43 @@ def write_csv(records: Sequence[Record], folder: Path) -> Path:
 
 def write_loads(as_json: Mapping[str, Any], folder: Path) -> Path:
     return write_atomically(folder / "loads.csv", loads_as_csv(as_json))
+
+
+def append_run(comparison: JSON, folder: Path) -> Path:
+    """Adds the run to `runs.jsonl` beside its folder, in one write so that concurrent runs do not mix."""
+    path = folder.resolve().parent / INDEX
+    line = json.dumps(run_as_json(comparison, folder), allow_nan=False, ensure_ascii=False) + "\n"
+    with path.open("a", encoding="utf-8") as file:
+        file.write(line)
+    return path
+
+
+def run_as_json(comparison: JSON, folder: Path) -> dict[str, Any]:
+    """Returns the key figures of the base condition and the path of the rest."""
+    settings, base, partial = comparison["settings"], reading.base(comparison), comparison["partial"]
+    return {
+        "started_at": comparison["started_at"],
+        "folder": folder.name,
+        "partial": partial["reason"] if partial else None,
+        "git_commit": comparison["versions"]["git_commit"],
+        "machine": reading.machine(comparison["machine"]),
+        "models": sorted(reading.model_values(comparison, "model_name")),
+        "dtype": sorted(reading.model_values(comparison, "dtype")),
+        "link": comparison["link"],
+        "prompts": len(settings["prompts"]),
+        **{key: settings[key] for key in ("num_runs", "max_new_tokens", "speculation_length")},
+        "temperature": settings["sampling"]["temperature"],
+        "rule": settings["rules"][0],
+        "architectures": {name: _figures(of) for name, of in base["architectures"].items()},
+    }
+
+
+def _figures(of: JSON) -> dict[str, Any]:
+    same = of["identical_to_autoregressive"]
+    return {
+        "tpot_s": of["tpot_s"]["mean"],
+        "speedup": of["speedup_vs_autoregressive"],
+        **{key: of[key] for key in ("speedup_interval", "acceptance_rate", "mean_acceptance_length")},
+        "identical": [same["count"], same["total"]] if same else None,
+        "failed": of["failed"],
+    }

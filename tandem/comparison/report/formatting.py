@@ -6,13 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tandem.comparison.report.reading import JSON, PLAIN
+from tandem.comparison.measuring.architectures import PLAIN
+from tandem.comparison.report.reading import JSON
 
 MISSING = "–"
-
-
-def known(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -23,15 +20,19 @@ def milliseconds(seconds: float | None, digits: int = 1) -> str:
     return number(None if seconds is None else 1000 * seconds, digits)
 
 
+def ms(seconds: float | None, digits: int = 1) -> str:
+    return f"{milliseconds(seconds, digits)} ms"
+
+
 def times(value: float | None) -> str:
-    return f"{number(value)}×" if known(value) else MISSING
+    text = number(value)
+    return text if text == MISSING else f"{text}×"
 
 
 def percent(share: float | None, digits: int = 0, sign: bool = False) -> str:
     if share is None or not math.isfinite(share):
         return MISSING
-    text = f"{100 * share:+.{digits}f} %" if sign else f"{100 * share:.{digits}f} %"
-    return text.replace("-", "−")
+    return f"{100 * share:{'+' if sign else ''}.{digits}f} %".replace("-", "−")
 
 
 def span(interval: Sequence[float] | None, scale: float = 1.0, digits: int = 2) -> str:
@@ -48,8 +49,23 @@ def with_interval(text: str, interval: Sequence[float] | None, scale: float = 1.
     return text if MISSING in (text, spread) else f"{text} ({spread})"
 
 
+def break_even(even_s: float, interval: Sequence[float] | None, seen_s: float | None, digits: int = 0) -> str:
+    """States the round trip at which distributed decoding breaks even with plain decoding; seen: by measured times."""
+    if even_s <= 0:
+        return f"Distributed is predicted to beat plain decoding at no round trip ({ms(even_s, digits)})."
+    spread = f" (95 % interval {span(interval, 1000, digits)} ms)" if interval else ""
+    crossed = "" if seen_s is None else f"; measured, the two cross at {ms(seen_s, digits)}"
+    return f"Distributed breaks even with plain decoding at {ms(even_s, digits)} RTT, predicted{spread}{crossed}."
+
+
+def over_fused(seconds: float, digits: int = 1) -> str:
+    """States what distributed decoding pays for being apart."""
+    how = "more" if seconds >= 0 else "less"
+    return f"Distributed pays {ms(abs(seconds), digits)} a token {how} than fused at the base link, measured."
+
+
 def name(architecture: str) -> str:
-    """Returns the name of an architecture in tables and plots."""
+    """Returns the name of an architecture or a workload in tables and plots."""
     return architecture.replace("_", " ")
 
 
@@ -66,6 +82,16 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def capitalised(*sentences: str) -> str:
+    return " ".join(sentence[:1].upper() + sentence[1:] for sentence in sentences)
+
+
+def link(link: JSON) -> str:
+    """Names an emulated link: 'RTT 20 ms, 50 Mbit/s'."""
+    limit = link["bandwidth_mbps"]
+    return f"RTT {link['rtt_ms']:g} ms" + ("" if limit is None else f", {limit:g} Mbit/s")
+
+
 def rtt(link: JSON) -> str:
     """Describes a link in a table or a panel."""
     if link["kind"] == "direct":
@@ -80,28 +106,18 @@ def link_phrase(link: JSON) -> str:
     return f"at RTT {link['rtt_ms']:g} ms" + ("" if link["kind"] == "direct" else " (emulated)")
 
 
-def link_kind(kind: str) -> str:
-    return {
-        "direct": "direct: not emulated",
-        "emulated": "emulated: a delay proxy on loopback",
-        "netns": "emulated: tc-netem between network namespaces",
-    }.get(kind, kind)
-
-
 def sampling(sampling: JSON) -> str:
     """Describes sampling: 'greedy', or the temperature and the filters that are set."""
     if not sampling["temperature"]:
         return "greedy"
-    parts = [f"temperature {sampling['temperature']:g}"]
-    for key, neutral in (("top_k", 0), ("top_p", 1), ("min_p", 0)):
-        if sampling[key] != neutral:
-            parts.append(f"{key} {sampling[key]:g}")
-    return ", ".join([*parts, f"seed {sampling['seed']}"])
+    neutral = {"top_k": 0, "top_p": 1, "min_p": 0}
+    filters = (f"{key} {sampling[key]:g}" for key, value in neutral.items() if sampling[key] != value)
+    return ", ".join([f"temperature {sampling['temperature']:g}", *filters, f"seed {sampling['seed']}"])
 
 
 def format_value(value: Any) -> str:
     """Formats any value of the settings on one line."""
-    if value is None or value == {} or value == [] or value == "":
+    if value is None or value in ({}, [], ""):
         return "not set"
     if isinstance(value, bool):
         return "yes" if value else "no"

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
-from tandem.comparison.report.blocks import (
-    Block,
-    Bullets,
-    Cell,
-    DecisionBlock,
-    Details,
-    Listing,
-    Paragraph,
-    Plot,
-    Report,
-    Section,
-    Table,
-)
+from tandem.comparison.report.blocks import Block, Cell, Details, Plot, Report, Table, Text
 from tandem.comparison.report.html import NO_PLOTS
 
 
 def markdown(report: Report, pictures: Mapping[str, str]) -> str:
     """Renders Markdown. `pictures`: paths of plots by name, relative to the text; without them, findings only."""
     parts = [f"# {escaped(report.title)}", f"{escaped(report.date)}. {escaped(report.setting)}"]
-    parts += _decision(report.decision)
+    parts += ["## Decision", f"**{escaped(report.headline)}**"]
+    if report.figures:
+        parts.append(_items(f"{what}: {value}" for value, what in report.figures))
+    for reasons in report.reasons:
+        parts += _block(reasons, pictures)
     for section in report.sections:
-        parts += _section(section, pictures)
+        parts.append(f"## {escaped(section.title)}")
+        for block in section.blocks:
+            parts += _block(block, pictures)
     return "\n\n".join(parts) + "\n"
 
 
@@ -35,55 +29,37 @@ def escaped(text: str) -> str:
     return re.sub(r"([\\`*_\[\]|~#>])", r"\\\1", " ".join(text.split())).replace("&", "&amp;").replace("<", "&lt;")
 
 
-def _decision(decision: DecisionBlock) -> Iterator[str]:
-    yield "## Decision"
-    yield f"**{escaped(decision.headline)}**"
-    if decision.figures:
-        yield _items([f"{what}: {value}" for value, what in decision.figures])
-    for heading, items in (("Because", decision.because), ("What would change it", decision.would_change)):
-        if items:
-            yield f"### {heading}"
-            yield _items(items)
-
-
-def _section(section: Section, pictures: Mapping[str, str]) -> Iterator[str]:
-    yield f"## {escaped(section.title)}"
-    for block in section.blocks:
-        if isinstance(block, Details):
-            yield f"<details><summary>{escaped(block.summary)}</summary>"
-            for inner in block.blocks:
-                yield from _block(inner, pictures, under=block.summary)
-            yield "</details>"
-        else:
-            yield from _block(block, pictures)
-
-
 def _block(block: Block, pictures: Mapping[str, str], under: str = "") -> Iterator[str]:
     """Renders a block. `under`: the heading just above, which a table does not repeat."""
-    if isinstance(block, Table):
-        if block.caption != under:
-            yield f"**{escaped(block.caption)}**"
-        yield _table(block)
-        if block.note:
-            yield escaped(block.note)
-    elif isinstance(block, Plot):
-        yield f"### {escaped(block.title)}"
-        if block.drawn:
-            path = pictures.get(block.name)
-            yield f"![{escaped(block.title)}]({path})" if path else escaped(NO_PLOTS)
-        yield escaped(block.finding)
-    elif isinstance(block, Bullets):
-        yield f"### {escaped(block.heading)}"
-        yield _items(block.items)
-    elif isinstance(block, Listing):
-        fence = "`" * (max((len(run) for run in re.findall("`+", block.text)), default=2) + 1)
-        yield escaped(block.name)
-        yield f"{max(fence, '```')}text\n{block.text}\n{max(fence, '```')}"
-    elif isinstance(block, Paragraph):
-        yield escaped(block.text)
+    match block:
+        case Details(summary, inner):
+            yield f"<details><summary>{escaped(summary)}</summary>"
+            for one in inner:
+                yield from _block(one, pictures, under=summary)
+            yield "</details>"
+        case Table():
+            if block.caption != under:
+                yield f"**{escaped(block.caption)}**"
+            yield _table(block)
+            if block.note:
+                yield escaped(block.note)
+        case Plot(name, title, finding, drawn):
+            yield f"### {escaped(title)}"
+            if drawn:
+                yield f"![{escaped(title)}]({pictures[name]})" if name in pictures else escaped(NO_PLOTS)
+            yield escaped(finding)
+        case Text("listing", (text,), heading):
+            fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
+            yield escaped(heading)
+            yield f"{fence}text\n{text}\n{fence}"
+        case Text("bullets", lines, heading):
+            yield f"### {escaped(heading)}"
+            yield _items(lines)
+        case Text(_, lines):
+            yield from map(escaped, lines)
 
 
-def _items(items: tuple[str, ...] | list[str]) -> str:
+def _items(items: Iterable[str]) -> str:
     return "\n".join(f"- {escaped(item)}" for item in items)
 
 

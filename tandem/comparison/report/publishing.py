@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from tandem.comparison.analysis.regression import judge
 from tandem.comparison.analysis.run_analysis import analyse
-from tandem.comparison.measuring.history import append_run
-from tandem.comparison.measuring.run_data import RunData
+from tandem.comparison.measuring.record_log import RunData
 from tandem.comparison.report.attempt import Attempts
-from tandem.comparison.report.files import Comparison, comparison_as_json, write_csv, write_json, write_loads
+from tandem.comparison.report.files import (
+    Comparison,
+    append_run,
+    comparison_as_json,
+    write_csv,
+    write_json,
+    write_loads,
+)
+from tandem.comparison.report.reading import JSON
 from tandem.comparison.report.terminal import TABLE_WIDTH, print_comparison
 from tandem.comparison.report.write import write_report
 
@@ -27,17 +33,20 @@ def publish(measured: RunData, new: bool = True) -> int:
 
     A `new` run is added to the index of runs. Raises ValueError if nothing was measured.
     """
-    comparison, attempts = analyse(measured), Attempts()
+    comparison, attempts, verdict = analyse(measured), Attempts(), OK
+    folder, before = comparison.config.output_dir, comparison.config.baseline
     as_json = attempts.of("The report", lambda: comparison_as_json(comparison), None)
-    files = _write(comparison, as_json, attempts) if as_json is not None else ()
-    attempts.of("The tables", lambda: print_comparison(comparison, _console()), None)
-    if files:
-        print("wrote " + ", ".join(str(path) for path in files if path.suffix != ".png"))
-    if any(path.suffix == ".png" for path in files):
-        print(f"plots as PNG are in {comparison.config.output_dir / 'plots'}")
-    if new and (index := attempts.of("The line in the index of runs", lambda: append_run(comparison), None)):
-        print(f"the run is a line in {index}")
-    verdict = attempts.of("The comparison with the baseline", lambda: _judged(comparison, as_json), OK)
+    if as_json is not None:
+        files = _write(comparison, as_json, attempts)
+        attempts.of("The tables", lambda: print_comparison(as_json, _console()), None)
+        if files:
+            print("wrote " + ", ".join(str(path) for path in files if path.suffix != ".png"))
+        if any(path.suffix == ".png" for path in files):
+            print(f"plots as PNG are in {folder / 'plots'}")
+        if new and (index := attempts.of("The line in the index of runs", lambda: append_run(as_json, folder), None)):
+            print(f"the run is a line in {index}")
+        if before is not None:
+            verdict = attempts.of("The comparison with the baseline", lambda: judge(before, as_json), OK)
     for remark in attempts.remarks:
         print(f"compare_architectures.py: error: {remark}", file=sys.stderr)
     return FAILED if comparison.failed or attempts.remarks else verdict
@@ -52,22 +61,17 @@ def write_files(comparison: Comparison) -> tuple[Path, ...]:
     return written
 
 
-def _write(comparison: Comparison, as_json: Mapping[str, Any], attempts: Attempts) -> tuple[Path, ...]:
+def _write(comparison: Comparison, as_json: JSON, attempts: Attempts) -> tuple[Path, ...]:
     folder, formats = comparison.config.output_dir, comparison.config.formats
-    none: tuple[Path, ...] = ()
     attempts.of("The folder", lambda: folder.mkdir(parents=True, exist_ok=True), None)
-    return (
-        *attempts.of("comparison.json", lambda: (write_json(as_json, folder),), none),
-        *attempts.of("comparison.csv", lambda: (write_csv(comparison.records, folder),), none),
-        *attempts.of("loads.csv", lambda: (write_loads(as_json, folder),) if comparison.under_load else none, none),
-        *attempts.of(f"The report as {' and '.join(formats)}", lambda: write_report(as_json, folder, formats), none),
-    )
-
-
-def _judged(comparison: Comparison, as_json: Mapping[str, Any] | None) -> int:
-    """Compares with the baseline, if there is one, and returns the exit code."""
-    before = comparison.config.baseline
-    return OK if before is None or as_json is None else judge(before, as_json)
+    parts: dict[str, Callable[[], tuple[Path, ...]]] = {
+        "comparison.json": lambda: (write_json(as_json, folder),),
+        "comparison.csv": lambda: (write_csv(comparison.records, folder),),
+        "loads.csv": lambda: (write_loads(as_json, folder),) if comparison.under_load else (),
+        f"The report as {' and '.join(formats)}": lambda: write_report(as_json, folder, formats),
+    }
+    none: tuple[Path, ...] = ()
+    return tuple(path for what, make in parts.items() for path in attempts.of(what, make, none))
 
 
 def _console() -> Console:

@@ -1,21 +1,44 @@
-"""Reads the facts that a report needs from a parsed comparison.json (comparison.schema.json, version 2)."""
+"""Reads a comparison.json, and the facts that a report needs from it (comparison.schema.json, version 2)."""
 
 from __future__ import annotations
 
+import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-JSON = Mapping[str, Any]
+from tandem.comparison.measuring.architectures import PLAIN
 
-AUTOREGRESSIVE = "autoregressive"
-WIDTH_1 = "autoregressive_width_1"
-DISTRIBUTED = "distributed"
-PLAIN = (AUTOREGRESSIVE, WIDTH_1)
+JSON = Mapping[str, Any]
+SCHEMA_VERSION = 2
+"""Incremented when the meaning of a key changes or a key is removed, not for new keys."""
 
 
 class NothingToDraw(ValueError):
     """The figures for a plot are missing; the message is shown in its place."""
+
+
+def read_comparison(path: Path, flag: str = "report") -> dict[str, Any]:
+    """Reads and checks a comparison.json. Raises a one-line ValueError."""
+    try:
+        found = json.loads(read_text(path, flag))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{flag}: {path} cannot be read: {error}") from None
+    version = found.get("schema_version") if isinstance(found, dict) else None
+    if version != SCHEMA_VERSION:
+        raise ValueError(f"{flag}: {path} has schema version {version}, and {SCHEMA_VERSION} is needed: measure again")
+    return dict(found)
+
+
+def read_text(path: Path, flag: str) -> str:
+    """Reads a file that a flag names. Raises a one-line ValueError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ValueError(f"{flag}: {path} does not exist") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{flag}: {path} cannot be read: {' '.join(str(error).split())}") from None
 
 
 def base(comparison: JSON) -> JSON:
@@ -81,6 +104,25 @@ def failures(comparison: JSON) -> list[JSON]:
     return [record for record in comparison["records"] if record["error"]]
 
 
+def partial(comparison: JSON) -> str | None:
+    """Says why and how much of a comparison is missing; None if it is complete."""
+    if not (found := comparison.get("partial")):
+        return None
+    planned = found["planned"] or "an unknown number of"
+    return f"{found['reason']}; {found['measured']} of {planned} requests were measured"
+
+
+def model_values(comparison: JSON, key: str) -> list[str]:
+    """Returns the different values of a field of the servers' models."""
+    models = (server["model"] for server in comparison["servers"].values())
+    return list(dict.fromkeys(str(model[key]) for model in models if model.get(key)))
+
+
+def machine(machine: JSON) -> str:
+    memory = f", {machine['memory_bytes'] / 2**30:.0f} GiB" if machine["memory_bytes"] else ""
+    return f"{machine['processor']}, {machine['usable_cores']} cores{memory}, {machine['system']}"
+
+
 def typical_prompt(comparison: JSON) -> tuple[str, int, dict[str, JSON]]:
     """Returns the prompt and run of the base with the speedup nearest the median, and its records by architecture.
 
@@ -103,8 +145,3 @@ def typical_prompt(comparison: JSON) -> tuple[str, int, dict[str, JSON]]:
     median = statistics.median(speedups.values())
     prompt, run = min(whole, key=lambda key: (abs(whole[key] - median), key))
     return prompt, run, records[prompt, run]
-
-
-def emulated(conditions: Sequence[JSON]) -> bool:
-    """Tells whether any of the links is emulated."""
-    return any(condition["link"]["kind"] != "direct" for condition in conditions)

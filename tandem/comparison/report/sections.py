@@ -1,99 +1,93 @@
-"""Builds a report, independent of its format: the decision, its evidence, and all details."""
+"""Builds a report, independent of its format: the decision, its evidence, and all details.
+
+SECTIONS says what is shown on pages (HTML and Markdown), on terminals, or on both.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
-from itertools import chain
-from typing import Any
 
 from tandem.comparison.report import formatting as fmt
-from tandem.comparison.report import reading
+from tandem.comparison.report import reading, statements, tables, theory_tables
 from tandem.comparison.report.attempt import Attempts
 from tandem.comparison.report.blocks import (
     Block,
-    Column,
-    DecisionBlock,
     Details,
-    Listing,
-    Paragraph,
+    Plot,
     Report,
     Section,
     Table,
+    Text,
+    bullets,
+    paragraph,
     table,
+    words,
 )
 from tandem.comparison.report.figures import FIGURES
-from tandem.comparison.report.load_tables import load_blocks
-from tandem.comparison.report.reading import JSON
-from tandem.comparison.report.tables import (
-    architecture_table,
-    cause_table,
-    link_table,
-    round_trip_table,
-    sampling_table,
-    workload_table,
-)
-from tandem.comparison.report.theory_tables import theory_blocks
+from tandem.comparison.report.load_tables import load_decisions, load_table, no_load
+from tandem.comparison.report.reading import JSON, SCHEMA_VERSION
 
+PAGE, TERMINAL, BOTH = "page", "terminal", "page and terminal"
+MOST_ROWS = 30
+"""The number of rows that a terminal shows of a table that pages fold; comparison.json has all."""
 LONGEST_TEXT = 4000
 """The number of characters of a prompt that are shown; comparison.json has all."""
 
 
-def report_of(comparison: JSON) -> Report:
-    """Builds the report. Raises ValueError for a file of another version."""
+def report_of(comparison: JSON, plots: Mapping[str, Plot] | None = None) -> Report:
+    """Builds the report. `plots`: by name, if some could not be drawn. Raises ValueError for another version's file."""
     version = comparison.get("schema_version")
-    if version != 2:
-        raise ValueError(f"comparison.json has schema_version {version}; this renders 2")
-    plots = {figure.name: figure.block(comparison) for figure in FIGURES}
-
-    def table_of(make: Callable[[JSON], Table | None]) -> list[Block]:
-        found = make(comparison)
-        return [] if found is None else [found]
-
-    def tried(what: str, make: Callable[[], Sequence[Block]]) -> Sequence[Block]:
-        attempts = Attempts()
-        none: Sequence[Block] = ()
-        blocks = attempts.of(what, make, none)
-        return [*blocks, *(Paragraph(f"Remark: {remark}") for remark in attempts.remarks)]
-
-    parts: list[tuple[str, str, list[Sequence[Block]]]] = [
-        ("architectures", "What was measured", [
-            tried("The table of architectures", lambda: table_of(architecture_table)),
-            tried("The table of round trips", lambda: table_of(round_trip_table)),
-            [plots["tpot-by-rtt"], plots["time-by-cause"]],
-            tried("The table of causes", lambda: table_of(cause_table)),
-            [plots["speedup-by-workload"]],
-            tried("The table of workloads", lambda: table_of(workload_table)),
-            [plots["acceptance-by-position"], plots["tokens-over-time"]],
-        ]),
-        ("load", "Under load", [
-            tried("The figures under load", lambda: load_blocks(comparison)), [plots["latency-by-throughput"]]
-        ]),
-        ("theory", "Theory beside measurement", [
-            tried("Theory beside measurement", lambda: theory_blocks(comparison)), [plots["tpot-by-length"]]
-        ]),
-        ("sampling", "Sampling", [
-            tried("The table of samplings", lambda: table_of(sampling_table)), [plots["acceptance-by-temperature"]]
-        ]),
-        ("links", "The link", [
-            [Paragraph(f"The client reaches the servers: {comparison['link']}.")],
-            tried("The table of links", lambda: table_of(link_table)),
-        ]),
-        ("identity", "Identity, failures, remarks", [tried("Failures and remarks", lambda: _troubles(comparison))]),
-        ("setup", "How it was run", [tried("How it was run", lambda: _setup(comparison))]),
-    ]  # fmt: skip
-    sections = (Section(anchor, title, tuple(chain.from_iterable(blocks))) for anchor, title, blocks in parts)
-    return Report(_title(comparison), _date(comparison), _setting(comparison), _decision(comparison), tuple(sections))
+    if version != SCHEMA_VERSION:
+        raise ValueError(f"comparison.json has schema_version {version}; this renders {SCHEMA_VERSION}")
+    plots = {figure.name: figure.block(comparison) for figure in FIGURES} if plots is None else plots
+    sections = (
+        Section(anchor, title, tuple(block for part in parts for block in _on_page(part, comparison, plots)))
+        for anchor, title, parts in SECTIONS
+    )
+    base = reading.base(comparison)
+    models = reading.model_values(comparison, "model_name")
+    of = f" of {fmt.joined(models)}" if models else ""
+    headline, figures, reasons = _decision(comparison, base)
+    partial = reading.partial(comparison)
+    setting = (f"Partial: {partial}. " if partial else "") + fmt.capitalised(f"{statements.setting(comparison)}.")
+    title = f"{'Partial: where' if comparison.get('partial') else 'Where'} should the draft{of} run?"
+    return Report(title, _date(comparison), setting, headline, figures, reasons, tuple(sections))
 
 
-def _title(comparison: JSON) -> str:
-    models = dict.fromkeys(str(s["model"]["model_name"]) for s in comparison["servers"].values() if _names(s))
-    of = f" of {fmt.joined(list(models))}" if models else ""
-    return f"{'Partial: where' if comparison.get('partial') else 'Where'} should the draft{of} run?"
+def terminal_blocks(comparison: JSON) -> Iterator[Table | Text]:
+    """Yields what is shown on a terminal below the decision."""
+    for part in (part for _, _, parts in SECTIONS for part in parts if not isinstance(part, str)):
+        for block in _made(*part[1:], comparison) if TERMINAL in part[0] else ():
+            if isinstance(block, Details):
+                yield paragraph(f"{block.summary}:", "warning")
+                yield from _first_rows(block)
+            elif not isinstance(block, Plot):
+                yield block.on_terminal() if isinstance(block, Table) else block
 
 
-def _names(server: JSON) -> bool:
-    return bool(server["model"].get("model_name"))
+def _first_rows(details: Details) -> Iterator[Table | Text]:
+    for block in details.blocks:
+        if isinstance(block, Table):
+            yield replace(block, rows=block.rows[:MOST_ROWS]).on_terminal()
+            if (more := len(block.rows) - MOST_ROWS) > 0:
+                yield paragraph(f"and {more} more, in comparison.json", "warning")
+
+
+def _on_page(part: Part, comparison: JSON, plots: Mapping[str, Plot]) -> list[Block]:
+    if isinstance(part, str):
+        return [plots[part]]
+    made = _made(*part[1:], comparison) if PAGE in part[0] else ()
+    return [block.on_page() if isinstance(block, Table) else block for block in made]
+
+
+def _made(what: str, make: Callable[[JSON], Made], comparison: JSON) -> Sequence[Block]:
+    """Makes a part of a section; one that fails becomes a remark."""
+    attempts = Attempts()
+    made = attempts.of(what, lambda: make(comparison), None)
+    blocks = list(made or ()) if isinstance(made, Sequence | None) else [made]
+    return [*blocks, *(paragraph(f"Remark: {remark}", "warning") for remark in attempts.remarks)]
 
 
 def _date(comparison: JSON) -> str:
@@ -104,61 +98,25 @@ def _date(comparison: JSON) -> str:
     return f"{at.day} {at:%B %Y, %H:%M} UTC"
 
 
-def _setting(comparison: JSON) -> str:
-    """Describes the setting in one line: draft, dtype, device, length, sampling, prompts, machine."""
-    models = [server["model"] for server in comparison["servers"].values()]
-    settings, base = comparison["settings"], reading.base(comparison)
-
-    def each(key: str) -> str:
-        return ", ".join(dict.fromkeys(str(model[key]) for model in models if model.get(key)))
-
-    parts = [
-        f"draft {each('draft_name')}" if each("draft_name") else "",
-        f"{each('dtype')} on {each('device')}" if each("dtype") and each("device") else "",
-        f"speculation length {fmt.length(settings['speculation_length'])}" if "speculation_length" in settings else "",
-        fmt.sampling(base["sampling"]),
-        fmt.plural(len(settings["prompts"]), "prompt") if settings.get("prompts") else "",
-        f"at most {settings['max_new_tokens']} tokens each" if settings.get("max_new_tokens") else "",
-        f"link: {comparison['link']}",
-        _machine(comparison["machine"]),
-    ]
-    line = "; ".join(part for part in parts if part)
-    return f"{_part(comparison)}{line[:1].upper()}{line[1:]}."
-
-
-def _part(comparison: JSON) -> str:
-    """Says why the comparison is incomplete, and how much of it was measured."""
-    partial = comparison.get("partial")
-    if not partial:
-        return ""
-    of = f"{partial['measured']} of {partial['planned'] or 'an unknown number of'} requests"
-    return f"Partial: {of} were measured ({partial['reason']}). "
-
-
-def _machine(machine: JSON) -> str:
-    cores = f"{machine['usable_cores']} cores" if machine.get("usable_cores") else ""
-    return ", ".join(str(part) for part in (machine.get("processor"), cores) if part)
-
-
-def _decision(comparison: JSON) -> DecisionBlock:
-    decision = comparison["decision"]
+def _decision(comparison: JSON, base: JSON) -> tuple[str, tuple[tuple[str, str], ...], tuple[Text, ...]]:
+    """Returns the headline, or why there is no decision, its figures and its reasons."""
+    decision, loaded = comparison["decision"], comparison.get("under_load")
     if decision is None:
-        return DecisionBlock(_why_undecided(comparison))
+        return _why_undecided(comparison, base), (), ()
     spread = fmt.span(decision["speedup_interval"])
     sure = f"95 % interval {spread}, measured" if spread != fmt.MISSING else "measured, no interval"
     length = decision["speculation_length"]
-    figures = [
+    figures = (
         (fmt.name(decision["architecture"]), "architecture"),
         (fmt.length(length) if length != 0 else "none", "speculation length"),
         (fmt.times(decision["speedup"]), f"speedup over plain decoding; {sure}"),
-    ]
-    loaded = comparison.get("under_load")
+    )
     because = [*decision["because"], *([loaded["headline"]] if loaded and loaded["headline"] else [])]
-    return DecisionBlock(decision["headline"], tuple(figures), tuple(because), tuple(decision["would_change"]))
+    reasons = (bullets("Because", because), bullets("What would change it", decision["would_change"]))
+    return decision["headline"], figures, tuple(reason for reason in reasons if reason.lines)
 
 
-def _why_undecided(comparison: JSON) -> str:
-    base = reading.base(comparison)
+def _why_undecided(comparison: JSON, base: JSON) -> str:
     measured = [name for name in base["architectures"] if reading.mean_tpot(base, name) is not None]
     if not measured:
         return "No decision: no request completed with two tokens or more."
@@ -169,66 +127,14 @@ def _why_undecided(comparison: JSON) -> str:
     return "No decision: this comparison.json contains none; its figures are below."
 
 
-def _troubles(comparison: JSON) -> list[Block]:
-    blocks: list[Block] = [_divergences(comparison)]
-    failed = [
-        [fmt.name(name), "", "warm-up", failure["code"], failure["message"]]
-        for name, failure in comparison["warm_up_failures"].items()
-    ] + [
-        [fmt.name(r["architecture"]), r["condition"], f"{r['prompt']}, run {r['run']}", r["error"]["code"],
-         r["error"]["message"]]
-        for r in reading.failures(comparison)
-    ]  # fmt: skip
-    if failed:
-        heads = ("architecture", "condition", "request", "code", "message")
-        shown = table("Failures", [Column(head, False) for head in heads], failed)
-        blocks.append(shown if len(failed) <= 10 else Details(f"All {len(failed)} failures", (shown,)))
-    else:
-        blocks.append(Paragraph("No request failed."))
-    blocks += [Paragraph(f"Remark: {remark}") for remark in comparison["remarks"]]
-    return blocks
-
-
-def _divergences(comparison: JSON) -> Block:
-    claims = [
-        (condition["name"], name, of["identical_to_autoregressive"])
-        for condition in comparison["conditions"]
-        for name, of in condition["architectures"].items()
-        if of["identical_to_autoregressive"] and (name != reading.AUTOREGRESSIVE or condition["varies"] == "load")
-    ]
-    total = sum(claim["total"] for _, _, claim in claims)
-    if not total:
-        return Paragraph("Outputs were not compared with plain decoding: it did not run, or no identity is claimed.")
-    rows = [
-        [fmt.name(name), condition, f"{d['prompt']}, run {d['run']}", str(d["position"]), _id(d["token"]),
-         _id(d["autoregressive_token"]), fmt.number(d["logit_gap"], 4)]
-        for condition, name, claim in claims
-        for d in claim["divergences"]
-    ]  # fmt: skip
-    if not rows:
-        return Paragraph(f"Every output was token-identical to plain decoding ({total} of {total}).")
-    numeric = ("position", "token", "plain decoding's token", "logit gap")
-    listed = table(
-        "Outputs that differ from plain decoding",
-        [Column("architecture", False), Column("condition", False), Column("request", False), *map(Column, numeric)],
-        rows,
-        "Position: of the first token that differs. Logit gap: between the two tokens that the target put first.",
-    )
-    same = sum(claim["count"] for _, _, claim in claims)
-    return Details(f"Token-identical to plain decoding: {same} of {total} outputs. {len(rows)} differ", (listed,))
-
-
-def _id(token: int | None) -> str:
-    return "ended" if token is None else str(token)
-
-
 def _setup(comparison: JSON) -> list[Block]:
-    settings = {key: value for key, value in comparison["settings"].items() if key != "prompts"}
-    prompts = comparison["settings"].get("prompts") or []
+    settings, machine, versions = dict(comparison["settings"]), dict(comparison["machine"]), comparison["versions"]
+    prompts, memory = settings.pop("prompts", None) or [], machine.pop("memory_bytes", None)
+    machine["memory"] = f"{memory / 2**30:.0f} GiB" if memory else None
+    own = {key: value for key, value in versions.items() if key != "packages"}
+    pairs = {"Settings": settings, "Machine": machine, "Versions": {**own, **(versions.get("packages") or {})}}
     return [
-        Details("Settings", (_pairs("Settings", settings),)),
-        Details("Machine", (_pairs("Machine", _readable(comparison["machine"])),)),
-        Details("Versions", (_pairs("Versions", _flat(comparison["versions"])),)),
+        *(Details(what, (_pairs(what, values),)) for what, values in pairs.items()),
         Details("Servers", tuple(_server(name, of) for name, of in comparison["servers"].items())),
         Details(f"Prompts ({len(prompts)})", tuple(_prompt(prompt) for prompt in prompts)),
     ]
@@ -239,25 +145,66 @@ def _server(name: str, server: JSON) -> Table:
     return _pairs(f"{fmt.name(name)}: {server['service']} at {server['address']}, {here}", server["model"])
 
 
-def _prompt(prompt: JSON) -> Listing:
+def _prompt(prompt: JSON) -> Text:
     text = str(prompt.get("text", ""))
     left = len(text) - LONGEST_TEXT
     shown = text if left <= 0 else f"{text[:LONGEST_TEXT]}… ({left} characters more in comparison.json)"
     how = ", in the chat template" if prompt.get("chat") else ""
-    return Listing(f"{prompt.get('name', 'prompt')} ({fmt.name(str(prompt.get('kind', '')))}{how})", shown)
+    name = f"{prompt.get('name', 'prompt')} ({fmt.name(str(prompt.get('kind', '')))}{how})"
+    return Text("listing", (shown,), name)
 
 
 def _pairs(caption: str, values: JSON) -> Table:
     rows = [[key.replace("_", " "), fmt.format_value(value)] for key, value in values.items()]
-    return table(caption, [Column("what", False), Column("value", False)], rows)
+    return table(caption, words("what", "value"), rows)
 
 
-def _flat(versions: JSON) -> dict[str, Any]:
-    packages = versions.get("packages") or {}
-    return {**{k: v for k, v in versions.items() if k != "packages"}, **packages}
+Made = Sequence[Block] | Block | None
+Part = str | tuple[str, str, Callable[[JSON], Made]]
+"""The name of a plot, or where a part is shown, what a remark calls it if it cannot be made, and what makes it."""
 
 
-def _readable(machine: JSON) -> dict[str, Any]:
-    memory = machine.get("memory_bytes")
-    rest = {key: value for key, value in machine.items() if key != "memory_bytes"}
-    return {**rest, "memory": f"{memory / 2**30:.0f} GiB" if memory else None}
+SECTIONS: tuple[tuple[str, str, tuple[Part, ...]], ...] = (
+    ("architectures", "What was measured", (
+        (BOTH, "The table of architectures", tables.architecture_table),
+        (TERMINAL, "The tables of other conditions", tables.other_tables),
+        (PAGE, "The table of round trips", tables.round_trip_table),
+        "tpot-by-rtt",
+        "time-by-cause",
+        (BOTH, "The table of causes", tables.cause_table),
+        "speedup-by-workload",
+        (BOTH, "The table of workloads", tables.workload_table),
+        "acceptance-by-position",
+        "tokens-over-time",
+    )),
+    ("load", "Under load", (
+        (BOTH, "The decisions under load", load_decisions),
+        (PAGE, "The loads", no_load),
+        (BOTH, "The table under load", load_table),
+        "latency-by-throughput",
+    )),
+    ("theory", "Theory beside measurement", (
+        (PAGE, "What follows from theory", theory_tables.derived),
+        (BOTH, "The table of predictions", theory_tables.prediction_table),
+        (PAGE, "Theory beside measurement", theory_tables.basis),
+        "tpot-by-length",
+    )),
+    ("sampling", "Sampling", (
+        (PAGE, "The table of samplings", tables.sampling_table),
+        "acceptance-by-temperature",
+    )),
+    ("links", "The link", (
+        (PAGE, "The link", lambda comparison: paragraph(f"The client reaches the servers: {comparison['link']}.")),
+        (PAGE, "The table of links", tables.link_table),
+        (TERMINAL, "The table of links", tables.emulated_links),
+    )),
+    ("identity", "Identity, failures, remarks", (
+        (TERMINAL, "The setting", statements.basis),
+        (TERMINAL, "The drafts", statements.drafts),
+        (TERMINAL, "The rounds", statements.rounds),
+        (BOTH, "The outputs that differ", statements.divergences),
+        (BOTH, "The failures", statements.failures),
+        (BOTH, "The remarks", statements.remarks),
+    )),
+    ("setup", "How it was run", ((PAGE, "How it was run", _setup),)),
+)  # fmt: skip

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal
 
-from tandem.comparison.report.formatting import name as in_words
+from tandem.comparison.report import formatting as fmt
 from tandem.comparison.report.reading import JSON
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 WIDTH = 4.8
 """Inches: natural size on a phone, larger on a screen; 9 point text is legible on both."""
@@ -104,26 +104,11 @@ Draw = Callable[[JSON], "Figure"]
 
 @contextmanager
 def in_style() -> Iterator[None]:
-    """Applies these settings for drawing and saving, without the user's matplotlibrc."""
-    import matplotlib as mpl
+    """Applies these settings for drawing and saving, without the user's matplotlibrc. Also decorates functions."""
+    from matplotlib import style
 
-    with mpl.rc_context():
-        in_force: Any = mpl.rcParams
-        defaults = {k: v for k, v in mpl.rcParamsDefault.items() if not k.startswith(("backend", "interactive"))}
-        in_force.update(defaults)
-        in_force.update(SETTINGS)
+    with style.context(["default", SETTINGS]):
         yield
-
-
-def styled(draw: Draw) -> Draw:
-    """Runs `draw` with these settings."""
-
-    @wraps(draw)
-    def drawn(comparison: JSON) -> Figure:
-        with in_style():
-            return draw(comparison)
-
-    return drawn
 
 
 def look(architecture: str, among: Sequence[str]) -> Look:
@@ -141,9 +126,39 @@ def new_figure(height: float, rows: int = 1, columns: int = 1, **subplots: Any) 
     return figure, list(axes.flat)
 
 
-def side_label(figure: Figure, text: str) -> None:
-    """Adds a centered y label for all panels."""
-    figure.supylabel(text, fontsize=9.5, rotation_mode="anchor", ha="center", va="top")
+def panels(
+    count: int, columns: int, single: float, each: float, labels: tuple[str, str], extra: float
+) -> tuple[Figure, list[Axes]]:
+    """Creates `count` panels with common scales: `single` inches high in one row, else `each` for a row and `extra`.
+
+    labels: of all x and all y axes together.
+    """
+    columns = min(columns, count)
+    rows = -(-count // columns)
+    figure, axes = new_figure(single if rows == 1 else each * rows + extra, rows, columns, sharex=True, sharey=True)
+    for one in axes[max(0, count - columns) : count]:
+        one.tick_params(labelbottom=True)  # the last panel of a column, if the row below is shorter
+    for one in axes[count:]:
+        one.set_visible(False)
+    figure.supxlabel(labels[0], fontsize=9.5)
+    figure.supylabel(labels[1], fontsize=9.5, rotation_mode="anchor", ha="center", va="top")
+    return figure, axes[:count]
+
+
+def handle(architecture: str, among: Sequence[str], label: str = "") -> Line2D:
+    """Returns a line for a legend."""
+    from matplotlib.lines import Line2D
+
+    of = look(architecture, among)
+    return Line2D(
+        [], [], color=of.color, marker=of.marker, markeredgecolor=PAPER, label=label or fmt.name(architecture)
+    )
+
+
+def legend_above(figure: Figure, columns: int, handles: Sequence[Line2D] = (), **how: Any) -> None:
+    """Draws a legend over the axes: of `handles`, or of everything with a label."""
+    how = {"columnspacing": 1.2, "borderpad": 0, **({"handles": handles} if handles else {}), **how}
+    figure.legend(loc="outside upper left", ncols=columns, **how)
 
 
 def only_grid(axes: Axes, axis: Literal["x", "y"]) -> None:
@@ -173,19 +188,14 @@ def spread(positions: Sequence[float], gap: float, low: float, high: float) -> l
     order = sorted(range(len(positions)), key=lambda i: positions[i])
     placed = [positions[i] for i in order]
     for _ in range(200):
-        moved = False
+        before = list(placed)
         for i in range(len(placed) - 1):
-            short = gap - (placed[i + 1] - placed[i])
-            if short > 1e-9 * gap:
+            if (short := gap - (placed[i + 1] - placed[i])) > 1e-9 * gap:
                 placed[i] -= short / 2
                 placed[i + 1] += short / 2
-                moved = True
-        overflow = max(0.0, placed[-1] - high) if placed else 0.0
-        if overflow:
-            placed[-1] = high
-        if placed and placed[0] < low:
-            placed[0], moved = low, True
-        if not moved and not overflow:
+        if placed:
+            placed[-1], placed[0] = min(placed[-1], high), max(placed[0], low)
+        if placed == before:
             break
     result = list(positions)
     for i, position in zip(order, placed, strict=True):
@@ -212,7 +222,3 @@ def label_lines(axes: Axes, ends: Sequence[tuple[float, str, str]], height_inche
             annotation_clip=False,
             arrowprops={"arrowstyle": "-", "color": color, "lw": 0.7, "shrinkA": 1, "shrinkB": 2, "relpos": (0, 0.5)},
         )
-
-
-def title_of(architecture: str) -> str:
-    return in_words(architecture)

@@ -4,35 +4,47 @@ from __future__ import annotations
 
 import statistics
 
+from tandem.comparison.measuring.architectures import PLAIN
 from tandem.comparison.report import formatting as fmt
 from tandem.comparison.report import reading
-from tandem.comparison.report.blocks import Bullets, Column, Paragraph, Table, table
+from tandem.comparison.report.blocks import Table, Text, bullets, numbers, paragraph, table, words
 from tandem.comparison.report.reading import JSON
+from tandem.comparison.report.tables import named
+
+STEPS = {"draft": "drafting g tokens", "verify": "verifying n positions"}
+
+
+def derived(comparison: JSON) -> Text:
+    """Returns what follows from the component times, or why nothing was predicted."""
+    if comparison["theory"] is not None:
+        return bullets("What follows from the component times", findings(comparison["theory"]))
+    return paragraph(why_no_theory(comparison))
 
 
 def why_no_theory(comparison: JSON) -> str:
-    names = reading.architectures(comparison)
-    if not set(names) & set(reading.PLAIN):
+    if not set(reading.architectures(comparison)) & set(PLAIN):
         return "No predictions: plain decoding did not run, and every prediction starts from the cost of its step."
     if not any(reading.drafting(condition) for condition in comparison["conditions"]):
         return "No predictions: nothing was drafted, so there is no acceptance to predict from."
     return "No predictions: the component times that they start from were not measured in this run."
 
 
-def theory_blocks(comparison: JSON) -> list[Table | Paragraph | Bullets]:
-    theory = comparison["theory"]
-    if theory is None:
-        return [Paragraph(why_no_theory(comparison))]
-    notes = [Bullets("What the predictions assume", tuple(theory["notes"]))] if theory["notes"] else []
+def basis(comparison: JSON) -> list[Table | Text]:
+    """Returns the best lengths, and what predictions start from."""
+    if (theory := comparison["theory"]) is None:
+        return []
     return [
-        Bullets("What follows from the component times", tuple(findings(theory))),
-        prediction_table(comparison),
         length_table(comparison),
-        cost_table(theory),
-        *fit_tables(theory),
+        *cost_tables(theory),
         acceptance_table(theory),
-        *notes,
+        *([bullets("What the predictions assume", theory["notes"])] if theory["notes"] else []),
     ]
+
+
+def break_even(theory: JSON, digits: int = 0) -> str:
+    if (even := theory["break_even_rtt_s"]) is None:
+        return "No break-even between distributed and plain decoding was predicted."
+    return fmt.break_even(even, theory["break_even_interval_s"], theory["measured_break_even_rtt_s"], digits)
 
 
 def findings(theory: JSON) -> list[str]:
@@ -44,119 +56,99 @@ def findings(theory: JSON) -> list[str]:
             f"Predicted TPOT is off by {fmt.percent(statistics.median(errors), 1)} in the median and"
             f" {fmt.percent(max(errors), 1)} at most, over {fmt.plural(len(errors), 'measured figure')}."
         )
-    even, spread, seen = (
-        theory[key] for key in ("break_even_rtt_s", "break_even_interval_s", "measured_break_even_rtt_s")
-    )
-    if even is None:
-        sentences.append("Break-even round trip of distributed against plain decoding: not predicted.")
-    else:
-        text = fmt.with_interval(f"{fmt.milliseconds(even)} ms", spread, 1000, 1)
-        never = " (negative: distributed never wins)" if even <= 0 else ""
-        sentences.append(f"Break-even round trip of distributed against plain decoding: {text} predicted{never}.")
-    if seen is not None:
-        sentences.append(f"Measured, the two cross at {fmt.milliseconds(seen)} ms.")
-    elif len({p["rtt_ms"] for p in theory["predictions"]}) > 1:
+    sentences.append(break_even(theory, 1))
+    if theory["measured_break_even_rtt_s"] is None and len({p["rtt_ms"] for p in theory["predictions"]}) > 1:
         sentences.append("Measured, the two do not cross between any two of the links.")
-    over = theory["distributed_over_fused_s"]
-    if over is not None:
-        less = "more" if over >= 0 else "less"
-        sentences.append(
-            f"Distributed pays {fmt.milliseconds(abs(over), 2)} ms a token {less} than fused at the base link,"
-            " measured."
-        )
-    gain = theory["capacity_gain"]
-    if gain is not None:
+    if (over := theory["distributed_over_fused_s"]) is not None:
+        sentences.append(fmt.over_fused(over, 2))
+    if (gain := theory["capacity_gain"]) is not None:
         sentences.append(
             f"One target serves {fmt.times(gain)} the clients with remote drafts as with local ones, if the target"
             " is the bottleneck (predicted)."
         )
-    busy = theory["target_s_per_token"]
-    if busy:
-        parts = [f"{fmt.name(name)} {fmt.milliseconds(seconds)} ms" for name, seconds in busy.items()]
+    if busy := theory["target_s_per_token"]:
+        parts = [f"{fmt.name(name)} {fmt.ms(seconds)}" for name, seconds in busy.items()]
         sentences.append(f"The target's device is busy for each token: {', '.join(parts)}.")
     return sentences
 
 
-def prediction_table(comparison: JSON) -> Table:
-    links = {c["name"]: c["link"] for c in comparison["conditions"]}
-    rows = []
-    for p in comparison["theory"]["predictions"]:
-        link = links.get(p["condition"])
-        rows.append(
+def _rtt(comparison: JSON, rtt_ms: float, name: str | None = None) -> str:
+    """Names the measured link of this round trip or of the condition `name`, else the round trip."""
+    links = (c for c in reading.links(comparison) if name in (None, c["name"]) and c["link"]["rtt_ms"] == rtt_ms)
+    found = next(links, None)
+    return fmt.rtt(found["link"]) if found else f"{rtt_ms:g} ms"
+
+
+def prediction_table(comparison: JSON) -> Table | None:
+    if comparison["theory"] is None:
+        return None
+    return table(
+        "Predicted and measured TPOT",
+        [*words("RTT", "architecture"), *numbers("predicted, ms", "measured, ms", "error")],
+        [
             [
-                fmt.rtt(link) if link else f"{p['rtt_ms']:g} ms",
-                fmt.name(p["architecture"]),
+                _rtt(comparison, p["rtt_ms"], p["condition"]),
+                named(p["architecture"]),
                 fmt.milliseconds(p["predicted_tpot_s"], 2),
                 "not measured" if p["measured_tpot_s"] is None else fmt.milliseconds(p["measured_tpot_s"], 2),
                 fmt.percent(p["error"], 1, sign=True),
             ]
-        )
-    return table(
-        "Predicted and measured TPOT",
-        [Column("RTT", False), Column("architecture", False), Column("predicted, ms"), Column("measured, ms"),
-         Column("error")],
-        rows,
+            for p in comparison["theory"]["predictions"]
+        ],
         "Error: predicted / measured − 1.",
-    )  # fmt: skip
+    )
 
 
 def length_table(comparison: JSON) -> Table:
-    links = {float(c["link"]["rtt_ms"]): c["link"] for c in reversed(reading.links(comparison))}
     theory = comparison["theory"]
     ran = theory["length"]
-    rows = []
-    for best in theory["best_lengths"]:
-        by_length = best["tpot_s_by_length"]
-        at_ran = by_length[ran] if ran < len(by_length) else None
-        link = links.get(float(best["rtt_ms"]))
-        rows.append(
+    return table(
+        "Best speculation length, predicted",
+        [
+            *words("RTT", "architecture"),
+            *numbers("best length", "closed form", "TPOT there, ms", f"TPOT at {ran} (ran), ms"),
+        ],
+        [
             [
-                fmt.rtt(link) if link else f"{best['rtt_ms']:g} ms",
+                _rtt(comparison, best["rtt_ms"]),
                 fmt.name(best["architecture"]),
                 f"{best['length']}" + (" (plain decoding)" if best["length"] == 0 else ""),
                 fmt.number(best["closed_form"]),
                 fmt.milliseconds(best["tpot_s"], 2),
-                fmt.milliseconds(at_ran, 2),
+                fmt.milliseconds(next(iter(best["tpot_s_by_length"][ran:]), None), 2),
             ]
-        )
-    return table(
-        "Best speculation length, predicted",
-        [Column("RTT", False), Column("architecture", False), Column("best length"), Column("closed form"),
-         Column("TPOT there, ms"), Column(f"TPOT at {ran} (ran), ms")],
-        rows,
+            for best in theory["best_lengths"]
+        ],
         "Best length: the integer optimum under the measured rates. Closed form: the continuous optimum under one rate"
         " for all positions; it does not consider plain decoding.",
-    )  # fmt: skip
+    )
 
 
-def cost_table(theory: JSON) -> Table:
-    rows = [
-        [
-            fmt.name(name),
-            _line(of["draft_fixed_s"], of["draft_slope_s"], "g"),
-            _line(of["verify_fixed_s"], of["verify_slope_s"], "n"),
-            fmt.milliseconds(of["round_overhead_s"], 2),
-            fmt.milliseconds(of["rpc_s"], 2),
-            fmt.number(of["message_bytes"], 0),
-        ]
-        for name, of in theory["costs"]["architectures"].items()
-    ]
-    return table(
+def cost_tables(theory: JSON) -> list[Table]:
+    """The fitted component times, and their intervals and which were held at 0 unless the file is without them."""
+    found = theory["costs"]["architectures"]
+    costs = table(
         "Component times, measured in this run",
-        [Column("architecture", False), Column("g draft tokens, ms"), Column("verifying n positions, ms"),
-         Column("overhead of a round, ms"), Column("RPC of a round trip, ms"), Column("bytes of a round")],
-        rows,
-        f"A plain target step takes {fmt.milliseconds(theory['costs']['plain_s'], 2)} ms. Fitted by least squares,"
-        " constrained to be non-negative.",
-    )  # fmt: skip
-
-
-STEPS = {"draft": "drafting g tokens", "verify": "verifying n positions"}
-
-
-def fit_tables(theory: JSON) -> list[Table]:
-    """The intervals of the fitted parts and which were held at 0; no table for files without them."""
-    rows = [
+        [
+            *words("architecture"),
+            *numbers("g draft tokens, ms", "verifying n positions, ms", "overhead of a round, ms"),
+            *numbers("RPC of a round trip, ms", "bytes of a round"),
+        ],
+        [
+            [
+                fmt.name(name),
+                _line(of["draft_fixed_s"], of["draft_slope_s"], "g"),
+                _line(of["verify_fixed_s"], of["verify_slope_s"], "n"),
+                fmt.milliseconds(of["round_overhead_s"], 2),
+                fmt.milliseconds(of["rpc_s"], 2),
+                fmt.number(of["message_bytes"], 0),
+            ]
+            for name, of in found.items()
+        ],
+        f"A plain target step takes {fmt.ms(theory['costs']['plain_s'], 2)}. Fitted by least squares, constrained to be"
+        " non-negative.",
+    )
+    fits = [
         [
             fmt.name(name),
             STEPS[step],
@@ -168,18 +160,20 @@ def fit_tables(theory: JSON) -> list[Table]:
             if fit["held_at_0"] is None
             else f"{fit['held_at_0']} part, else {fmt.milliseconds(fit['unheld_s'], 2)}".replace("-", "−"),
         ]
-        for name, of in theory["costs"]["architectures"].items()
+        for name, of in found.items()
         for step, fit in (of.get("fits") or {}).items()
     ]
-    heads = ("fixed, ms (95 % interval)", "per token, ms (95 % interval)", "held at 0")
-    shown = table(
+    confidence = table(
         "Confidence of the component times",
-        [Column("architecture", False), Column("step", False), *map(Column, heads)],
-        rows,
+        [
+            *words("architecture", "step"),
+            *numbers("fixed, ms (95 % interval)", "per token, ms (95 % interval)", "held at 0"),
+        ],
+        fits,
         "Intervals: bootstrap over the calibration requests; none for too few. Held at 0: the part that plain least"
         " squares makes negative, with its unconstrained value; the best non-negative line is used instead.",
     )
-    return [shown] if rows else []
+    return [costs, confidence] if fits else [costs]
 
 
 def _line(fixed_s: float, slope_s: float, of: str) -> str:
@@ -193,7 +187,7 @@ def _line(fixed_s: float, slope_s: float, of: str) -> str:
 def acceptance_table(theory: JSON) -> Table:
     return table(
         "Acceptance that the predictions start from",
-        [Column("architecture", False), Column("each position, given those before"), Column("tokens a round")],
+        [*words("architecture"), *numbers("each position, given those before", "tokens a round")],
         [
             [
                 fmt.name(name),

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tandem.runners.features import FeatureSpan, HandsOut
+from tandem.runners.features import FeatureSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +41,6 @@ class TargetFeatures:
         positions = torch.tensor([span.start + i for span in spans for i in range(span.count)], dtype=torch.int64)
         found = self.values[slots.to(self.values.device), positions.to(self.values.device)].float().cpu()
         return [part.numpy() for part in found.split(counts)]
-
-
-@runtime_checkable
-class HandsOutFeatures(HandsOut, Protocol):
-    """A target's runner whose features are tensors, which a head beside it reads in place."""
-
-    def hand_out(self, layers: Sequence[int]) -> TargetFeatures: ...
 
 
 class Taps:

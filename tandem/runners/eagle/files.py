@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from tandem.checkpoints.head_config import HeadConfig, read_head_config, write_head_config
-from tandem.checkpoints.locate import CheckpointError
-from tandem.checkpoints.tensors import SAFETENSORS, Tensors
+from tandem.checkpoints.locate import CheckpointError, first_line
+from tandem.checkpoints.tensors import SAFETENSORS, Tensors, save_tensors
 from tandem.runners.eagle.module import EagleHead
 
 EMBEDDING = "embed_tokens.weight"
@@ -22,14 +22,18 @@ def read_head(folder: Path) -> tuple[EagleHead, Tensor | None]:
     Reads both layouts. Raises CheckpointError, which names what is missing, unknown or of another shape.
     """
     config = read_head_config(folder)
-    found = {_our_name(name): tensor for name, tensor in _tensors(folder).items()}
+    tensors = Tensors(folder)
+    found = {_our_name(name): tensors[name] for name in tensors.files}
     embedding = found.pop(EMBEDDING, None)
     if embedding is not None and tuple(embedding.shape) != (config.vocab_size, config.hidden_size):
         raise CheckpointError(f"{folder}: {EMBEDDING} is {list(embedding.shape)}, not vocabulary by hidden size")
     if "lm_head.weight" in found:
         _complete_vocabulary(config, found)
-    with torch.device("meta"):
-        head = EagleHead(config)
+    try:
+        with torch.device("meta"):
+            head = EagleHead(config)
+    except Exception as error:  # of transformers, about the configuration's rotary embedding
+        raise CheckpointError(f"{folder}: config.json: {first_line(error)[:200]}") from None
     _check(folder, head.state_dict(), found)
     dtype = found["fc.weight"].dtype
     kept = {name: value if name in ("d2t", "t2d") else value.to(dtype) for name, value in found.items()}
@@ -37,19 +41,6 @@ def read_head(folder: Path) -> tuple[EagleHead, Tensor | None]:
     made.load_state_dict({**kept, "d2t": kept["d2t"].long(), "t2d": kept["t2d"].bool()}, assign=True)
     _check_vocabulary(folder, made)
     return made.requires_grad_(False).eval(), embedding
-
-
-def _tensors(folder: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    if not (folder / SAFETENSORS).is_file():
-        others = Tensors(folder)
-        return {name: others[name] for name in others.files}
-    try:
-        return load_file(folder / SAFETENSORS)
-    except SafetensorError as error:
-        raise CheckpointError(f"{folder / SAFETENSORS}: {error}") from None
 
 
 def _our_name(name: str) -> str:
@@ -87,8 +78,6 @@ def write_head(
     folder: Path, head: EagleHead, layout: str = "specforge", embedding: Tensor | None = None, verifier: str = ""
 ) -> None:
     """Writes the head in its dtype. Without an `embedding`, loaders take the target's. Raises ValueError."""
-    from safetensors.torch import save_file
-
     folder.mkdir(parents=True, exist_ok=True)
     dtype = str(head.fc.weight.dtype).removeprefix("torch.")
     write_head_config(folder, head.config, layout, dtype, verifier)
@@ -96,4 +85,4 @@ def write_head(
     if embedding is not None:
         tensors[EMBEDDING] = embedding
     kept = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    save_file(kept, folder / SAFETENSORS, metadata={"format": "pt"})
+    save_tensors(folder / SAFETENSORS, kept)

@@ -44,7 +44,6 @@ from tandem.runners.torch.model import to_host
 from tandem.runners.torch.platforms import Platform
 from tandem.runners.torch.runner import DraftedToken, draft_each, proposal_of, tail_buckets
 from tandem.runners.torch.sampled_modules import noise_of, warping_of
-from tandem.speculation.rules import samples_from_its_own
 from tandem.speculation.types import SamplingParams
 
 
@@ -127,7 +126,7 @@ class EagleGraphRunner(EagleRunner):
         if not k or not (greedy or self.platform.only_graphs):
             return super().propose(rows)
         began = time.perf_counter()
-        if any(row.processor or samples_from_its_own(row.rule, row.sampling) for row in rows):
+        if any(row.processor or row.request.drafts_sample for row in rows):
             return self._propose_by_logits(rows, k)
         batch, bucket = self.buckets.batch(len(rows)), self.buckets.draft(k)
         packed = self._rows([propose_row(row) for row in rows], batch, 3 + TAIL)
@@ -173,7 +172,7 @@ class EagleGraphRunner(EagleRunner):
     def _noise(self, rows: Sequence[ProposeRow], batch: int, k: int) -> tuple[Tensor, Tensor]:
         """HeadSample's noise [batch, k, columns] and warping [batch, WARPING], float32."""
         greedy = [warping_of(SamplingParams())] * (batch - len(rows))
-        warping = torch.tensor([*(warping_of(row.sampling) for row in rows), *greedy])
+        warping = torch.tensor([*(warping_of(row.request.sampling) for row in rows), *greedy])
         noise = torch.from_numpy(noise_of(rows, batch, k, self.vocab_size, self._host_ids.numpy()))
         return noise.to(self.platform.device), warping.to(self.platform.device)
 

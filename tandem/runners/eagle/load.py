@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tandem.checkpoints.head_config import HeadConfig, read_head_config
+from tandem.checkpoints.json_files import read_object
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, weights_revision
-from tandem.runners.eagle.features import HandsOutFeatures
+from tandem.runners.capabilities import No
 from tandem.runners.loading import QUANTISED, Execution, Shape, choose_dtype, prepared_platform
 from tandem.runners.models import in_own_format
 from tandem.runners.protocol import Limits, Runner, RunnerIdentity
@@ -21,11 +21,6 @@ if TYPE_CHECKING:
 
 _EMBEDDINGS = ("model.embed_tokens.weight", "embed_tokens.weight")
 
-SHARED = (
-    "draft: an EAGLE head needs the target's hidden states, which a target shared by several processes does not hand"
-    " out; leave --tp_degree out, or use --draft model"
-)
-
 log = logging.getLogger("tandem.engine")
 
 
@@ -34,8 +29,7 @@ def load_head(checkpoint: Checkpoint, target: Runner, startup: Startup, executio
 
     Beside native steps it runs native too, in the format that `execution` asks for (None: the default one).
     """
-    if not isinstance(target, HandsOutFeatures):
-        raise ValueError(SHARED)
+    from tandem.runners.eagle.features import TargetFeatures
     from tandem.runners.eagle.files import read_head
     from tandem.runners.eagle.runner import EagleRunner
     from tandem.runners.native import NativeUnavailable
@@ -47,9 +41,12 @@ def load_head(checkpoint: Checkpoint, target: Runner, startup: Startup, executio
     with startup.stage("loading"):
         head, own_embedding = read_head(folder)
     config = head.config
-    layers = config.taps(target.layer_count)
+    out = target.capabilities.features_out
+    assert not isinstance(out, No), "the engine asked"
+    layers = config.taps(out.layer_count)
     _check_vocabulary(folder, config, target)
-    features = target.hand_out(layers)
+    features = out.hand_out(layers)
+    assert isinstance(features, TargetFeatures)
     if features.values.shape[2] != len(layers) * config.target_hidden_size:
         hidden = features.values.shape[2] // len(layers)
         raise CheckpointError(
@@ -86,7 +83,8 @@ def load_remote_head(
     import torch
 
     from tandem.runners.eagle.files import read_head
-    from tandem.runners.eagle.remote import RemoteEagleRunner, RemoteHead
+    from tandem.runners.eagle.remote import RemoteHead
+    from tandem.runners.eagle.runner import EagleRunner
     from tandem.runners.native import NativeUnavailable
     from tandem.runners.native.load_head import load_remote_native_head
 
@@ -116,7 +114,7 @@ def load_remote_head(
                 return load_remote_native_head(made, execution, in_blocks)
         except NativeUnavailable as error:
             log.info("%s runs as module code: %s", checkpoint.name, error)
-    return RemoteEagleRunner(made, dtype, platform)
+    return EagleRunner.elsewhere(made, dtype, platform)
 
 
 def _target_embedding(folder: Path, target: Checkpoint) -> Tensor:
@@ -138,8 +136,8 @@ def _layer_count(target: Checkpoint) -> int:
     """Decoder layers of the target, by its config.json. Raises CheckpointError."""
     file = Path(target.folder) / "config.json"
     try:
-        count = json.loads(file.read_text(encoding="utf-8"))["num_hidden_layers"]
-    except (OSError, ValueError, KeyError, TypeError):
+        count = read_object(file)["num_hidden_layers"]
+    except (OSError, ValueError, KeyError):
         raise CheckpointError(f"{file}: does not say how many layers the target has (num_hidden_layers)") from None
     if type(count) is not int or count < 1:
         raise CheckpointError(f"{file}: num_hidden_layers: {count!r} is not a number above 0")
@@ -153,7 +151,6 @@ def _identity(checkpoint: Checkpoint, dtype: str, platform: Platform) -> RunnerI
         dtype=dtype,
         device=platform.name,
         backend="torch",
-        refeeds=True,
     )
 
 
@@ -165,12 +162,10 @@ def expect_head(checkpoint: Checkpoint, target: Runner) -> None:
     from tandem.runners.torch.graph_runner import GraphRunner
 
     if isinstance(target, GraphRunner):
-        if target.model.ranks > 1:
-            raise ValueError(SHARED)
         folder = Path(checkpoint.folder)
         config = read_head_config(folder)
         _check_vocabulary(folder, config, target)
-        target.hand_out(config.taps(target.layer_count))
+        target.hand_out(config.taps(target.model.layer_count))
 
 
 def _check_vocabulary(folder: Path, config: HeadConfig, target: Runner) -> None:

@@ -1,4 +1,7 @@
-"""Runs an EAGLE-3 head as a draft next to its target: it reads the target's features on the same device thread."""
+"""Runs an EAGLE-3 head as a draft: next to its target it reads the target's features on the same device thread.
+
+Away from the target, features come by inbox, and until they do, the head's own states take their place.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tandem.runners.capabilities import UNABLE, Capabilities, Trait
 from tandem.runners.eagle.features import TargetFeatures
 from tandem.runners.eagle.module import EagleHead, llama_config
+from tandem.runners.eagle.remote import RemoteHead
 from tandem.runners.protocol import (
     TAIL,
     FusedStep,
@@ -28,14 +33,16 @@ from tandem.runners.startup import Startup
 from tandem.runners.torch.platforms import Platform
 from tandem.runners.torch.runner import DraftedToken, draft_each, proposal_of
 from tandem.runners.torch.slot_cache import SlotCache
-from tandem.speculation.types import SamplingParams, Verdict
+from tandem.speculation.features import FeatureInbox
+from tandem.speculation.types import Request, Verdict
 
 
 class EagleRunner:
     """Implements Runner for a head. Its slots are the target's: row and feature are found by slot and position.
 
-    The keys of tokens that the head drafted itself come from its own hidden states. `identity.refeeds` makes the engine
-    feed such tokens again once they are committed, and then they get the target's features.
+    The keys of tokens that the head drafted itself come from its own hidden states. `Capabilities.refeeds` makes the
+    engine feed such tokens again once they are committed, and then they get the target's features.
+    `away`: what a head is made from whose target is elsewhere; its own states are kept by slot and position.
     """
 
     def __init__(
@@ -46,13 +53,20 @@ class EagleRunner:
         limits: Limits,
         identity: RunnerIdentity,
         platform: Platform,
+        away: RemoteHead | None = None,
     ) -> None:
         self.head, self.features, self.embedding = head, features, embedding
         self.limits, self.identity, self.platform = limits, identity, platform
         self.token_ids, self.vocab_size = head.token_ids, limits.vocab_size
         widest = max(TAIL, limits.chunk) + limits.max_draft + 1
         config: Any = llama_config(head.config)
-        self.slots = SlotCache(config, limits.slots, limits.max_length, widest, head.fc.weight.dtype, platform)
+        weight = head.fc.weight
+        self.slots = SlotCache(config, limits.slots, limits.max_length, widest, weight.dtype, platform)
+        self._reads = away.reads(self.follow) if away else UNABLE
+        self._own = weight.new_zeros(limits.slots, away.length, head.config.hidden_size) if away else None
+        self._inboxes: dict[int, FeatureInbox] = {}
+        self._firsts = torch.zeros(limits.slots, dtype=torch.int64, device=weight.device)
+        self._ends = torch.zeros_like(self._firsts)
         self.shapes = StepShapes(
             tuple(range(1, TAIL + 1)),
             tuple(range(1, limits.slots + 1)),
@@ -61,13 +75,30 @@ class EagleRunner:
             ragged=True,
         )
 
+    @classmethod
+    def elsewhere(cls, made: RemoteHead, dtype: torch.dtype, platform: Platform) -> EagleRunner:
+        """Makes the runner of a head whose target is elsewhere."""
+        head = made.head.to(device=platform.device, dtype=dtype)
+        embedding = made.embedding.to(head.fc.weight)
+        features = made.features(embedding, head.fc.weight)
+        return cls(head, features, embedding, made.limits, made.identity, platform, made)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(frozenset({Trait.HEAD}), features_in=self._reads, refeeds=True)
+
+    def follow(self, slot: int, inbox: FeatureInbox) -> None:
+        """Like FeaturesIn.follow."""
+        self._inboxes[slot] = inbox
+
     def warm_up(self, startup: Startup | None = None) -> None:
         with (startup or Startup()).stage("warming"):
-            self.propose([ProposeRow(0, 1, (0, 0), 2, SamplingParams())])
+            self.propose([ProposeRow(0, 1, (0, 0), 2, Request())])
 
     @torch.inference_mode()
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
-        """Like Runner.prefill, one row at a time. The target's features of the tokens before each must be there."""
+        """Like Runner.prefill, one row at a time. Beside the target, its features of earlier tokens must be there."""
+        self._take([row.slot for row in rows])
         for row in rows:
             positions = self._positions([row.start], len(row.tokens))
             self._keys([row.slot], self._tensor([row.tokens]), self._fused([row.slot], positions), positions)
@@ -83,6 +114,7 @@ class EagleRunner:
         if not longest:
             return [Proposal(())] * len(rows)
         slots, width = [row.slot for row in rows], max(len(row.tail) for row in rows)
+        self._take(slots)
         positions = self._positions([row.position + 1 - len(row.tail) for row in rows], width)
         tails = self._tensor([[*row.tail, *[row.tail[-1]] * (width - len(row.tail))] for row in rows])
         last = self._tensor([len(row.tail) - 1 for row in rows])
@@ -119,11 +151,14 @@ class EagleRunner:
         residual, q, keys, values = self._keys(slots, tokens, hidden, positions)
         rows = torch.arange(len(slots), device=tokens.device)
         at = positions[rows, last]
-        mask = self._mask(at, keys.shape[2], q.dtype)
+        mask = self._mask(slots, at, keys.shape[2], q.dtype)
         attended = nn.functional.scaled_dot_product_attention(
             q[rows, :, last][:, :, None], keys, values, attn_mask=mask, enable_gqa=True
         )
-        return self.head.finish(residual[rows, last][:, None], attended)
+        stepped = self.head.finish(residual[rows, last][:, None], attended)
+        if self._own is not None:
+            self._own[self._tensor(slots), at.clamp(max=self._own.shape[1] - 1)] = stepped[:, 0]
+        return stepped
 
     def _keys(
         self, slots: list[int], tokens: Tensor, hidden: Tensor, positions: Tensor
@@ -135,20 +170,40 @@ class EagleRunner:
         keys, values = self.slots.layers[0].update(k, v)
         return residual, q, keys, values
 
-    def _mask(self, at: Tensor, length: int, dtype: torch.dtype) -> Tensor:
-        """Additive mask [rows, 1, 1, length] of queries at positions `at` [rows].
+    def _take(self, slots: Sequence[int]) -> None:
+        """Stores the features that have come for these slots."""
+        for slot in slots:
+            if inbox := self._inboxes.get(slot):
+                values = self.features.values
+                for start, came in inbox.take():
+                    found = torch.tensor(came[: max(0, values.shape[1] - start)]).to(values)
+                    values[slot, start : start + len(found)] = found
+                self._firsts[slot], self._ends[slot] = inbox.seen
 
-        The first token has no feature before it, so no other token sees it.
+    def _mask(self, slots: list[int], at: Tensor, length: int, dtype: torch.dtype) -> Tensor:
+        """Additive mask [rows, 1, 1, length] of queries at positions `at` [rows] of `slots`.
+
+        The token at the position of the first feature, or before it, has none before it, so no other token sees it.
         """
         columns = torch.arange(length, device=at.device)[None]
-        seen = (columns <= at[:, None]) & ((columns > 0) | (at[:, None] == 0))
+        firsts = self._firsts[self._tensor(slots)][:, None]
+        seen = (columns <= at[:, None]) & ((columns > firsts) | (columns == at[:, None]))
         hidden = torch.finfo(dtype).min
         return torch.where(seen, 0.0, hidden).to(dtype)[:, None, None]
 
     def _fused(self, slots: list[int], positions: Tensor) -> Tensor:
-        """The target's features of the token before each of positions [rows, width], fused: [rows, width, hidden]."""
-        found = self.features.at(self._tensor(slots), positions - 1)
-        return self.head.fuse(found.to(self.head.fc.weight.dtype))
+        """The target's features of the token before each of positions [rows, width], fused: [rows, width, hidden].
+
+        Where they have not come, the head's own states.
+        """
+        which = self._tensor(slots)
+        fused = self.head.fuse(self.features.at(which, positions - 1).to(self.head.fc.weight.dtype))
+        if self._own is None:
+            return fused
+        come = (positions - 1 >= self._firsts[which][:, None]) & (positions - 1 < self._ends[which][:, None])
+        come |= positions == 0  # no feature is before the first token, and no state
+        own = self._own[which[:, None], (positions - 1).clamp(0, self._own.shape[1] - 1)]
+        return torch.where(come[..., None], fused, own)
 
     def _positions(self, starts: Sequence[int], width: int) -> Tensor:
         return self._tensor(starts)[:, None] + torch.arange(width, device=self.platform.device)[None]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Sequence
-from typing import Protocol
 
 from tandem.checkpoints.adapters import Adapter, LowRank
 from tandem.runners.native import library
@@ -15,23 +13,11 @@ from tandem.runners.native.steps import NativeSteps
 _PATH = re.compile(r"model\.layers\.(\d+)\.(?:self_attn\.([qkvo])|mlp\.(gate|up|down))_proj")
 
 
-class _Row(Protocol):
-    """A row of a step."""
-
-    @property
-    def adapter(self) -> int: ...
-
-
 class NativeAdapters:
     """The adapters of one model."""
 
     def __init__(self, model: NativeSteps) -> None:
-        self._model, self._there = model, set[int]()
-
-    @property
-    def refusal(self) -> str:
-        """Why there can be none; empty if there can."""
-        return "an EAGLE head reads its target's states, and was trained without them" if self._model.hands_out else ""
+        self._model = model
 
     def put(self, number: int, adapter: Adapter) -> None:
         """Like TakesAdapters.put_adapter."""
@@ -45,19 +31,8 @@ class NativeAdapters:
         if short:
             self.drop(number)
             raise ValueError(f"adapters: {adapter.name}: memory is short")
-        self._there.add(number)
-
-    def of(self, rows: Sequence[_Row]) -> list[int]:
-        """The numbers of the rows' adapters. Raises KeyError for one that is not there: a step would not survive it."""
-        numbers = [row.adapter for row in rows]
-        if any(numbers):
-            for number in numbers:
-                if number and number not in self._there:
-                    raise KeyError(f"adapter {number}")
-        return numbers
 
     def drop(self, number: int) -> None:
-        self._there.discard(number)
         self._model.library.tandem_drop_adapter(self._model.handle, number)
 
 

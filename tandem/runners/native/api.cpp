@@ -1,6 +1,7 @@
-// What Python calls, through ctypes: plain C. Errors are a null or non-zero result; nothing throws across.
+// What Python calls, through ctypes: plain C. Errors are a null or non-zero result; nothing throws across. Calls that return
+// int check what they are asked for (bounds.h) and return 0, or what is wrong; -1 where memory is short.
+#include "bounds.h"
 #include "logprobs.h"
-#include "rounds.h"
 #include <chrono>
 
 using namespace tandem;
@@ -32,6 +33,7 @@ void tandem_model_free(void* model) { delete static_cast<Model*>(model); }
 
 // Returns 1 where memory is short, 2 where neighbouring rows have different formats.
 int tandem_set_layer(void* model, int layer, const LayerWeights* weights) try {
+    if (!within(layer, static_cast<Model*>(model)->shape().layers)) return CALL;
     static_cast<Model*>(model)->set_layer(layer, *weights);
     return 0;
 } catch (const std::invalid_argument&) { return 2; } catch (...) { return 1; }
@@ -47,17 +49,25 @@ int tandem_read_features(void* model, const HeadInputs* inputs) try {
 } catch (...) { return 1; }
 
 // Steps write the hidden states after `layers` layers to features [slots, length, count, hidden], in the model's dtype.
-void tandem_hand_out(void* model, const int32_t* layers, int count, void* features) {
-    static_cast<Model*>(model)->hand_out(layers, count, features);
-}
+int tandem_hand_out(void* model, const int32_t* layers, int count, void* features) try {
+    Model& from = *static_cast<Model*>(model);
+    for (int i = 0; i < count; i++)
+        if (!within(layers[i], from.shape().layers + 1)) return CALL;
+    from.hand_out(layers, count, features);
+    return SOUND;
+} catch (...) { return -1; }
 
 // An adapter is put under a number, then has its layers set. Returns 1 where memory is short.
 int tandem_put_adapter(void* model, int number) try {
+    if (number < 1) return CALL;
     static_cast<Model*>(model)->put_adapter(number);
     return 0;
 } catch (...) { return 1; }
 int tandem_set_adapter_layer(void* model, int number, int layer, const LayerAdapter* adapter) try {
-    static_cast<Model*>(model)->set_adapter_layer(number, layer, *adapter);
+    Model& to = *static_cast<Model*>(model);
+    if (!to.has_adapter(number)) return ADAPTER;
+    if (!within(layer, to.shape().layers)) return CALL;
+    to.set_adapter_layer(number, layer, *adapter);
     return 0;
 } catch (...) { return 1; }
 void tandem_drop_adapter(void* model, int number) { static_cast<Model*>(model)->drop_adapter(number); }
@@ -67,56 +77,85 @@ int64_t tandem_weight_bytes(void* model) { return int64_t(static_cast<Model*>(mo
 // Keys and values of 16 positions, as they lie in the caches of all layers, and the features handed out for them.
 int64_t tandem_page_bytes(void* model) { return int64_t(static_cast<Model*>(model)->page_bytes()); }
 
-// Copies blocks first .. first + count of a slot to the pages `pages` of `store`, or from them.
-void tandem_save_pages(void* model, int slot, int first, int count, const int32_t* pages, char* store) {
+// Copies blocks first .. first + count of a slot to the pages `pages` of the `stored` pages at `store`, or from them.
+int tandem_save_pages(void* model, int slot, int first, int count, const int32_t* pages, char* store, int stored) {
     const Model& from = *static_cast<Model*>(model);
+    if (const int fault = fault_of_pages(from, slot, first, count, pages, stored)) return fault;
     for (int i = 0; i < count; i++) from.save_page(slot, first + i, store + pages[i] * from.page_bytes());
+    return SOUND;
 }
-void tandem_load_pages(void* model, int slot, int first, int count, const int32_t* pages, const char* store) {
+int tandem_load_pages(void* model, int slot, int first, int count, const int32_t* pages, const char* store, int stored) {
     Model& to = *static_cast<Model*>(model);
+    if (const int fault = fault_of_pages(to, slot, first, count, pages, stored)) return fault;
     for (int i = 0; i < count; i++) to.load_page(slot, first + i, store + pages[i] * to.page_bytes());
+    return SOUND;
 }
 
 // Bytes of keys and values that the first `positions` of a slot take, and what is given back behind their pages.
 int64_t tandem_slot_bytes(void* model, int positions) { return int64_t(static_cast<Model*>(model)->slots().taken(positions)); }
-void tandem_give_back(void* model, int slot, int positions) { static_cast<Model*>(model)->slots().give_back(slot, positions); }
-
-// One packed matrix times x, as in transformer.h.
-void tandem_product(void* model, int layer, int which, const void* x, int tokens, float* to) {
-    static_cast<Model*>(model)->product(layer, which, x, tokens, to);
+int tandem_give_back(void* model, int slot, int positions) {
+    Model& of = *static_cast<Model*>(model);
+    if (!within(slot, of.shape().slots)) return SLOT;
+    if (positions < 0) return POSITION;
+    of.slots().give_back(slot, std::min(positions, of.shape().length));
+    return SOUND;
 }
 
+// One packed matrix times x, as in transformer.h.
+int tandem_product(void* model, int layer, int which, const void* x, int tokens, float* to) try {
+    const Model& of = *static_cast<Model*>(model);
+    if (!within(layer + int64_t(1), of.shape().layers + 1) || !within(which, 4) || tokens < 0) return CALL;
+    of.product(layer, which, x, tokens, to);
+    return SOUND;
+} catch (...) { return -1; }
+
 // Float32 weights [outputs, inputs] as rows of blocks, in Q8_0 or Q4_1.
-void tandem_encode(int format, int outputs, int inputs, const float* weights, uint8_t* to) {
+int tandem_encode(int format, int outputs, int inputs, const float* weights, uint8_t* to) {
+    if ((format != Q8_0 && format != Q4_1) || outputs < 0 || inputs < 1) return CALL;
     const size_t bytes = row_bytes(Format(format), inputs);
     for (int row = 0; row < outputs; row++) encode<Float32>(Format(format), inputs, weights + size_t(row) * inputs, to + row * bytes);
+    return SOUND;
 }
 
 // `wants`: 0 nothing, 1 the logits of each row's last token, 2 of all tokens; [wanted, outputs] float32.
-void tandem_feed(void* model, const Rows* rows, int wants, float* logits) {
+int tandem_feed(void* model, const Rows* rows, int wants, float* logits) try {
+    Model& to = *static_cast<Model*>(model);
+    if (!within(wants, 3)) return CALL;
+    if (const int fault = fault_of(to, *rows)) return fault;
     std::vector<Best> best;
-    static_cast<Model*>(model)->feed(*rows, wants, logits, best);
-}
-void tandem_logprobs(void* pool, const float* const* logits, int rows, int count, int top, double* totals, int32_t* ids) {
+    to.feed(*rows, wants, logits, best);
+    return SOUND;
+} catch (...) { return -1; }
+int tandem_logprobs(void* pool, const float* const* logits, int rows, int count, int top, double* totals, int32_t* ids) try {
+    if (rows < 0 || count < 1 || !within(top, int64_t(count) + 1)) return CALL;
     logprobs(*static_cast<Pool*>(pool), logits, rows, count, top, totals, ids);
-}
-void tandem_propose(void* draft, const Rows* tails, int32_t* counts, const int32_t* only, int stride, int32_t* drafts, const Drawing* drawing) {
-    propose(*static_cast<Model*>(draft), *tails, counts, only, stride, drafts, drawing);
-}
-void tandem_verify(void* target, const Rows* rows, int32_t* said, int32_t* accepted, float* logits) {
-    verify(*static_cast<Model*>(target), *rows, said, accepted, logits);
-}
+    return SOUND;
+} catch (...) { return -1; }
+int tandem_propose(void* draft, const Rows* tails, int32_t* counts, const int32_t* only, int stride, int32_t* drafts, const Drawing* drawing) try {
+    Model& from = *static_cast<Model*>(draft);
+    if (const int fault = fault_of(from, *tails, counts, stride)) return fault;
+    propose(from, *tails, counts, only, stride, drafts, drawing);
+    return SOUND;
+} catch (...) { return -1; }
+int tandem_verify(void* target, const Rows* rows, int32_t* said, int32_t* accepted, float* logits) try {
+    Model& by = *static_cast<Model*>(target);
+    if (const int fault = fault_of(by, *rows)) return fault;
+    verify(by, *rows, said, accepted, logits);
+    return SOUND;
+} catch (...) { return -1; }
 
 // Draft and verification in one call. drafts[r * stride ...] holds counts[r] given tokens where given[r], else is filled.
 // Draft tokens from `known` on are not the target's: a draft ends before the first. `said` and `logits`: as for verify, for
 // each row's last token and its draft. `adapters`: as in Rows, for the verification; the draft's are those of `tails`.
-void tandem_fused(void* draft, void* target, const Rows* tails, int32_t* counts, const int32_t* given, const int32_t* adapters, const int32_t* only, int known,
-                  int stride, int32_t* drafts, int32_t* said, int32_t* accepted, float* logits, const Drawing* drawing,
-                  double* draft_seconds) {
+int tandem_fused(void* draft, void* target, const Rows* tails, int32_t* counts, const int32_t* given, const int32_t* adapters, const int32_t* only, int known,
+                 int stride, int32_t* drafts, int32_t* said, int32_t* accepted, float* logits, const Drawing* drawing,
+                 double* draft_seconds) try {
     auto started = std::chrono::steady_clock::now();
     std::vector<int32_t> asked(counts, counts + tails->count), slots, starts, begins{0}, tokens;
     for (int r = 0; r < tails->count; r++)
         if (given[r]) asked[r] = 0;
+    if (const int fault = fault_of(*static_cast<Model*>(draft), *tails, asked.data(), stride)) return fault;
+    if (const int fault = fault_of_rounds(*static_cast<Model*>(target), *tails, counts, given, adapters, drafts, known, stride)) return fault;
     propose(*static_cast<Model*>(draft), *tails, asked.data(), only, stride, drafts, drawing);
     *draft_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
     for (int r = 0; r < tails->count; r++) {
@@ -131,6 +170,7 @@ void tandem_fused(void* draft, void* target, const Rows* tails, int32_t* counts,
         begins.push_back(int(tokens.size()));
     }
     verify(*static_cast<Model*>(target), {tails->count, slots.data(), starts.data(), begins.data(), tokens.data(), adapters}, said, accepted, logits);
-}
+    return SOUND;
+} catch (...) { return -1; }
 
 }  // extern "C"

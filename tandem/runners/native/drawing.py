@@ -7,10 +7,10 @@ from ctypes import c_float
 
 from tandem.runners.native.library import DRAW, Drawing, ints, pointer
 from tandem.runners.native.steps import NativeSteps
-from tandem.runners.protocol import ProposeRow, draft_next, draft_two
+from tandem.runners.protocol import ProposeRow, draft_next
 from tandem.speculation.draws import BadLogits
 from tandem.speculation.rules import settled
-from tandem.speculation.types import SecondChoice, SparseDistribution
+from tandem.speculation.types import SparseDistribution
 
 
 class DraftDraws:
@@ -20,29 +20,23 @@ class DraftDraws:
         self._model, self._rows = model, rows
         self._drafted: list[list[int]] = [[] for _ in rows]
         self._sent: list[list[SparseDistribution]] = [[] for _ in rows]
-        self._choices: list[list[SecondChoice | None]] = [[] for _ in rows]
         self._error: Exception | None = None
         self._logits = model.room(len(rows))
 
     @classmethod
     def of(cls, model: NativeSteps, rows: Sequence[ProposeRow]) -> DraftDraws | None:
         """Returns None if the library needs nobody's help."""
-        return None if all(_alone(row) or not row.k for row in rows) else cls(model, rows)
+        return None if all(row.plain or not row.k for row in rows) else cls(model, rows)
 
     def passed(self) -> Drawing:
         """Returns what the library gets. Not kept here, because it keeps this object alive."""
-        return Drawing(ints([not _alone(row) for row in self._rows]), pointer(self._logits, c_float), DRAW(self._draw))
+        return Drawing(ints([not row.plain for row in self._rows]), pointer(self._logits, c_float), DRAW(self._draw))
 
     def finished(self) -> list[tuple[SparseDistribution, ...]]:
         """Returns what each row's draft tokens were drawn from. Raises what a draw raised."""
         if self._error:
             raise self._error
         return [tuple(sent) for sent in self._sent]
-
-    @property
-    def choices(self) -> list[tuple[SecondChoice | None, ...]]:
-        """The second choices of each row that asked for them."""
-        return [tuple(choices) for choices in self._choices]
 
     def _draw(self, row: int, at: int, best: int) -> int:
         """Draws a row's next token, -1 if there is none or that fails: an exception would be lost in the library."""
@@ -63,25 +57,8 @@ class DraftDraws:
 
     def _next(self, index: int, at: int, best: int, drafted: Sequence[int]) -> tuple[int, SparseDistribution | None]:
         row = self._rows[index]
-        if row.chooses:
-            token, choice = self._two(row, at, drafted)
-            self._choices[index].append(choice)
-            return token, None
-        if settled(best, row.sampling, row.processor, drafted):
+        if settled(best, row.request.sampling, row.processor, drafted):
             return best, None
-        if row.sampling.greedy and row.processor and (mask := row.processor.mask(drafted)) is not None:
+        if row.request.sampling.greedy and row.processor and (mask := row.processor.mask(drafted)) is not None:
             return self._model.best_within(self._logits[at], mask), None
         return draft_next(row, self._model.widened(self._logits[at : at + 1])[0], drafted)
-
-    def _two(self, row: ProposeRow, at: int, drafted: Sequence[int]) -> tuple[int, SecondChoice | None]:
-        """Draws a token and its second choice. Plain rows look among the head's outputs alone."""
-        stands_for = self._model.stands_for
-        if not row.plain or stands_for is None:
-            return draft_two(row, self._model.widened(self._logits[at : at + 1])[0], drafted)
-        token, choice = draft_two(row, self._logits[at], drafted)
-        return stands_for[token], choice and choice._replace(token=stands_for[choice.token])
-
-
-def _alone(row: ProposeRow) -> bool:
-    """Whether the library drafts the row alone."""
-    return row.plain and not row.chooses

@@ -12,13 +12,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tandem.checkpoints.head_config import HeadConfig
+from tandem.runners.capabilities import UNABLE, Capabilities, No, Trait
 from tandem.runners.eagle.features import TargetFeatures
 from tandem.runners.eagle.module import EagleHead
-from tandem.runners.native.library import HeadInputs, LayerWeights, ModelShape, Table
+from tandem.runners.eagle.remote import RemoteHead
+from tandem.runners.native.library import HeadInputs, LayerWeights, ModelShape, RowBatch, Table
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.native.steps import DTYPES, NativeSteps, NotNative, Threads, check_rope, check_sizes
 from tandem.runners.native.weights import Packing
-from tandem.runners.protocol import VerifyRow
+from tandem.runners.protocol import Limits, PrefillRow, ProposeRow, RunnerIdentity, VerifyRow
+from tandem.speculation.features import FeatureInbox
 from tandem.speculation.types import Verdict
 
 
@@ -42,7 +45,7 @@ class NativeHead(NativeSteps):
     ) -> None:
         check_head(head, features, embedding)
         slots, length, _ = features.values.shape
-        sizes = _shape(head.config, int(slots), int(length), most_tokens, threads.count)
+        sizes = _shape(head.config, len(embedding), int(slots), int(length), most_tokens, threads.count)
         tables, only = _rotary(head, int(length)), head.token_ids.tolist()
         super().__init__(threads, head.fc.weight.dtype, sizes, embedding, tables, head.config.vocab_size, only)
         self.packing, self.features, self._kept_states = packing, features, kept_states
@@ -66,19 +69,66 @@ class NativeHead(NativeSteps):
 class NativeHeadRunner(NativeRunner):
     """Runs a head as a draft. Its keys lie one position before their tokens, so that its pages would not be whole.
 
-    A target's pages hold its features, from which a head's keys are soon made again.
+    A target's pages hold its features, from which a head's keys are soon made again. `away`: what a head is made from
+    whose target is elsewhere: features come by inbox, and its own states, which the model keeps of whole slots, take
+    the place of others.
     """
 
-    @property
-    def page_bytes(self) -> int:
-        return 0
+    def __init__(
+        self, model: NativeHead, limits: Limits, identity: RunnerIdentity, away: RemoteHead | None = None
+    ) -> None:
+        super().__init__(model, limits, identity, verifies=False)
+        self._reads = away.reads(self.follow) if away else UNABLE
+        self._values = model.features.values
+        self._inboxes: dict[int, FeatureInbox] = {}
+        self._seen: dict[int, tuple[int, int]] = {}
 
     @property
-    def no_adapters(self) -> str:
-        return "an EAGLE head takes none"
+    def capabilities(self) -> Capabilities:
+        return Capabilities(frozenset({Trait.HEAD}), features_in=self._reads, refeeds=True)
 
     def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | Any]:
         raise NotImplementedError("an EAGLE head drafts and verifies nothing")
+
+    def follow(self, slot: int, inbox: FeatureInbox) -> None:
+        """Like FeaturesIn.follow."""
+        self._inboxes[slot] = inbox
+        self._seen.pop(slot, None)
+
+    def _batch(
+        self, rows: Sequence[PrefillRow] | Sequence[ProposeRow], starts: Sequence[int], tokens: Sequence[Sequence[int]]
+    ) -> RowBatch:
+        """Like NativeRunner._batch; away from the target, positions count from that of a slot's first feature.
+
+        The head sees nothing before it, and its rotary embedding is of distances alone.
+        """
+        if isinstance(self._reads, No):
+            return super()._batch(rows, starts, tokens)
+        slots = [row.slot for row in rows]
+        seen = [self._take(slot) for slot in slots]
+        begins = [
+            min(max(first - start, 0), len(fed) - 1)
+            for (first, _), start, fed in zip(seen, starts, tokens, strict=True)
+        ]
+        own = [max(start - first, 0) for (first, _), start in zip(seen, starts, strict=True)]
+        fed = [each[begin:] for each, begin in zip(tokens, begins, strict=True)]
+        return RowBatch(slots, own, fed, knowns=[end - first for first, end in seen])
+
+    def _take(self, slot: int) -> tuple[int, int]:
+        """Stores the features that have come for a slot; returns from where to where the next step reads them."""
+        inbox = self._inboxes.get(slot)
+        if inbox is None:
+            return 0, 0
+        (first, end), values = inbox.seen, self._values[slot]
+        behind = first - self._seen.get(slot, (first, end))[0]
+        if behind:  # those before a gap go
+            values[: len(values) - behind] = values[behind:].clone()
+        for start, came in inbox.take():
+            found = torch.from_numpy(came[max(0, first - start) :])
+            at = max(0, start - first)
+            values[at : at + len(found)] = found[: max(0, len(values) - at)]
+        self._seen[slot] = first, end
+        return first, end
 
 
 def linears(head: EagleHead) -> dict[str, Any]:
@@ -101,7 +151,7 @@ def check_head(head: EagleHead, features: TargetFeatures, embedding: Tensor) -> 
         raise NotNative("weights that are not contiguous")
 
 
-def _shape(config: HeadConfig, slots: int, length: int, most_tokens: int, threads: int) -> ModelShape:
+def _shape(config: HeadConfig, vocabulary: int, slots: int, length: int, most_tokens: int, threads: int) -> ModelShape:
     return ModelShape(
         1,
         config.hidden_size,
@@ -110,6 +160,7 @@ def _shape(config: HeadConfig, slots: int, length: int, most_tokens: int, thread
         config.head_dim,
         config.intermediate_size,
         config.draft_vocab_size,
+        vocabulary,
         slots,
         length,
         most_tokens,

@@ -4,23 +4,60 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, c_double, c_float, c_int, c_int32, c_int64, c_void_p
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
+from tandem.runners.protocol import RowFailed
+
+Row = TypeVar("Row")
+Result = TypeVar("Result")
 Ints = ctypes.Array[c_int32]
 """A ctypes array of int32: created and passed in a tenth of numpy's time, which every step pays."""
 
 
+FAULTS = {
+    1: "its slot does not exist",
+    2: "its positions are outside the slot",
+    3: "a token id is outside the vocabulary",
+    4: "its adapter does not exist",
+    5: "its number of draft tokens is out of range",
+    6: "it has no tokens, or does not fit",
+    7: "an argument is out of range",
+}
+_ROWS = 16
+"""FAULTS of bounds.h: what is wrong stands in a status beside the number of the row."""
+
+
+class OutOfBounds(ValueError):
+    """A call of the library asks for what is outside its models; nothing was computed. `row`: the first at fault."""
+
+    def __init__(self, call: str, status: int) -> None:
+        self.row, fault = divmod(status, _ROWS)
+        self.why = FAULTS[fault]
+        super().__init__(f"{call}: row {self.row}: {self.why}")
+
+
+def each_within(rows: Sequence[Row], step: Callable[[Sequence[Row]], Sequence[Result]]) -> list[Result | RowFailed]:
+    """Runs a step; a row that is out of bounds fails alone, and no other row notices."""
+    if not rows:
+        return []
+    try:
+        return [*step(rows)]
+    except OutOfBounds as error:
+        found = each_within([*rows[: error.row], *rows[error.row + 1 :]], step)
+        return [*found[: error.row], RowFailed(error.why), *found[error.row :]]
+
+
 class ModelShape(ctypes.Structure):
-    """Shape of transformer.h. `outputs`: rows of the head. `length`: positions of a slot."""
+    """Shape of transformer.h. `outputs`, `vocabulary`: rows of head and embedding. `length`: positions of a slot."""
 
     _fields_ = (
         *((name, c_int32) for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate")),
-        *((name, c_int32) for name in ("outputs", "slots", "length", "most_tokens", "threads")),
+        *((name, c_int32) for name in ("outputs", "vocabulary", "slots", "length", "most_tokens", "threads")),
         *((name, c_float) for name in ("epsilon", "scale")),
     )
 
@@ -119,6 +156,9 @@ class RowBatch:
         adapters: Sequence[int] = (),
         knowns: Sequence[int] | None = None,
     ) -> None:
+        """Raises ValueError if a list is not as long as the others: the library would read behind it."""
+        if not len(slots) == len(starts) == len(tokens) == len(knowns or tokens) == len(adapters or tokens):
+            raise ValueError("rows: each has a slot, a start, tokens, and an adapter and features where any has")
         self.begins = ints([0, *itertools.accumulate(len(row) for row in tokens)])
         self.tokens = ints([*itertools.chain.from_iterable(tokens)])
         self.rows = Rows(
@@ -133,6 +173,12 @@ class RowBatch:
 
 
 _INTS, _FLOATS = POINTER(c_int32), POINTER(c_float)
+
+
+class _Status:
+    """Marks calls that answer what is wrong with what they are asked for, as a c_int."""
+
+
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "tandem_instructions": (ctypes.c_char_p, ()),
     "tandem_pool": (c_void_p, (c_int,)),
@@ -142,26 +188,29 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "tandem_set_layer": (c_int, (c_void_p, c_int, POINTER(LayerWeights))),
     "tandem_set_head": (c_int, (c_void_p, c_void_p, POINTER(Matrix))),
     "tandem_read_features": (c_int, (c_void_p, POINTER(HeadInputs))),
-    "tandem_hand_out": (None, (c_void_p, _INTS, c_int, c_void_p)),
+    "tandem_hand_out": (_Status, (c_void_p, _INTS, c_int, c_void_p)),
     "tandem_put_adapter": (c_int, (c_void_p, c_int)),
     "tandem_set_adapter_layer": (c_int, (c_void_p, c_int, c_int, POINTER(LayerAdapter))),
     "tandem_drop_adapter": (None, (c_void_p, c_int)),
     "tandem_weight_bytes": (c_int64, (c_void_p,)),
     "tandem_page_bytes": (c_int64, (c_void_p,)),
     "tandem_slot_bytes": (c_int64, (c_void_p, c_int)),
-    "tandem_give_back": (None, (c_void_p, c_int, c_int)),
-    **{name: (None, (c_void_p, *(c_int,) * 3, _INTS, c_void_p)) for name in ("tandem_save_pages", "tandem_load_pages")},
-    "tandem_product": (None, (c_void_p, c_int, c_int, c_void_p, c_int, c_void_p)),
-    "tandem_encode": (None, (c_int, c_int, c_int, c_void_p, c_void_p)),
-    "tandem_feed": (None, (c_void_p, POINTER(Rows), c_int, POINTER(c_float))),
+    "tandem_give_back": (_Status, (c_void_p, c_int, c_int)),
+    **{
+        name: (_Status, (c_void_p, *(c_int,) * 3, _INTS, c_void_p, c_int))
+        for name in ("tandem_save_pages", "tandem_load_pages")
+    },
+    "tandem_product": (_Status, (c_void_p, c_int, c_int, c_void_p, c_int, c_void_p)),
+    "tandem_encode": (_Status, (c_int, c_int, c_int, c_void_p, c_void_p)),
+    "tandem_feed": (_Status, (c_void_p, POINTER(Rows), c_int, POINTER(c_float))),
     "tandem_propose": (
-        None,
+        _Status,
         (c_void_p, POINTER(Rows), _INTS, _INTS, c_int, _INTS, POINTER(Drawing)),
     ),
-    "tandem_logprobs": (None, (c_void_p, POINTER(c_void_p), c_int, c_int, c_int, POINTER(c_double), _INTS)),
-    "tandem_verify": (None, (c_void_p, POINTER(Rows), _INTS, _INTS, _FLOATS)),
+    "tandem_logprobs": (_Status, (c_void_p, POINTER(c_void_p), c_int, c_int, c_int, POINTER(c_double), _INTS)),
+    "tandem_verify": (_Status, (c_void_p, POINTER(Rows), _INTS, _INTS, _FLOATS)),
     "tandem_fused": (
-        None,
+        _Status,
         (
             *(c_void_p, c_void_p, POINTER(Rows), *[_INTS] * 4, c_int, c_int, *[_INTS] * 3),
             *(_FLOATS, POINTER(Drawing), POINTER(c_double)),
@@ -171,9 +220,23 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 def load_library(path: Path) -> Any:
-    """Loads the library. Any thread may call it, but a model and its pool only one thread at a time."""
+    """Loads the library. Any thread may call it, but a model and its pool only one thread at a time.
+
+    Its calls raise OutOfBounds for rows, pages and counts that its models do not have.
+    """
     library = ctypes.CDLL(str(path))
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
+        function.argtypes = arguments
+        if result is _Status:
+            function.restype, function.errcheck = c_int, _checked
+        else:
+            function.restype = result
     return library
+
+
+def _checked(status: int, function: Any, arguments: Any) -> int:
+    """Raises OutOfBounds, or MemoryError, for what a call answers."""
+    if status:
+        raise OutOfBounds(function.__name__, status) if status > 0 else MemoryError(function.__name__)
+    return status

@@ -21,7 +21,6 @@ from tandem.runners.native.library import load_library
 from tandem.runners.native.load import one_thread
 from tandem.runners.native.model import NativeModel
 from tandem.runners.native.reference import as_products
-from tandem.runners.native.remote_head import RemoteNativeHeadRunner
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.native.steps import DTYPES, NotNative, Threads
 from tandem.runners.native.weights import UNQUANTISED, Packing, packing
@@ -59,10 +58,10 @@ def load_native_head(
     except NotNative as error:
         raise NativeUnavailable(str(error)) from None
     name = packed.describe(str(dtype).removeprefix("torch."))
-    return NativeHeadRunner(model, limits, replace(identity, dtype=name, backend="native"), verifies=False)
+    return NativeHeadRunner(model, limits, replace(identity, dtype=name, backend="native"))
 
 
-def load_remote_native_head(made: RemoteHead, execution: Execution, in_blocks: bool) -> RemoteNativeHeadRunner:
+def load_remote_native_head(made: RemoteHead, execution: Execution, in_blocks: bool) -> NativeHeadRunner:
     """Packs a head that is away from its target, with room for the features that come, and checks its logits.
 
     `in_blocks`: its target runs so. Raises NativeUnavailable.
@@ -81,7 +80,7 @@ def load_remote_native_head(made: RemoteHead, execution: Execution, in_blocks: b
     except (NotNative, CannotBuild, OSError) as error:
         raise NativeUnavailable(str(error)) from None
     identity = replace(made.identity, dtype=packed.describe(str(dtype).removeprefix("torch.")), backend="native")
-    return RemoteNativeHeadRunner(model, made, identity)
+    return NativeHeadRunner(model, limits, identity, made)
 
 
 def _readable(embedding: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ class NativeModel(NativeSteps):
         check(module)
         config, dtype = module.config, next(module.parameters()).dtype
         outputs = module.get_output_embeddings().weight.shape[0] if only is None else len(only)
-        sizes = _shape(config, outputs, slots, length, most_tokens, threads.count)
+        sizes = _shape(module, outputs, slots, length, most_tokens, threads.count)
         embedding = module.get_input_embeddings().weight.detach()
         tables = _rotary(module, length, _head_dim(config))
         super().__init__(threads, dtype, sizes, embedding, tables, int(config.vocab_size), only)
@@ -80,7 +80,8 @@ def check(module: Any) -> None:
     check_sizes(config.hidden_size, _head_dim(config), config.intermediate_size)
 
 
-def _shape(config: Any, outputs: int, slots: int, length: int, most_tokens: int, threads: int) -> ModelShape:
+def _shape(module: Any, outputs: int, slots: int, length: int, most_tokens: int, threads: int) -> ModelShape:
+    config = module.config
     dim = _head_dim(config)
     return ModelShape(
         config.num_hidden_layers,
@@ -90,6 +91,7 @@ def _shape(config: Any, outputs: int, slots: int, length: int, most_tokens: int,
         dim,
         config.intermediate_size,
         outputs,
+        int(module.get_input_embeddings().weight.shape[0]),
         slots,
         length,
         most_tokens,

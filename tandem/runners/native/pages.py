@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,10 +25,13 @@ class NativePages:
         self._address = self._memory.ctypes.data
 
     def save(self, slot: int, first: int, pages: Sequence[int]) -> None:
-        self._model.library.tandem_save_pages(self._model.handle, slot, first, len(pages), ints(pages), self._address)
+        self._copy(self._model.library.tandem_save_pages, slot, first, pages)
 
     def load(self, slot: int, first: int, pages: Sequence[int]) -> None:
-        self._model.library.tandem_load_pages(self._model.handle, slot, first, len(pages), ints(pages), self._address)
+        self._copy(self._model.library.tandem_load_pages, slot, first, pages)
+
+    def _copy(self, call: Any, slot: int, first: int, pages: Sequence[int]) -> None:
+        call(self._model.handle, slot, first, len(pages), ints(pages), self._address, len(self._memory))
 
     def read(self, page: int) -> bytes:
         return self._memory[page].tobytes()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.checkpoints.gguf_blocks import FORMATS, Blocks
-from tandem.checkpoints.locate import Checkpoint, CheckpointError, weights_revision
+from tandem.checkpoints.locate import Checkpoint, CheckpointError, check_unchanged, weights_revision
 from tandem.checkpoints.made_once import made_once
 from tandem.checkpoints.scaled_weights import ScaledWeights
 from tandem.checkpoints.tensors import Tensors, shards_of, write_tensors
@@ -67,13 +67,17 @@ def quantised(checkpoint: Checkpoint, folder: Path, config: Any, weights: str) -
     wanted = _wanted(source, config, weights)
     if any(place not in source for place, _ in wanted.values()):
         return None
-    key = hashlib.sha256(weights_revision(checkpoint).encode()).hexdigest()[:32]
+    revision = weights_revision(checkpoint)
+    key = hashlib.sha256(revision.encode()).hexdigest()[:32]
     name = f"{checkpoint.name.replace('/', '-')}-{key}-{weights}-v{_LAYOUT}"
     try:
         library = load_library(library_path())
-        kept = made_once(
-            name, f"quantising {checkpoint.name}", lambda partial: _write(library, source, wanted, partial)
-        )
+
+        def make(partial: Path) -> None:
+            _write(library, source, wanted, partial)
+            check_unchanged(checkpoint, revision)
+
+        kept = made_once(name, f"quantising {checkpoint.name}", make)
     except CannotBuild:
         return None
     except OSError as error:

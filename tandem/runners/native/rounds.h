@@ -23,6 +23,7 @@ public:
     virtual void put_adapter(int number) = 0;
     virtual void set_adapter_layer(int number, int layer, const LayerAdapter& adapter) = 0;
     virtual void drop_adapter(int number) = 0;
+    virtual bool has_adapter(int number) const = 0;
     virtual void step(const Step& step) = 0;
     virtual const Shape& shape() const = 0;
     virtual void product(int layer, int which, const void* x, int tokens, float* to) const = 0;
@@ -89,6 +90,7 @@ public:
     void put_adapter(int number) override { transformer_.put_adapter(number); }
     void set_adapter_layer(int number, int layer, const LayerAdapter& adapter) override { transformer_.set_adapter_layer(number, layer, adapter); }
     void drop_adapter(int number) override { transformer_.drop_adapter(number); }
+    bool has_adapter(int number) const override { return transformer_.has_adapter(number); }
     void step(const Step& step) override { transformer_.run(step); }
     const Shape& shape() const override { return transformer_.shape; }
     void product(int layer, int which, const void* x, int tokens, float* to) const override {
@@ -114,7 +116,7 @@ struct Drawing {
 };
 
 // Drafts: `counts[r]` tokens of row r into drafts[r * stride ...], those with the largest logits unless `drawing` (or null)
-// says otherwise; a row whose logits are unsound ends there, with what it has. The head's outputs stand for tokens
+// says otherwise; a row whose logits are unsound, or whose token has no embedding, ends there, with what it has. The head's outputs stand for tokens
 // only[...] (null: for themselves). Returns via `counts` what was drafted.
 inline void propose(Model& draft, const Rows& tails, int32_t* counts, const int32_t* only, int stride, int32_t* drafts, const Drawing* drawing) {
     std::vector<int32_t> active, slots, starts, begins{0}, tokens, adapters, knowns;
@@ -136,7 +138,7 @@ inline void propose(Model& draft, const Rows& tails, int32_t* counts, const int3
             const int r = active[a];
             int32_t token = !best[a].sound ? -1 : only ? only[best[a].token] : best[a].token;
             if (drawing && drawing->rows[r]) token = drawing->draw(r, int32_t(a), token);
-            if (token < 0) {
+            if (token < 0 || token >= draft.shape().vocabulary) {
                 counts[r] = i;
                 continue;
             }

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from tandem.checkpoints.adapters import Adapter
 from tandem.runners.batch_invariance import check_batch_invariance
+from tandem.runners.capabilities import Capabilities, FeaturesOut, MemoryOnDemand, Pages, Trait
 from tandem.runners.eagle.features import TargetFeatures
 from tandem.runners.native.adapters import NativeAdapters
 from tandem.runners.native.drawing import DraftDraws
-from tandem.runners.native.library import Ints, RowBatch, ints, pointer, zeros
+from tandem.runners.native.library import Ints, RowBatch, each_within, ints, pointer, zeros
 from tandem.runners.native.model import NativeModel
 from tandem.runners.native.pages import NativePages, page_bytes, page_format
 from tandem.runners.native.steps import NativeSteps
@@ -48,7 +49,10 @@ _UNSOUND = "target logits: no finite largest logit"
 
 
 class NativeRunner:
-    """Runs one model. `verifies`: it is a target, so its batch invariance is checked; false for a draft."""
+    """Runs one model. `verifies`: it is a target, so its batch invariance is checked; false for a draft.
+
+    The library fails rows whose adapter is not there.
+    """
 
     def __init__(self, model: NativeSteps, limits: Limits, identity: RunnerIdentity, verifies: bool = True) -> None:
         self.model, self.limits, self.identity, self._verifies = model, limits, identity, verifies
@@ -70,38 +74,27 @@ class NativeRunner:
             self.model.give_back(slot)
 
     @property
-    def page_bytes(self) -> int:
-        """Like CopiesPages. A draft's bits are the same by construction; a target's were checked too."""
-        exact = self.shapes.bit_exact or not self._verifies
-        return page_bytes(self.model) if exact else 0
-
-    @property
-    def page_format(self) -> str:
-        return page_format(self.model)
+    def capabilities(self) -> Capabilities:
+        """A draft's bits are the same by construction; a target's were checked too."""
+        model, exact = self.model, self.shapes.bit_exact or not self._verifies
+        traits = {Trait.INEXACT: not exact, Trait.READ: model.hands_out}
+        return Capabilities(
+            traits=frozenset(trait for trait, is_one in traits.items() if is_one),
+            pages=Pages(page_bytes(model), page_format(model), self.page_store),
+            adapters=self,
+            memory_on_demand=MemoryOnDemand(0, self.kv_bytes, self.give_back),
+            features_out=FeaturesOut(model.layer_count, int(model.sizes.hidden), self.hand_out),
+        )
 
     def page_store(self, pages: int) -> NativePages:
         return NativePages(self.model, pages)
 
-    @property
-    def reserved_whole(self) -> str:
-        """Like TakesMemoryOnDemand."""
-        return "an EAGLE head reads its states" if self.model.hands_out else ""
-
-    @property
-    def spare_bytes(self) -> int:
-        return 0
-
     def kv_bytes(self, tokens: int) -> int:
-        """Like TakesMemoryOnDemand; nothing is padded, but drafts may go beyond a sequence."""
+        """Like MemoryOnDemand.kv_bytes; nothing is padded, but drafts may go beyond a sequence."""
         return self.model.slot_bytes(tokens + self.limits.max_draft + 1)
 
     def give_back(self, slot: int, tokens: int = 0) -> None:
         self.model.give_back(slot, tokens + self.limits.max_draft + 1 if tokens else 0)
-
-    @property
-    def no_adapters(self) -> str:
-        """Like TakesAdapters."""
-        return self._adapters.refusal
 
     def put_adapter(self, number: int, adapter: Adapter) -> None:
         self._adapters.put(number, adapter)
@@ -110,11 +103,17 @@ class NativeRunner:
         self._adapters.drop(number)
 
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
+        return each_within(rows, self._prefill)
+
+    def _prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
         self.model.feed_batch(self._batch(rows, [row.start for row in rows], [row.tokens for row in rows]), 0)
         return [None] * len(rows)
 
     def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
-        batch = _fed(rows, self._adapters.of(rows))
+        return each_within(rows, self._verify)
+
+    def _verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
+        batch = _fed(rows)
         begins, said, accepted = batch.begins, zeros(len(batch.tokens)), zeros(len(rows))
         logits = None if all(row.plain for row in rows) else self.model.room(len(batch.tokens))
         self.model.library.tandem_verify(
@@ -134,13 +133,16 @@ class NativeRunner:
     def verify_logits(self, rows: Sequence[VerifyRow]) -> list[Logits]:
         """Each row's logits [1 + draft tokens, vocabulary], float32; entry i predicts the token after draft[:i]."""
         tokens = [(row.last_token, *row.draft) for row in rows]
-        adapters = self._adapters.of(rows)
+        adapters = [row.adapter for row in rows]
         logits = self.model.feed([row.slot for row in rows], [row.position for row in rows], tokens, adapters=adapters)
         assert logits is not None
         return np.split(logits, np.cumsum([len(own) for own in tokens])[:-1])
 
     def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
         """Like Runner.propose; a row leaves the batch once it has its k tokens."""
+        return each_within(rows, self._propose)
+
+    def _propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
         started = time.perf_counter()
         tails, counts = self._tails(rows), ints([row.k for row in rows])
         stride, drawing = max(1, *(row.k for row in rows)), DraftDraws.of(self.model, rows)
@@ -155,11 +157,9 @@ class NativeRunner:
             drawing and ctypes.byref(drawing.passed()),
         )
         sent = drawing.finished() if drawing else [()] * len(rows)
-        choices = drawing.choices if drawing else [()] * len(rows)
         seconds = time.perf_counter() - started
         return [
-            Proposal(tuple(drafts[r * stride : r * stride + count]), seconds, sent[r], choices[r])
-            for r, count in enumerate(counts)
+            Proposal(tuple(drafts[r * stride : r * stride + count]), seconds, sent[r]) for r, count in enumerate(counts)
         ]
 
     def _tails(self, rows: Sequence[ProposeRow]) -> RowBatch:
@@ -169,27 +169,19 @@ class NativeRunner:
         self, rows: Sequence[PrefillRow] | Sequence[ProposeRow], starts: Sequence[int], tokens: Sequence[Sequence[int]]
     ) -> RowBatch:
         """The rows as the library takes them: their tokens, the first of each at its position in `starts`."""
-        return RowBatch([row.slot for row in rows], starts, tokens, self._adapters.of(rows))
+        return RowBatch([row.slot for row in rows], starts, tokens, [row.adapter for row in rows])
 
     def fused_with(self, draft: Runner) -> FusedStep | None:
         """Drafts and verifies in one call of the library, if the draft is native too."""
         return functools.partial(self._fused, draft) if isinstance(draft, NativeRunner) else None
 
-    @property
-    def layer_count(self) -> int:
-        return self.model.layer_count
-
-    @property
-    def hidden_size(self) -> int:
-        return int(self.model.sizes.hidden)
-
     def hand_out(self, layers: Sequence[int]) -> TargetFeatures:
-        """Like HandsOutFeatures.hand_out; the steps write straight into the features."""
+        """Like FeaturesOut.hand_out; the steps write straight into the features."""
         assert isinstance(self.model, NativeModel)
         return self.model.hand_out(layers)
 
     def _fused(self, draft: NativeRunner, rows: Sequence[FusedRow]) -> list[FusedResult | RowFailed]:
-        asked, adapters = [row.propose for row in rows], self._adapters.of(rows)
+        asked, adapters = [row.propose for row in rows], [row.adapter for row in rows]
         tails = draft._tails(asked)
         stride = max(1, *(max(row.propose.k, len(row.copied)) for row in rows))
         counts = ints([len(row.copied) or row.propose.k for row in rows])
@@ -231,9 +223,9 @@ class NativeRunner:
         return [sized(result, self.shapes, widths, seconds.value) for result in results]
 
 
-def _fed(rows: Sequence[VerifyRow], adapters: Sequence[int]) -> RowBatch:
+def _fed(rows: Sequence[VerifyRow]) -> RowBatch:
     tokens = [(row.last_token, *row.draft) for row in rows]
-    return RowBatch([r.slot for r in rows], [r.position for r in rows], tokens, adapters)
+    return RowBatch([r.slot for r in rows], [r.position for r in rows], tokens, [r.adapter for r in rows])
 
 
 def _verdict(said: Ints, begin: int, accepted: int) -> Verdict | RowFailed:

@@ -113,15 +113,13 @@ class NativeSteps:
         """Feeds rows of any lengths. Returns float32 logits [n, outputs].
 
         `wants`: 2 for the logits of all tokens, 1 for each row's last token, 0 for none (returns None). `adapters`: the
-        numbers of the rows' adapters, 0 for none. Raises ValueError if there are more than `most_tokens` tokens.
+        numbers of the rows' adapters, 0 for none. Raises OutOfBounds, and feeds nothing then.
         """
         return self.feed_batch(RowBatch(slots, starts, tokens, adapters), wants)
 
     def feed_batch(self, batch: RowBatch, wants: int) -> NDArray[np.float32] | None:
         """Like `feed`."""
         count = (0, int(batch.rows.count), int(batch.begins[-1]))[wants]
-        if int(batch.begins[-1]) > self.most_tokens:
-            raise ValueError(f"a step of {int(batch.begins[-1])} tokens is above {self.most_tokens}")
         logits = np.empty((count, self.outputs), dtype=np.float32) if count else None
         self.library.tandem_feed(self.handle, ctypes.byref(batch.rows), wants, pointer(logits, c_float))
         return logits
@@ -190,7 +188,7 @@ class NativeSteps:
     def done(self, failed: int) -> None:
         """Raises NotNative if packing failed."""
         if failed:
-            raise NotNative(_FAILED[failed])
+            raise NotNative(_FAILED.get(failed, "a layer that the model does not have"))
 
 
 def check_rope(rope: Mapping[str, Any]) -> None:

@@ -65,9 +65,9 @@ class NxdiAdapters:
         self._places: dict[int, int] = {0: 0}
 
     @property
-    def refusal(self) -> str:
-        """Why there can be none; empty if there can."""
-        return "" if self._built else "NxD Inference holds those that --adapters names at start, and it names none"
+    def there(self) -> bool:
+        """Whether there can be any."""
+        return bool(self._built)
 
     def put(self, number: int, adapter: Adapter) -> None:
         """Like TakesAdapters.put_adapter, for one that was compiled in. Raises ValueError for any other."""

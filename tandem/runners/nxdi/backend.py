@@ -21,6 +21,7 @@ from tandem.runners.protocol import Runner
 from tandem.runners.startup import Startup
 
 VISIBLE_CORES = "NEURON_RT_VISIBLE_CORES"
+BESIDE = "draft: with NxD Inference a head drafts in one graph with its target: fused_target --draft model --eagle"
 
 
 class NxdiBackend:
@@ -82,14 +83,12 @@ class NxdiBackend:
         return is_head(Path(checkpoint.folder))
 
     def load_head(self, checkpoint: Checkpoint, target: Runner, request: LoadRequest, startup: Startup) -> Runner:
-        raise ValueError(
-            "draft: EAGLE-3 heads are not served by NxD Inference here, but EAGLE-1 heads are: --draft model --eagle"
-        )
+        raise ValueError(BESIDE)
 
     def load_remote_head(
         self, checkpoint: Checkpoint, target: Checkpoint, request: LoadRequest, startup: Startup
     ) -> Runner:
-        raise ValueError("draft: EAGLE-3 heads are not served by NxD Inference here")
+        raise ValueError(BESIDE)
 
     def fuses(self, request: LoadRequest) -> bool:
         return _settings(request).pair != "apart"

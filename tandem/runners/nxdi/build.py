@@ -10,7 +10,7 @@ from typing import Any
 
 from tandem.checkpoints.adapters import Adapter
 from tandem.runners.nxdi.adapters import lora_config
-from tandem.runners.nxdi.refusals import refuse_broken
+from tandem.runners.nxdi.refusals import EAGLE3_NEEDS, refuse_broken
 from tandem.runners.nxdi.settings import OURS, NxdiSettings
 
 TILE = 128  # KV caches of fused models are stored in tiles of so many positions where the length allows it
@@ -26,13 +26,17 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class BuildRequest:
-    """What Tandem's flags ask for. `max_draft`: draft tokens a round. `dtype`: None is the checkpoint's own."""
+    """What Tandem's flags ask for. `max_draft`: draft tokens a round. `dtype`: None is the checkpoint's own.
+
+    `eagle3`: the draft is a head of EAGLE-3; with `NxdiSettings.eagle` alone it is one of EAGLE-1.
+    """
 
     kind: Kind
     slots: int
     max_length: int
     max_draft: int
     dtype: str | None = None
+    eagle3: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,8 @@ def _fields(request: BuildRequest, settings: NxdiSettings) -> dict[str, Any]:
     }
     if request.dtype:
         ours["torch_dtype"] = request.dtype
+    if request.eagle3:
+        ours["is_eagle3"] = True
     for name, flag in OURS.items():
         if name in given and given[name] != ours.get(name):
             raise ValueError(
@@ -124,6 +130,9 @@ def _fields(request: BuildRequest, settings: NxdiSettings) -> dict[str, Any]:
             )
     fields = given | ours
     fields.setdefault("padding_side", "right")
+    if request.eagle3:
+        for name in EAGLE3_NEEDS:
+            fields.setdefault(name, True)
     _as_argmax(fields)
     _lengths(fields, request, span)
     if request.kind is Kind.FUSED:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tandem.checkpoints.json_files import read_object
 from tandem.checkpoints.locate import Checkpoint, CheckpointError
 
 # Text models of NxDI 0.9 (utils/constants.py MODEL_TYPES) that keep every position; gemma3 and gpt_oss roll caches.
@@ -48,17 +48,32 @@ def facts(checkpoint: Checkpoint, max_length: int) -> ModelFacts:
     folder = Path(checkpoint.folder)
     if checkpoint.gguf is not None:
         raise CheckpointError(f"{folder / checkpoint.gguf}: nxdi reads Hugging Face folders (safetensors), not GGUF")
-    text = (folder / "config.json").read_bytes()
-    config = json.loads(text)
+    config = _fields(folder / "config.json")
     kind = str(config.get("model_type"))
     if kind not in FAMILIES:
         raise CheckpointError(f"{folder}: NxD Inference has no text model {kind!r}; it has {', '.join(FAMILIES)}")
-    inner = config.get("text_config") or config
+    inner = text_config(folder)
     _check_length(inner, max_length)
     dtype = inner.get("dtype") or inner.get("torch_dtype") or "bfloat16"
-    vocab_size = int(inner["vocab_size"])
-    digest = hashlib.sha256(text).hexdigest()[:16]
-    return ModelFacts(str(folder), kind, vocab_size, str(dtype), _end_ids(folder, inner), digest)
+    digest = hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()[:16]
+    return ModelFacts(str(folder), kind, inner["vocab_size"], str(dtype), _end_ids(folder, inner), digest)
+
+
+def text_config(folder: Path) -> dict[str, Any]:
+    """The configuration of the text model in a folder, which has a vocab_size. Raises CheckpointError."""
+    file = folder / "config.json"
+    config = _fields(file)
+    inner = config.get("text_config") or config
+    if not isinstance(inner, dict) or type(inner.get("vocab_size")) is not int:
+        raise CheckpointError(f"{file}: has no vocab_size that is a number")
+    return inner
+
+
+def _fields(file: Path) -> dict[str, Any]:
+    try:
+        return read_object(file)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file}: {error}") from None
 
 
 def older_rope(folder: str) -> dict[str, Any]:
@@ -68,7 +83,7 @@ def older_rope(folder: str) -> dict[str, Any]:
     Raises CheckpointError if the file has one for each kind of layer.
     """
     file = Path(folder) / "config.json"
-    config = json.loads(file.read_text(encoding="utf-8"))
+    config = _fields(file)
     written = config.get("rope_parameters")
     if not written or "rope_theta" in config:
         return {}
@@ -93,6 +108,6 @@ def _check_length(config: dict[str, Any], max_length: int) -> None:
 
 def _end_ids(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
     file = folder / "generation_config.json"
-    generation = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    generation = _fields(file) if file.is_file() else {}
     ends = generation.get("eos_token_id", config.get("eos_token_id"))
     return () if ends is None else tuple(ends) if isinstance(ends, list) else (int(ends),)

@@ -7,11 +7,11 @@ fewer gets the first of them, which are the target's greedy tokens in any case. 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
-from tandem.runners.nxdi.lines import LineError, Window
+from tandem.runners.capabilities import Capabilities, Trait
+from tandem.runners.nxdi.lines import LineError
 from tandem.runners.nxdi.runner import Array, NxdiRunner, StepOutput
 from tandem.runners.protocol import (
     FusedResult,
@@ -53,8 +53,10 @@ class FusedRunner(NxdiRunner):
             except LineError as error:
                 results[r] = RowFailed(str(error))
                 continue
-            if not p.sampling.greedy:
-                results[r] = RowFailed(f"temperature: {p.sampling.temperature}: a fused NxDI model decodes greedily")
+            if not p.request.sampling.greedy:
+                results[r] = RowFailed(
+                    f"temperature: {p.request.sampling.temperature}: a fused NxDI model decodes greedily"
+                )
             elif p.position == 0:
                 (outputs,) = self.feed_first(p.slot, p.tail[-1])
                 results[r] = FusedResult(Proposal(()), Verdict((int(outputs),), 0))
@@ -71,7 +73,7 @@ class FusedRunner(NxdiRunner):
         """Feeds the first token of a line; returns the id of the next one, [1]."""
         return self._after_first(line, token)
 
-    def predicted(self, answer: StepOutput, line: int, window: Window) -> Array:
+    def predicted(self, answer: StepOutput, line: int, window: slice) -> Array:
         """The token after the fed one, [1]: the first accepted."""
         assert answer.tokens is not None
         return np.asarray(answer.tokens[line, :1])
@@ -95,7 +97,8 @@ class FusedDraft:
     """The pair's draft; the pair's own calls fill its cache."""
 
     def __init__(self, pair: FusedRunner, identity: RunnerIdentity) -> None:
-        self.pair, self.identity = pair, replace(identity, fused_only=True)
+        self.pair, self.identity = pair, identity
+        self.capabilities = Capabilities(frozenset({Trait.NXD_INFERENCE, Trait.ONE_GRAPH}))
 
     @property
     def limits(self) -> Limits:

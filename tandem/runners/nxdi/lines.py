@@ -37,14 +37,6 @@ class ForwardCall:
     adapters: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """A row's place in a call: `count` tokens from `column` on."""
-
-    column: int
-    count: int
-
-
 class LineError(ValueError):
     """A row does not fit its line."""
 
@@ -103,8 +95,8 @@ class Lines:
 
     def step(
         self, rows: Mapping[int, tuple[int, Ids]], mask_length: int | None
-    ) -> tuple[ForwardCall, dict[int, Window]]:
-        """A decode call of every line, and where each row's tokens are in it.
+    ) -> tuple[ForwardCall, dict[int, slice]]:
+        """A decode call of every line, and the columns of each row's tokens in it.
 
         `rows`: line to (position, tokens). `mask_length`: None for the largest. Raises LineError.
         """
@@ -117,7 +109,7 @@ class Lines:
                 if begin < start and width == 1:
                     raise LineError(f"position {start} of line {line}: a fused step has no room for its drafts")
                 fed = [*self.held[line][begin:start], *tokens]
-                windows[line] = Window(start - begin, len(tokens))
+                windows[line] = slice(start - begin, start - begin + len(tokens))
             else:
                 begin = max(1, min(len(self.held[line]), self.layout.capacity - self.layout.span))
                 fed = self.held[line][begin : begin + width]

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tandem.checkpoints.eagle1 import check_grafted
+from tandem.checkpoints.eagle_heads import check_completed
 from tandem.checkpoints.head_config import is_head
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, weights_revision
 from tandem.runners.nxdi.adapters import NxdiAdapters, read_adapters
 from tandem.runners.nxdi.artifacts import CompiledFolder, compiled
 from tandem.runners.nxdi.availability import require_nxdi, versions
 from tandem.runners.nxdi.build import Build, BuildRequest, Kind, plan_build
-from tandem.runners.nxdi.checkpoint import ModelFacts, facts
+from tandem.runners.nxdi.checkpoint import ModelFacts, facts, text_config
 from tandem.runners.nxdi.fused import FusedDraft, FusedRunner
 from tandem.runners.nxdi.runner import NxdiRunner
 from tandem.runners.nxdi.settings import NxdiSettings
@@ -23,7 +23,7 @@ from tandem.runners.protocol import Limits, Runner, RunnerIdentity
 
 if TYPE_CHECKING:
     from tandem.runners.loading import Execution, Shape
-    from tandem.runners.nxdi.sdk import Application, Source
+    from tandem.runners.nxdi.sdk import Application
 
 Start = Callable[[Build, ModelFacts, ModelFacts | None, CompiledFolder], "Application"]
 
@@ -60,7 +60,7 @@ def compile_nxdi(
     from tandem.runners.nxdi.sdk import compile_only
 
     build, own, wanted = _planned(checkpoint, execution, shape, settings, verifies)
-    return _kept(wanted, compile_only(build, _source_of(own), None, wanted))
+    return _kept(wanted, compile_only(build, own, None, wanted))
 
 
 def compile_nxdi_pair(
@@ -70,7 +70,7 @@ def compile_nxdi_pair(
     from tandem.runners.nxdi.sdk import compile_only
 
     build, own, other, wanted = _planned_pair(target, draft, execution, shape, settings)
-    return _kept(wanted, compile_only(build, _source_of(own), _source_of(other), wanted))
+    return _kept(wanted, compile_only(build, own, other, wanted))
 
 
 def _kept(wanted: CompiledFolder, compiled_now: bool) -> str:
@@ -94,8 +94,14 @@ def _planned(
 def _planned_pair(
     target: Checkpoint, draft: Checkpoint, execution: Execution, shape: Shape, settings: NxdiSettings
 ) -> tuple[Build, ModelFacts, ModelFacts, CompiledFolder]:
-    build = plan_build(_request(Kind.FUSED, execution, shape), settings, read_adapters(settings.adapters))
-    _check_head(target, draft, build)
+    eagle3 = is_head(Path(draft.folder))
+    if eagle3 and not settings.eagle:
+        raise CheckpointError(f"{draft.folder}: an EAGLE-3 head: with NxD Inference it drafts by --draft model --eagle")
+    request = replace(_request(Kind.FUSED, execution, shape), eagle3=eagle3)
+    build = plan_build(request, settings, read_adapters(settings.adapters))
+    if build.eagle:
+        normed = bool((build.draft or {}).get("enable_eagle_draft_input_norm"))
+        check_completed(Path(draft.folder), text_config(Path(target.folder)), normed)
     own, other = facts(target, build.max_length), facts(draft, build.max_length)
     if own.vocab_size != other.vocab_size:
         raise CheckpointError(
@@ -104,34 +110,12 @@ def _planned_pair(
     return build, own, other, _wanted(build, target, own, (draft, other), settings)
 
 
-def _check_head(target: Checkpoint, draft: Checkpoint, build: Build) -> None:
-    """Raises CheckpointError unless the draft is an EAGLE-1 head that fits where one is asked for, and else none."""
-    folder = Path(draft.folder)
-    if is_head(folder):
-        raise CheckpointError(
-            f"{folder}: an EAGLE-3 head, and NxD Inference serves EAGLE-1 heads alone here: --draft model --eagle"
-        )
-    if build.eagle:
-        if (kind := facts(draft, build.max_length).model_type) != "llama":
-            raise CheckpointError(f"{folder}: model_type: {kind!r}: NxD Inference's EAGLE-1 heads are llama")
-        config = json.loads((Path(target.folder) / "config.json").read_text(encoding="utf-8"))
-        inner = config.get("text_config") or config
-        normed = bool((build.draft or {}).get("enable_eagle_draft_input_norm"))
-        check_grafted(folder, inner.get("hidden_size"), int(inner["vocab_size"]), normed)
-
-
 def start_on_device(build: Build, target: ModelFacts, draft: ModelFacts | None, wanted: CompiledFolder) -> Application:
     """Imports NxD Inference, compiles if necessary, loads. Raises ValueError if it is not installed."""
     require_nxdi()
     from tandem.runners.nxdi.sdk import start
 
-    return start(build, _source_of(target), None if draft is None else _source_of(draft), wanted)
-
-
-def _source_of(facts: ModelFacts) -> Source:
-    from tandem.runners.nxdi.sdk import Source
-
-    return Source(facts.folder, facts.model_type)
+    return start(build, target, draft, wanted)
 
 
 def _request(kind: Kind, execution: Execution, shape: Shape) -> BuildRequest:

@@ -60,6 +60,7 @@ ARGMAX = {
     "sampling_dp_degree": 1,
 }
 """Fields of the sampler, with the values that an argmax has."""
+EAGLE3_NEEDS = ("sequence_parallel_enabled", "enable_eagle_draft_input_norm")
 DTYPES = ("int8", "f8e4m3", "f8e4m3fn", "f8e5m2")
 TYPES = ("per_tensor_symmetric", "per_channel_symmetric")
 
@@ -178,9 +179,25 @@ RULES: tuple[Rule, ...] = (
     (
         "token_tree_config",
         lambda c: c.get("token_tree_config"),
-        "a token tree is not a sequence of drafts; EAGLE1 runs flat here",
+        "a token tree is not a sequence of drafts; EAGLE heads run flat here",
     ),
-    ("is_eagle3", lambda c: c.get("is_eagle3"), "only EAGLE1 is driven by this backend (--eagle)"),
+    (
+        "sequence_parallel_enabled, enable_eagle_draft_input_norm",
+        lambda c: c.get("is_eagle3") and not all(c.get(name) for name in EAGLE3_NEEDS),
+        "an EAGLE-3 head needs both: without the first, context encoding drops the state that its logits are of "
+        "(model_base.py); without the second, the head's inputs are not normed (modeling_llama.py)",
+    ),
+    (
+        "windowed_context_encoding_size",
+        lambda c: c.get("windowed_context_encoding_size") and c.get("is_eagle3"),
+        "its windows keep the states of one layer, and an EAGLE-3 head reads three (model_base.py)",
+    ),
+    (
+        "context_encoding_buckets",
+        lambda c: c.get("sequence_parallel_enabled") and any(n % c["tp_degree"] for n in _context_buckets(c)),
+        "sequence_parallel_enabled divides prompts among tp_degree cores, and a bucket is not a multiple of it "
+        "(mappings.py)",
+    ),
     (
         "allow_input_truncation",
         lambda c: c.get("allow_input_truncation"),

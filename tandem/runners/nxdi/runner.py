@@ -9,15 +9,16 @@ import functools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tandem.checkpoints.adapters import Adapter
+from tandem.runners.capabilities import Capabilities, No, Trait
 from tandem.runners.nxdi.adapters import NxdiAdapters
 from tandem.runners.nxdi.build import Layout
-from tandem.runners.nxdi.lines import ForwardCall, LineError, Lines, Window
+from tandem.runners.nxdi.lines import LineError, Lines
 from tandem.runners.protocol import (
     FusedStep,
     Limits,
@@ -38,7 +39,11 @@ from tandem.speculation.acceptance import agree
 from tandem.speculation.draws import Drawn
 from tandem.speculation.types import SparseDistribution, Verdict
 
+if TYPE_CHECKING:
+    from tandem.runners.nxdi.sdk import Application
+
 Array = NDArray[Any]
+UNNAMED = No("NxD Inference holds those that --adapters names at start, and it names none")
 UNCHECKED = "not checked: its logits stay on the device; outputs may leave plain decoding's at ties"
 
 
@@ -52,13 +57,6 @@ class StepOutput:
     logits: Array | None
     tokens: Array | None
     counts: Array | None = None
-
-
-class Device(Protocol):
-    """A loaded NxDI application, called from one thread."""
-
-    def run(self, call: ForwardCall) -> StepOutput:
-        """Runs one forward call. Raises RuntimeError if the device fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +77,7 @@ class NxdiRunner:
 
     def __init__(
         self,
-        device: Device,
+        device: Application,
         layout: Layout,
         limits: Limits,
         identity: RunnerIdentity,
@@ -89,7 +87,7 @@ class NxdiRunner:
         adapters: NxdiAdapters | None = None,
     ) -> None:
         self._adapters = adapters or NxdiAdapters()
-        self.device, self.layout, self.limits, self._identity = device, layout, limits, identity
+        self.device, self.layout, self.limits, self.identity = device, layout, limits, identity
         self.lines, self.exact, self.tokens_only = Lines(layout), exact, tokens_only
         self._verifies = verifies
         self.shapes = StepShapes(
@@ -97,13 +95,9 @@ class NxdiRunner:
         )
 
     @property
-    def identity(self) -> RunnerIdentity:
-        return replace(self._identity, greedy_only=self.tokens_only)
-
-    @property
-    def no_adapters(self) -> str:
-        """Like TakesAdapters."""
-        return self._adapters.refusal
+    def capabilities(self) -> Capabilities:
+        traits = {Trait.NXD_INFERENCE, *({Trait.TOKENS_ONLY} if self.tokens_only else ())}
+        return Capabilities(frozenset(traits), adapters=self if self._adapters.there else UNNAMED)
 
     def put_adapter(self, number: int, adapter: Adapter) -> None:
         self._adapters.put(number, adapter)
@@ -194,15 +188,15 @@ class NxdiRunner:
             self.lines.note(line, start, tokens)
         return {line: self.predicted(answer, line, window) for line, window in windows.items()}
 
-    def call(self, rows: dict[int, tuple[int, tuple[int, ...]]]) -> tuple[StepOutput, dict[int, Window]]:
+    def call(self, rows: dict[int, tuple[int, tuple[int, ...]]]) -> tuple[StepOutput, dict[int, slice]]:
         call, windows = self.lines.step(rows, self.shapes.length(self.lines.reach(rows)))
         return self.device.run(call), windows
 
-    def predicted(self, answer: StepOutput, line: int, window: Window) -> Array:
+    def predicted(self, answer: StepOutput, line: int, window: slice) -> Array:
         """A window's logits [tokens, vocabulary], or ids [tokens] if tokens_only."""
         values = answer.tokens if self.tokens_only else answer.logits
         assert values is not None, "the device gave neither logits nor tokens"
-        return np.asarray(values[line, window.column : window.column + window.count])
+        return np.asarray(values[line, window])
 
     def encode(self, line: int, tokens: Sequence[int], adapter: int = 0) -> StepOutput:
         """Encodes tokens from position 0 of a line, which has this adapter from then on."""
@@ -237,9 +231,9 @@ class NxdiRunner:
     def _verify_row(self, row: VerifyRow, outputs: Array) -> Verdict | RowFailed:
         if not self.tokens_only:
             return verdict_or_failure(functools.partial(verify_row, row, lambda i: outputs[i]))
-        if not row.sampling.greedy:
+        if not row.request.sampling.greedy:
             return RowFailed(
-                f"temperature: {row.sampling.temperature}: logits stay on this device, it only decodes greedily"
+                f"temperature: {row.request.sampling.temperature}: logits stay on this device, it only decodes greedily"
             )
         return agree(row.draft, lambda i: Drawn(int(outputs[i]), 0.0))
 

@@ -12,7 +12,6 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import numpy as np
 
 from tandem.runners.nxdi.artifacts import CompiledFolder, ensure
 from tandem.runners.nxdi.build import Build, Kind
-from tandem.runners.nxdi.checkpoint import older_rope
+from tandem.runners.nxdi.checkpoint import ModelFacts, older_rope
 from tandem.runners.nxdi.lines import ForwardCall
 from tandem.runners.nxdi.runner import StepOutput
 
@@ -39,14 +38,6 @@ CLASSES = {
 FP8 = {"XLA_HANDLE_SPECIAL_SCALAR": "1", "UNSAFE_FP8FNCAST": "1"}  # as inference_demo.py sets them
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A checkpoint: its folder and its config.json's model_type."""
-
-    folder: str
-    model_type: str
-
-
 class Application:
     """A loaded NeuronBaseForCausalLM. Its forward keeps state between calls and is not thread-safe.
 
@@ -56,12 +47,12 @@ class Application:
     def __init__(self, module: Any, kind: Kind, adapts: bool = False) -> None:
         from neuronx_distributed_inference.modules.generation.sampling import prepare_sampling_params
 
-        self._module, self._kind, self._params = module, kind, prepare_sampling_params
+        self.module, self._kind, self._params = module, kind, prepare_sampling_params
         self._adapts, self._running = adapts, threading.Lock()
 
     @property
     def dtype(self) -> str:
-        return str(self._module.neuron_config.torch_dtype).removeprefix("torch.")
+        return str(self.module.neuron_config.torch_dtype).removeprefix("torch.")
 
     def run(self, call: ForwardCall) -> StepOutput:
         """Runs one forward call. Raises RuntimeError if the device fails or another thread is inside."""
@@ -74,7 +65,7 @@ class Application:
             more = {"adapter_ids": torch.tensor(call.adapters, dtype=torch.int32)} if self._adapts else {}
             columns, prior = torch.arange(call.mask_length)[None], torch.tensor(call.prior)[:, None]
             with torch.no_grad():
-                output = self._module.forward(
+                output = self.module.forward(
                     input_ids=torch.tensor(call.input_ids, dtype=torch.int64),
                     position_ids=torch.tensor(call.position_ids, dtype=torch.int64),
                     attention_mask=(columns < prior).to(torch.int32),
@@ -101,7 +92,7 @@ class Application:
         return StepOutput(None, ids[:, None] if ids.ndim == 1 else ids)
 
 
-def start(build: Build, target: Source, draft: Source | None, wanted: CompiledFolder) -> Application:
+def start(build: Build, target: ModelFacts, draft: ModelFacts | None, wanted: CompiledFolder) -> Application:
     """Compiles unless already compiled (minutes per bucket), loads the weights and runs every bucket once.
 
     Raises ValueError if NxDI refuses the configuration.
@@ -114,14 +105,14 @@ def start(build: Build, target: Source, draft: Source | None, wanted: CompiledFo
         return Application(application, build.kind, bool(build.adapters))
 
 
-def compile_only(build: Build, target: Source, draft: Source | None, wanted: CompiledFolder) -> bool:
+def compile_only(build: Build, target: ModelFacts, draft: ModelFacts | None, wanted: CompiledFolder) -> bool:
     """Compiles unless already compiled or in the store, and loads nothing; returns whether it compiled."""
     with _own_workdir(wanted.folder):
         application = _open(build, target, draft)
         return ensure(wanted, lambda folder: _compile(application, build, folder))
 
 
-def _open(build: Build, target: Source, draft: Source | None) -> Any:
+def _open(build: Build, target: ModelFacts, draft: ModelFacts | None) -> Any:
     cls = _class(target)
     fields = copy.deepcopy(dict(build.neuron))
     if _is_fp8(fields):
@@ -147,7 +138,7 @@ def _compile(application: Any, build: Build, folder: Path) -> None:
     application.compile(str(folder))
 
 
-def _fused(cls: Any, build: Build, draft: Source) -> Any:
+def _fused(cls: Any, build: Build, draft: ModelFacts) -> Any:
     """The fused configuration, as inference_demo.py builds it, with the draft's own class if families differ."""
     from neuronx_distributed_inference.models.config import FusedSpecNeuronConfig
 
@@ -192,7 +183,7 @@ def _kv_quantization(fields: Mapping[str, Any]) -> Any:
     return nxd.KVQuantizationConfig(**read)
 
 
-def _class(source: Source) -> Any:
+def _class(source: ModelFacts) -> Any:
     module = importlib.import_module(f"{PACKAGE}.models.{source.model_type}.modeling_{source.model_type}")
     return getattr(module, CLASSES[source.model_type])
 

@@ -25,6 +25,7 @@ OURS = {
     "enable_fused_speculation": "role",
     "enable_eagle_speculation": "eagle",
     "is_eagle_draft": "eagle",
+    "is_eagle3": "eagle",
     "tp_degree": "tp_degree",
     "torch_dtype": "dtype",
 }
@@ -36,7 +37,7 @@ class NxdiSettings:
 
     `neuron_config`, and `draft_neuron_config` for the draft of a fused pair: NeuronConfig fields, passed through.
     `compiled_dir`: folder of compiled models; None is the user's cache. `artifacts`: a store of copies of them, which
-    may be S3. `eagle`: the draft is an EAGLE1 head.
+    may be S3. `eagle`: the draft is an EAGLE head.
     `pair`: how a fused_target loads its models. "both": as one graph, which is greedy, and apart for requests that need
     logits; "fused": as the graph alone; "apart": without it. `adapters`: those that a target is compiled with.
     """

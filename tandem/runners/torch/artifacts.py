@@ -53,12 +53,12 @@ class PackageCompiler:
         with contextlib.suppress(PermissionError):  # part of a container image
             os.utime(folder)
         with locked(folder / "lock"):
-            return self._load(path) or self._compile(path, step, tuple(arguments))
+            return self.load(path) or self._compile(path, step, tuple(arguments))
 
     def seal(self) -> None:
         self._sealed = True
 
-    def _load(self, path: Path) -> Graph | None:
+    def load(self, path: Path) -> Graph | None:
         """The graph in the file, or None if it must be compiled."""
         wrong = seal_error(path.with_suffix(".sealed"))
         if wrong is not None:

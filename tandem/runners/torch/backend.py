@@ -16,7 +16,7 @@ from tandem.runners.startup import Startup
 
 
 class TorchBackend:
-    """Loads target and draft one by one; graphs of a pair are made afterwards (`Fuses`)."""
+    """Loads target and draft one by one; graphs of a pair are made afterwards (`Capabilities.fuse`)."""
 
     loads_pairs = False
 

@@ -162,7 +162,7 @@ class GraphModel(TorchModel):
         """SampledProposeModule's noise [batch, k, head] and warping [batch, WARPING], float32."""
         only = None if self.only is None else self.only.cpu().numpy()
         greedy = [warping_of(SamplingParams())] * (batch - len(rows))
-        warping = torch.tensor([*(warping_of(row.sampling) for row in rows), *greedy])
+        warping = torch.tensor([*(warping_of(row.request.sampling) for row in rows), *greedy])
         noise = torch.from_numpy(noise_of(rows, batch, k, self.vocab_size, only))
         return noise.to(self.device), warping.to(self.device)
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
 from tandem.runners.batch_invariance import check_fused_invariance, check_graph_invariance
+from tandem.runners.capabilities import Capabilities, Trait
 from tandem.runners.eagle.features import TargetFeatures
 from tandem.runners.protocol import (
     TAIL,
@@ -49,7 +51,6 @@ from tandem.runners.torch.runner import (
     proposal_of,
     tail_buckets,
 )
-from tandem.speculation.rules import samples_from_its_own
 from tandem.speculation.types import Verdict
 
 CompilerFor = Callable[[str], GraphCompiler]
@@ -59,10 +60,6 @@ class GraphRunner(TorchRunner):
     """Runs one GraphModel. `compiler_for(purpose)` returns the compiler of a model's or a pair's graphs."""
 
     model: GraphModel
-
-    page_bytes = 0
-    """Pages are not copied: nothing but graphs runs on the device, and there is none for it."""
-    no_adapters = "compiled graphs take none: use --compile native or off"
 
     def __init__(
         self,
@@ -81,6 +78,11 @@ class GraphRunner(TorchRunner):
         self._features: TargetFeatures | None = None
 
     @property
+    def capabilities(self) -> Capabilities:
+        own = super().capabilities
+        return replace(own, traits=own.traits | {Trait.GRAPHS}, fuse=self.fuse)
+
+    @property
     def buckets(self) -> Buckets:
         """The shapes that graphs are made for."""
         return self._buckets
@@ -90,7 +92,7 @@ class GraphRunner(TorchRunner):
         return self._compiler_for(purpose)
 
     def hand_out(self, layers: Sequence[int]) -> TargetFeatures:
-        """Like HandsOutFeatures.hand_out; call it before `warm_up`, and afterwards with the same layers.
+        """Like FeaturesOut.hand_out; call it before `warm_up`, and afterwards with the same layers.
 
         A graph's results are fixed when it is made. Raises ValueError if they are fixed already.
         """
@@ -149,7 +151,7 @@ class GraphRunner(TorchRunner):
         if not all(row.plain for row in rows):
             return super()._verdicts(rows)
         _, results = self._verified(rows)
-        return [_verdict(values, self.model.buckets.width) for values in to_host(results)[: len(rows)]]
+        return [verdict_of(values, self.model.buckets.width) for values in to_host(results)[: len(rows)]]
 
     def verify_logits(self, rows: Sequence[VerifyRow]) -> Tensor:
         return self.model.kept(self._verified(rows)[0])
@@ -164,7 +166,7 @@ class GraphRunner(TorchRunner):
         greedy = all(row.plain for row in rows)
         if not k or not (greedy or self.model.platform.only_graphs):
             return super().propose(rows)
-        if any(row.processor or samples_from_its_own(row.rule, row.sampling) for row in rows):
+        if any(row.processor or row.request.drafts_sample for row in rows):
             return self._propose_by_logits(rows, k)
         began = time.perf_counter()
         if greedy:
@@ -232,7 +234,8 @@ def _fused(graph: FusedGraph, target: Runner, draft: Runner, rows: Sequence[Fuse
     return [sized(result, target.shapes, widths, seconds) for result in results]
 
 
-def _verdict(values: list[int], width: int) -> Verdict | RowFailed:
+def verdict_of(values: list[int], width: int) -> Verdict | RowFailed:
+    """Unpacks a row's results: `width` tokens, how many drafts were accepted, and whether the logits are finite."""
     accepted, sound = values[width], values[width + 1]
     if not sound:
         return RowFailed("target logits: no finite largest logit")

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tandem.checkpoints.adapters import Adapter
 from tandem.runners.batch_invariance import check_batch_invariance
+from tandem.runners.capabilities import Capabilities, FeaturesOut, MemoryOnDemand, No, Pages, Trait
 from tandem.runners.eagle.features import TargetFeatures
 from tandem.runners.protocol import (
     TAIL,
@@ -30,7 +31,6 @@ from tandem.runners.protocol import (
     StepShapes,
     VerifyRow,
     draft_next,
-    draft_two,
     verdict_or_failure,
     verify_row,
 )
@@ -39,8 +39,7 @@ from tandem.runners.torch.model import TorchModel
 from tandem.runners.torch.pages import TorchPages, page_bytes, page_format
 from tandem.speculation.acceptance import agree
 from tandem.speculation.draws import BadLogits, Drawn
-from tandem.speculation.logprobs import Logits
-from tandem.speculation.types import SamplingParams, SecondChoice, SparseDistribution, Verdict
+from tandem.speculation.types import Request, SparseDistribution, Verdict
 
 
 class TorchRunner:
@@ -76,31 +75,39 @@ class TorchRunner:
 
     def _propose_once(self, batches: Sequence[int]) -> None:
         for batch in batches:
-            self.propose([ProposeRow(s, 0, (0,), 2, SamplingParams()) for s in range(batch)])
+            self.propose([ProposeRow(s, 0, (0,), 2, Request()) for s in range(batch)])
 
     @property
-    def page_bytes(self) -> int:
-        """Like CopiesPages; 0 for a draft, whose step shapes nobody checked to have the same bits."""
-        return page_bytes(self.model.slots, self.model.features) if self.shapes.bit_exact else 0
+    def capabilities(self) -> Capabilities:
+        """Nobody checked that a draft's step shapes have the same bits."""
+        model = self.model
+        slots = model.slots
+        traits = {
+            Trait.SHARED: model.ranks > 1,
+            Trait.READ: model.hands_out,
+            Trait.WHOLE_SLOTS: not slots.on_demand,
+            Trait.INEXACT: not self.shapes.bit_exact,
+        }
+        form = page_format(slots, model.ranks, self.limits, torch.get_num_threads())
+        return Capabilities(
+            traits=frozenset(trait for trait, is_one in traits.items() if is_one),
+            pages=Pages(page_bytes(slots, model.features), form, self.page_store),
+            adapters=self,
+            memory_on_demand=MemoryOnDemand(slots.taken(self._widest), self.kv_bytes, self.give_back),
+            features_out=self._features_out(),
+        )
 
-    @property
-    def page_format(self) -> str:
-        return page_format(self.model.slots, self.model.ranks, self.limits, torch.get_num_threads())
+    def _features_out(self) -> FeaturesOut | No:
+        try:
+            return FeaturesOut(self.model.layer_count, self.model.hidden_size, self.hand_out)
+        except ValueError as error:  # a model of another kind
+            return No(str(error).removeprefix("draft: "))
 
     def page_store(self, pages: int) -> TorchPages:
         return TorchPages(self.model.slots, pages, self.model.features)
 
-    @property
-    def reserved_whole(self) -> str:
-        """Like TakesMemoryOnDemand."""
-        return "" if self.model.slots.on_demand else f"its steps on {self.identity.device} need them so"
-
-    @property
-    def spare_bytes(self) -> int:
-        return self.model.slots.taken(self._widest)
-
     def kv_bytes(self, tokens: int) -> int:
-        """Like TakesMemoryOnDemand; the last step's padding may go beyond a sequence."""
+        """Like MemoryOnDemand.kv_bytes; the last step's padding may go beyond a sequence."""
         return self.model.slots.taken(tokens + self._widest)
 
     def give_back(self, slot: int, tokens: int = 0) -> None:
@@ -109,15 +116,6 @@ class TorchRunner:
     @property
     def _widest(self) -> int:
         return self.model.slots.length - self.limits.max_length
-
-    @property
-    def no_adapters(self) -> str:
-        """Like TakesAdapters."""
-        if self.model.hands_out:
-            return "an EAGLE head reads its target's states, and was trained without them"
-        if self.model.ranks > 1:
-            return "processes share the model"
-        return ""
 
     def put_adapter(self, number: int, adapter: Adapter) -> None:
         self.model.adapters.put(number, adapter)
@@ -182,16 +180,8 @@ class TorchRunner:
     def fused_with(self, draft: Runner) -> FusedStep | None:
         return None
 
-    @property
-    def layer_count(self) -> int:
-        return self.model.layer_count
-
-    @property
-    def hidden_size(self) -> int:
-        return self.model.hidden_size
-
     def hand_out(self, layers: Sequence[int]) -> TargetFeatures:
-        """Like HandsOutFeatures.hand_out."""
+        """Like FeaturesOut.hand_out."""
         return self.model.hand_out(layers)
 
     def _forward(
@@ -213,11 +203,10 @@ def _padded(tokens: Sequence[int], width: int) -> list[int]:
 
 
 class DraftedToken(NamedTuple):
-    """A draft token, what it was drawn from if the verifier needs that, and its second choice if it was asked for."""
+    """A draft token, and what it was drawn from if the verifier needs that."""
 
     token: int
     distribution: SparseDistribution | None = None
-    choice: SecondChoice | None = None
 
 
 class DraftVocabulary(Protocol):
@@ -234,24 +223,16 @@ def draft_each(
     model: DraftVocabulary, rows: Sequence[ProposeRow], logits: Tensor, drafts: Sequence[Sequence[DraftedToken]]
 ) -> list[DraftedToken]:
     """The next draft token of every row after those of its draft, and what it was drawn from."""
-    if all(row.plain and not row.chooses for row in rows):
+    if all(row.plain for row in rows):
         return [DraftedToken(token) for token in model.tokens_of(logits.argmax(-1)).tolist()]
     host = model.widened(logits).cpu().numpy()
-    return [_drafted(row, host[r], [each.token for each in drafts[r]]) for r, row in enumerate(rows)]
-
-
-def _drafted(row: ProposeRow, logits: Logits, drafted: Sequence[int]) -> DraftedToken:
-    if not row.chooses:
-        return DraftedToken(*draft_next(row, logits, drafted))
-    token, choice = draft_two(row, logits, drafted)
-    return DraftedToken(token, choice=choice)
+    return [DraftedToken(*draft_next(row, host[r], [each.token for each in drafts[r]])) for r, row in enumerate(rows)]
 
 
 def proposal_of(drafted: Sequence[DraftedToken], seconds: float) -> Proposal:
     """The proposal of one row's draft tokens."""
     sent = tuple(each.distribution for each in drafted if each.distribution is not None)
-    choices = tuple(each.choice for each in drafted) if any(each.choice for each in drafted) else ()
-    return Proposal(tuple(each.token for each in drafted), seconds, sent, choices)
+    return Proposal(tuple(each.token for each in drafted), seconds, sent)
 
 
 def _verdicts_greedy(rows: Sequence[VerifyRow], logits: Tensor) -> list[Verdict | RowFailed]:

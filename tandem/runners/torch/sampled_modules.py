@@ -96,8 +96,8 @@ def noise_of(
     """
     noise = np.zeros((batch, k, vocab_size if only is None else len(only)), dtype=np.float32)
     for r, row in enumerate(rows):
-        if not row.sampling.greedy:
+        if not row.request.sampling.greedy:
             for i in range(min(k, row.k)):
-                raw = words(row.sampling.seed, row.position + 1 + i, vocab_size)
+                raw = words(row.request.sampling.seed, row.position + 1 + i, vocab_size)
                 noise[r, i] = gumbel(raw if only is None else raw[only])
     return noise

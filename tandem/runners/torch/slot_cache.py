@@ -9,7 +9,7 @@ are data, so a graph always gathers (`GatheredSlots`).
 
 With tensor parallelism each rank holds its share of the heads.
 
-On the CPU the memory of eager steps is taken on demand (tandem/runners/kv_memory.py): a slot's positions of a head are
+On the CPU the memory of eager steps is taken on demand (`MemoryOnDemand`): a slot's positions of a head are
 whole pages, `stride` positions of them.
 """
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from tandem.runners.capabilities import Capabilities, No, Trait
 from tandem.runners.protocol import (
     FusedResult,
     FusedRow,
     FusedStep,
-    Fuses,
     Limits,
     PrefillRow,
     Proposal,
@@ -132,6 +132,12 @@ class Leader:
     def shapes(self) -> StepShapes:
         return self.runner.shapes
 
+    @property
+    def capabilities(self) -> Capabilities:
+        own = self.runner.capabilities
+        fuse = own.fuse if isinstance(own.fuse, No) else self.fuse
+        return replace(own, traits=own.traits | {Trait.SHARED}, fuse=fuse)
+
     def warm_up(self, startup: Startup | None = None) -> None:
         """Warms up; every rank runs the same steps by itself."""
         self.runner.warm_up(startup)
@@ -150,8 +156,9 @@ class Leader:
 
     def fuse(self, draft: Runner, startup: Startup) -> None:
         """Makes the pair's graph; every rank does so by itself."""
-        if isinstance(self.runner, Fuses) and isinstance(draft, Leader):
-            self.runner.fuse(draft.runner, startup)
+        fuse = self.runner.capabilities.fuse
+        if isinstance(draft, Leader) and not isinstance(fuse, No):
+            fuse(draft.runner, startup)
 
     def fused_with(self, draft: Runner) -> FusedStep | None:
         step = self.runner.fused_with(draft.runner) if isinstance(draft, Leader) else None

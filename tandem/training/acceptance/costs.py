@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tandem.comparison.analysis.metrics import ratio
 from tandem.engine.batcher import Batcher
 from tandem.runners.protocol import PrefillRow, ProposeRow, Runner, VerifyRow
-from tandem.speculation.types import SamplingParams
+from tandem.speculation.types import Request, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,10 @@ def _measure(
     repeats: int,
     adapters: tuple[int, int],
 ) -> PairCosts:
-    verifies, drafted = adapters
+    (verifies, drafted), request = adapters, Request(sampling)
     tokens = tuple(i % target.limits.vocab_size for i in range(context))
     steps: dict[int, Callable[[], object]] = {
-        k: _verify_step(target, VerifyRow(0, context - 1, tokens[-1], tokens[:k], sampling, adapter=verifies))
+        k: _verify_step(target, VerifyRow(0, context - 1, tokens[-1], tokens[:k], request, adapter=verifies))
         for k in range(longest + 1)
     }
     _prefill(target, tokens, verifies)
@@ -76,7 +76,7 @@ def _measure(
     if draft:
         _prefill(draft, tokens, drafted)
         drafts = {
-            k: _propose_step(draft, ProposeRow(0, context - 1, tokens[-2:], k, sampling, adapter=drafted))
+            k: _propose_step(draft, ProposeRow(0, context - 1, tokens[-2:], k, request, adapter=drafted))
             for k in range(1, longest + 1)
         }
     named = {**{("verify", k): step for k, step in steps.items()}, **{("propose", k): s for k, s in drafts.items()}}

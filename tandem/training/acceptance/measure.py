@@ -20,7 +20,7 @@ from tandem.engine.model_drafter import ModelDrafter
 from tandem.speculation.drafters import Drafter, NgramDrafter
 from tandem.speculation.hybrid import HybridDrafter
 from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
-from tandem.speculation.types import Chunk, GenerationRequest, SamplingParams, SpeculationStats
+from tandem.speculation.types import Chunk, GenerationRequest, Request, SamplingParams, SpeculationStats
 from tandem.training.acceptance.costs import PairCosts, measure_costs
 from tandem.training.acceptance.replay import Agreement, Continuation, MemoizedDrafter, agreement, replay
 
@@ -217,7 +217,8 @@ async def _replay_all(
     policies: dict[tuple[str, int], LookupPolicy] = defaultdict(LookupPolicy)
     for number, one in enumerate(continuations, 1):
         show(f"replaying the drafters ({number} of {len(continuations)})")
-        inner = ModelDrafter(draft.engine, vocab_size, adapter=config.adapter) if draft else None
+        request = Request(one.sampling, adapter=config.adapter)
+        inner = ModelDrafter(draft.engine, request, vocab_size) if draft else None
         model = MemoizedDrafter(inner, one, longest) if inner else None
         try:
             for name, drafter in _drafters(model).items():

@@ -34,7 +34,7 @@ class RecordedTarget:
     def __init__(self, continuation: Continuation) -> None:
         self._continuation = continuation
 
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+    async def open(self, prompt: Sequence[int]) -> None:
         """Does nothing."""
 
     async def verify(
@@ -61,9 +61,9 @@ class MemoizedDrafter:
         self._opened = False
         self.asked = 0
 
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+    async def open(self, prompt: Sequence[int]) -> None:
         if not self._opened:
-            await self._inner.open(prompt, sampling)
+            await self._inner.open(prompt)
             self._opened = True
 
     async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
@@ -85,7 +85,7 @@ async def replay(drafter: Drafter, continuation: Continuation, k: int) -> Specul
     stats = SpeculationStats()
     stopping = Stopping(StopRules(max_new_tokens=len(continuation.answer)), NoText())
     rounds = DraftThenVerify(RecordedTarget(continuation), drafter)
-    async for _ in speculate(continuation.prompt, continuation.sampling, FixedLength(k), rounds, stopping, stats):
+    async for _ in speculate(continuation.prompt, FixedLength(k), rounds, stopping, stats):
         pass
     return stats
 
@@ -102,7 +102,7 @@ class Agreement:
 async def agreement(drafter: Drafter, continuation: Continuation) -> Agreement:
     """Compares the drafter's next token with the target's at every position of the continuation."""
     agreed = proposed = 0
-    await drafter.open(continuation.prompt, continuation.sampling)
+    await drafter.open(continuation.prompt)
     try:
         text = list(continuation.prompt)
         for token in continuation.answer:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
+
+from tandem.training.card import markdown_table
 
 
 def head_card(found: Sequence[dict[str, Any]], training: dict[str, Any]) -> str:
@@ -11,12 +13,6 @@ def head_card(found: Sequence[dict[str, Any]], training: dict[str, Any]) -> str:
     return "\n".join(
         (_front(found[0]), _made_from(training), _held_out(training), *map(_rounds, found), _limits(training))
     )
-
-
-def _table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    head = list(head)
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *([str(cell) for cell in row] for row in rows)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 _LICENCES = {"SmolLM2-135M-Instruct": "license: apache-2.0\n"}
@@ -66,7 +62,7 @@ def _held_out(training: dict[str, Any]) -> str:
 Share of drafts whose first 1, 2, ... tokens are all what the target says, on continuations of prompts that were held
 out, without rounds:
 
-{_table(["kind", *(str(i + 1) for i in range(longest))], rows)}"""
+{markdown_table(["kind", *(str(i + 1) for i in range(longest))], rows)}"""
 
 
 def _rounds(found: dict[str, Any]) -> str:
@@ -80,7 +76,7 @@ def _rounds(found: dict[str, Any]) -> str:
 Built-in prompts, none used in training; {found["dtype"]} on {found["device"]}. Draft token i accepted, of the rounds
 that had one, and tokens per round (the target's own included):
 
-{_table(["kind", "tokens", *(str(i + 1) for i in range(found["k"])), "tokens per round"], rows)}"""
+{markdown_table(["kind", "tokens", *(str(i + 1) for i in range(found["k"])), "tokens per round"], rows)}"""
 
 
 def _limits(training: dict[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,8 +13,8 @@ from torch import Tensor
 
 from tandem.training.heads.features import FeatureFolder, FeatureTarget
 from tandem.training.heads.settings import HeadTrainConfig
-from tandem.training.settings import HELD_OUT
 from tandem.training.shards import ShardFolder, TrainingSequence, split
+from tandem.training.train import held_out_prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +127,6 @@ def _held_out(everything: Sequence[Placed], config: HeadTrainConfig) -> set[byte
     kinds = {one.sequence.kind for one in everything}
     if unknown := sorted(set(config.held_out_kinds) - kinds):
         raise ValueError(f"held-out-kinds: the data has no {', '.join(unknown)}, only {', '.join(sorted(kinds))}")
-    prompts = {one.sequence.prompt.tobytes() for one in everything}
-    chosen = sorted(prompts, key=lambda p: (zlib.crc32(p), p))[: -(-len(prompts) // HELD_OUT)]
+    chosen = held_out_prompts({one.sequence.prompt.tobytes() for one in everything})
     of_kinds = {one.sequence.prompt.tobytes() for one in everything if one.sequence.kind in config.held_out_kinds}
     return {*chosen, *of_kinds}

@@ -25,7 +25,7 @@ from tandem.engine.loading import load_pair
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.runners.loading import Execution, Shape
 from tandem.speculation.types import Chunk, GenerationRequest, SamplingParams, SpeculationStats
-from tandem.training.evaluate import temperatures
+from tandem.training.evaluate import temperatures, training_of
 from tandem.training.heads.card import head_card
 
 ALL = "all"
@@ -84,7 +84,7 @@ async def evaluate(config: HeadEvaluation, show: Callable[[str], None]) -> list[
 
     Raises ValueError.
     """
-    training = json.loads(_training_file(config.head).read_text())
+    training = training_of(config.head)
     found: list[dict[str, Any]] = []
     async with _generator(config) as generator:
         for temperature in config.temperatures:
@@ -93,13 +93,6 @@ async def evaluate(config: HeadEvaluation, show: Callable[[str], None]) -> list[
             (config.head / "acceptance.json").write_text(json.dumps(found, indent=1) + "\n")
     (config.head / "README.md").write_text(head_card(found, training))
     return found
-
-
-def _training_file(folder: Path) -> Path:
-    file = folder / "training.json"
-    if not file.is_file():
-        raise ValueError(f"{file}: missing; tandem.training.heads.train writes it")
-    return file
 
 
 @asynccontextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -11,11 +12,11 @@ from torch import Tensor
 from tandem.runners.eagle.module import EagleHead
 from tandem.training.heads.data import HeadData, Placed
 from tandem.training.heads.loss import StepLoss, make_head_batch, step_losses
-from tandem.training.heads.resumable import ResumableTraining
 from tandem.training.heads.settings import HeadTrainConfig
+from tandem.training.loop import Resumable
 
 
-class HeadTraining(ResumableTraining):
+class HeadTraining(Resumable):
     """Trains an EAGLE-3 head. embedding: the target's, which stays as it is; on the head's device."""
 
     def __init__(
@@ -27,15 +28,41 @@ class HeadTraining(ResumableTraining):
         total: int,
         show: Callable[[str], None],
     ) -> None:
-        super().__init__(config, head, data, total, show, config.weight_decay)
-        self.config, self.head, self.embedding = config, head, embedding
+        self.config, self.head, self.embedding, self.data = config, head, embedding, data
+        optimizer = torch.optim.AdamW(
+            head.parameters(), lr=config.rate, betas=(0.9, 0.95), weight_decay=config.weight_decay
+        )
+        super().__init__(config, head, optimizer, total, show)
 
-    def loss_of(self, placed: list[Placed]) -> tuple[Tensor, Callable[[], str]]:
+    def run(self) -> float:
+        """Trains to the last step; returns the seconds that it took, including runs before an interruption."""
+        self.head.train()
+        for group in self.groups([one.sequence for one in self.data.train]):
+            self.train_group(group)
+        self.head.eval()
+        return self.seconds
+
+    def train_group(self, group: list[int]) -> None:
+        """One step, on the samples of a batch."""
+        began = time.monotonic()
+        self.set_rate()
+        losses = self._losses([self.data.train[i] for i in group])
+        loss = torch.stack([self.config.decay**i * one.loss for i, one in enumerate(losses)]).sum()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.head.parameters(), 0.5)
+        self.optimizer.step()
+        self.count(began)
+        if self.step % 50 == 0 or self.step == self.total:
+            described = _described(losses)
+            self.show(f"step {self.step:,} of {self.total:,}: {described}, {self.minutes_left:.0f} min left")
+        if self.due:
+            self.save()
+
+    def _losses(self, placed: list[Placed]) -> list[StepLoss]:
         with working_in(self.device):
             batch = make_head_batch(self.data.with_features(placed), self.device)
-            losses = step_losses(self.head, self.embedding, batch, self.config.steps, self.config.hard)
-        weighted = [self.config.decay**i * one.loss for i, one in enumerate(losses)]
-        return torch.stack(weighted).sum(), lambda: _described(losses)
+            return step_losses(self.head, self.embedding, batch, self.config.steps, self.config.hard)
 
 
 def _described(losses: Sequence[StepLoss]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tandem.comparison.report.head_line import head_line
+from tandem.comparison.report.statements import notes
 
 
 def figures(rate: float, length: float, down: float | None, drafted: int = 9) -> dict[str, Any]:
@@ -20,13 +20,13 @@ def figures(rate: float, length: float, down: float | None, drafted: int = 9) ->
 
 def test_acceptance_gained_stands_against_bytes_paid() -> None:
     found = {"distributed": figures(0.5, 2.0, 20.0), "distributed_head": figures(0.7, 2.5, 3520.0)}
-    assert head_line(found) == (
+    assert notes(found) == [
         "head against draft model: accepted 0.700 against 0.500, 2.50 against 2.00 tokens a round (+0.50), for 3,520"
-        " bytes a token down instead of 20: 7,000 bytes a token for each token more in a round"
-    )
+        " bytes a token down instead of 20: 7,000 bytes a token for each token more in a round."
+    ]
     found["distributed"] = figures(0.8, 3.0, 20.0)
-    line = head_line(found)
-    assert line is not None and line.endswith("(-0.50), for 3,520 bytes a token down instead of 20")
+    (line,) = notes(found)
+    assert line.endswith("(-0.50), for 3,520 bytes a token down instead of 20.")
 
 
 @pytest.mark.parametrize(
@@ -39,4 +39,4 @@ def test_acceptance_gained_stands_against_bytes_paid() -> None:
     ],
 )
 def test_without_both_sides_nothing_is_said(found: dict[str, Any]) -> None:
-    assert head_line(found) is None
+    assert notes(found) == []

@@ -9,7 +9,7 @@ from itertools import pairwise
 import matplotlib as mpl
 import pytest
 
-from tandem.comparison.report import plots_acceptance, plots_link, plots_load, plots_speedup, plots_time
+from tandem.comparison.report import plots_acceptance, plots_bars, plots_link, plots_requests
 from tandem.comparison.report.figures import FIGURES
 from tandem.comparison.report.images import inline_svg, png
 from tandem.comparison.report.reading import NothingToDraw, typical_prompt
@@ -72,7 +72,7 @@ def test_the_break_even_is_marked_with_its_interval():
 
 
 def test_every_picture_of_an_emulated_link_says_so():
-    for draw in (plots_link.tpot_by_rtt, plots_link.tpot_by_length, plots_time.time_by_cause):
+    for draw in (plots_link.tpot_by_rtt, plots_link.tpot_by_length, plots_bars.time_by_cause):
         assert "emulated" in texts(draw(FULL))
 
 
@@ -85,13 +85,13 @@ def test_the_shown_prompt_is_near_the_median_speedup_and_named():
 
 def test_tokens_arrive_at_ttft_and_then_at_the_gaps():
     record = {"ttft_s": 0.5, "chunk_gaps_s": [0.1, 0.2], "chunk_tokens": [2, 1, 3]}
-    times, tokens = plots_time.arrivals(record)
+    times, tokens = plots_requests.arrivals(record)
     assert times == pytest.approx([0.5, 0.6, 0.8])
     assert tokens == [2, 3, 6]
 
 
 def test_loads_are_drawn_with_their_amount_and_open_loops_apart():
-    drawn = plots_load.latency_by_throughput(FULL)
+    drawn = plots_requests.latency_by_throughput(FULL)
     assert {"1, 4, 8 at once", "0.5, 2 requests/s", "fused", "median TTFT, ms", "median TPOT, ms"} <= set(
         texts(drawn).split(" | ")
     )
@@ -103,7 +103,7 @@ def test_an_architecture_that_completed_nothing_under_load_is_left_out_of_the_pl
     found = copy.deepcopy(FULL)
     for point in found["under_load"]["points"]:
         point["architectures"]["fused"]["mean_output_throughput_token_per_s"] = None
-    assert "fused" not in texts(plots_load.latency_by_throughput(found))
+    assert "fused" not in texts(plots_requests.latency_by_throughput(found))
 
 
 def test_a_failed_architecture_leaves_the_other_bars_standing():
@@ -112,7 +112,7 @@ def test_a_failed_architecture_leaves_the_other_bars_standing():
     of["milliseconds_per_token"] = dict.fromkeys(of["milliseconds_per_token"])
     of["tpot_s"] = dict.fromkeys(of["tpot_s"])
     of["tpot_interval"] = None
-    assert png(plots_time.time_by_cause(found))
+    assert png(plots_bars.time_by_cause(found))
     assert png(plots_link.tpot_by_rtt(found))
 
 
@@ -121,7 +121,7 @@ def test_workloads_without_an_interval_are_drawn_without_one():
     for of in found["conditions"][0]["architectures"].values():
         for workload in of["workloads"].values():
             workload["speedup_interval"] = None
-    assert png(plots_speedup.speedup_by_workload(found))
+    assert png(plots_bars.speedup_by_workload(found))
 
 
 def test_a_single_rule_is_a_single_line():
@@ -175,7 +175,7 @@ def test_a_name_with_dollars_is_text_and_no_formula():
     found = copy.deepcopy(FULL)
     for of in found["conditions"][0]["architectures"].values():
         of["workloads"][r"$\foo$ <b>"] = of["workloads"].pop("code")
-    for draw in (plots_speedup.speedup_by_workload, plots_acceptance.acceptance_by_position):
+    for draw in (plots_bars.speedup_by_workload, plots_acceptance.acceptance_by_position):
         svg = inline_svg(draw(found), "name", "label")
         assert r"$\foo$ &lt;b&gt;" in svg and "<b>" not in svg
 

@@ -8,8 +8,8 @@ import re
 
 import pytest
 
+from benchmarks import screenshot
 from tandem.cli.compare import main
-from tandem.comparison.report import screenshot
 from tandem.comparison.report.html import NO_PLOTS
 from tandem.comparison.report.write import write_report
 from tests.comparison.report.example_comparison import example, minimal

@@ -17,6 +17,7 @@ import os
 import sys
 import types
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +259,33 @@ def eagle_head(folder: Path, target: Path) -> None:
         run_convert(ConvertConfig(published, folder, "eagle", target))
 
 
+def eagle3_head(folder: Path, target: Path) -> None:
+    """An untrained EAGLE-3 head that drafts every second token, in SpecForge's layout; completed by --role convert."""
+    from safetensors.torch import save_file
+
+    from tandem.checkpoints.convert import ConvertConfig, run_convert
+    from tandem.checkpoints.head_config import HeadConfig, write_head_config
+
+    published = folder.with_name(f"{folder.name}-published")
+    published.mkdir()
+    write_head_config(published, HeadConfig(64, 4, 2, 16, 96, VOCABULARY, VOCABULARY // 2, 64), "specforge", "float32")
+    torch.manual_seed(6)
+    shapes = {"self_attn.q_proj": (64, 128), "self_attn.k_proj": (32, 128), "self_attn.v_proj": (32, 128)}
+    shapes |= {
+        "self_attn.o_proj": (64, 64),
+        "mlp.gate_proj": (96, 64),
+        "mlp.up_proj": (96, 64),
+        "mlp.down_proj": (64, 96),
+    }
+    made = {f"midlayer.{name}.weight": 0.1 * torch.randn(shape) for name, shape in shapes.items()}
+    norms = ("hidden_norm", "input_layernorm", "post_attention_layernorm")
+    made |= {name: torch.ones(64) for name in ("norm.weight", *(f"midlayer.{norm}.weight" for norm in norms))}
+    made |= {"fc.weight": 0.1 * torch.randn(64, 192), "lm_head.weight": torch.randn(VOCABULARY // 2, 64)}
+    save_file(made | {"d2t": torch.arange(VOCABULARY // 2)}, published / "model.safetensors", metadata={"format": "pt"})
+    with contextlib.redirect_stdout(sys.stderr):
+        run_convert(ConvertConfig(published, folder, "eagle", target))
+
+
 def alone(model: Any, prompt: list[int], sampling: Any, count: int) -> list[int]:
     """Plain decoding by transformers, the whole prefix every time, with our draws."""
     from tandem.speculation.draws import draw
@@ -299,11 +327,11 @@ async def scenarios(folder: Path) -> dict[str, Any]:
 
     from tandem.checkpoints.locate import find
     from tandem.engine.batcher import Batcher
+    from tandem.engine.engine import Engine
     from tandem.engine.generators import drafted_generator, fused_generator, plain_generator
     from tandem.engine.loading import Loaded, UnfusedPair
     from tandem.engine.model_config import DraftChoice
     from tandem.engine.model_drafter import ModelDrafter
-    from tandem.engine.sequences import Engine
     from tandem.runners.loading import Execution, Shape
     from tandem.runners.nxdi.load import load_nxdi, load_nxdi_pair, start_on_device
     from tandem.runners.nxdi.settings import NxdiSettings
@@ -379,7 +407,7 @@ async def scenarios(folder: Path) -> dict[str, Any]:
     report["shapes"] = [verifier.runner.shapes.bit_exact, verifier.runner.shapes.note]
 
     def drafts(request: Any, stats: Any, times: Any) -> Any:
-        return ModelDrafter(drafter.engine, VOCABULARY, request.rule)
+        return ModelDrafter(drafter.engine, request, VOCABULARY)
 
     await compare("plain, to the last position", lambda: plain_generator(verifier), target, total=LENGTH)
     await compare("plain, sampled", lambda: plain_generator(verifier), target, sampled)
@@ -400,9 +428,15 @@ async def scenarios(folder: Path) -> dict[str, Any]:
     seq_ids_mask = {"apply_seq_ids_mask": True}
     await compare("with a mask of sequence ids", lambda: pair("target", "draft", **seq_ids_mask), target)
     await compare("eagle", lambda: pair("target", "head", eagle=True), target)
+    for kind in ("llama", "qwen3"):
+        deep = tiny(folder / f"deep-{kind}", kind, 7, num_hidden_layers=8)
+        eagle3_head(folder / f"head-{kind}", folder / f"deep-{kind}")
+        beside = partial(pair, f"deep-{kind}", f"head-{kind}", eagle=True)
+        await compare(f"eagle-3 beside {kind}", beside, deep, total=LENGTH)
+    await compare("eagle-3, one line", partial(beside, slots=1), deep, total=LENGTH)
     if (folder / "trained").is_dir():
         learnt = LlamaForCausalLM.from_pretrained(folder / "trained" / "target").float().eval()
-        await compare("eagle, trained here", lambda: pair("trained/target", "trained/draft", eagle=True), learnt)
+        await compare("eagle-3, trained here", lambda: pair("trained/target", "trained/draft", eagle=True), learnt)
     buckets = {"token_generation_buckets": [32, 64, 96], "context_encoding_buckets": [16, 96]}
     await compare("buckets", lambda: plain_generator(one("other", True, **buckets)), other, total=LENGTH)
     greedily = {"on_device_sampling_config": {"do_sample": False}}

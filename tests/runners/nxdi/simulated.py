@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tandem.runners.toy import VOCAB_SIZE, ToyConfig, adapted, toy_logits
-from tests.checkpoints.heads import eagle1_folder, eagle1_tensors
+from tests.checkpoints.heads import eagle1_folder, eagle1_tensors, eagle3_folder, eagle3_tensors
 
 PAD = -1  # acceptance_padding_token
 LOADED: list[Application] = []
@@ -63,6 +63,9 @@ class NeuronConfig:
         self.apply_seq_ids_mask = kwargs.pop("apply_seq_ids_mask", False)
         self.is_continuous_batching = kwargs.pop("is_continuous_batching", False)
         self.torch_dtype = kwargs.pop("torch_dtype", "bfloat16")
+        self.is_eagle3 = kwargs.pop("is_eagle3", False)
+        self.is_eagle_draft = kwargs.pop("is_eagle_draft", False)
+        self.sequence_parallel_enabled = kwargs.pop("sequence_parallel_enabled", False)
         self.lora_config = LoraServingConfig(**kwargs["lora_config"]) if kwargs.get("lora_config") else None
         self.quantized = kwargs.pop("quantized", False)
         if self.quantized:
@@ -205,6 +208,8 @@ class Application:
         buckets = self._buckets(self.neuron_config.context_encoding_buckets, context=True)
         bucket = self._bucket(mask.shape[1], buckets, 0)
         rows = []
+        if self.neuron_config.is_eagle3 and not self.neuron_config.sequence_parallel_enabled:
+            raise RuntimeError("einsum(): subscript m has size 64 for operand 1 which does not broadcast with size 0")
         for r in range(len(ids)):
             assert bucket != self.neuron_config.speculation_length, "traced as a verification"
             missing = bucket - ids.shape[1]
@@ -363,3 +368,14 @@ def as_eagle_head(folder: Path) -> Path:
     tensors = eagle1_tensors(vocabulary=config["vocab_size"])
     tensors["lm_head.weight"] = tensors["embed_tokens.weight"].clone()
     return eagle1_folder(folder, tensors, **config)
+
+
+def as_eagle3_head(folder: Path, target: Path) -> Path:
+    """Makes a checkpoint's folder that of a whole EAGLE-3 head, and gives its target sizes that one can be beside."""
+    config = json.loads((folder / "config.json").read_text())
+    vocabulary = config["vocab_size"]
+    tensors = eagle3_tensors(vocabulary, vocabulary, "layers.0")
+    tensors["embed_tokens.weight"] = tensors["lm_head.weight"].clone()
+    own = json.loads((target / "config.json").read_text()) | {"num_hidden_layers": 8, "hidden_size": 8}
+    (target / "config.json").write_text(json.dumps(own))
+    return eagle3_folder(folder, tensors, **config)

@@ -13,19 +13,20 @@ import torch
 from tandem.checkpoints.adapters import AdapterChoice
 from tandem.checkpoints.locate import CheckpointError
 from tandem.engine.batcher import Batcher
+from tandem.engine.engine import Engine
 from tandem.engine.generators import drafted_generator, plain_generator
 from tandem.engine.loading import Loaded
 from tandem.engine.model_drafter import ModelDrafter
-from tandem.engine.sequences import Engine, LocalVerifier
-from tandem.runners.adapters import why_no_adapters
+from tandem.engine.sequences import LocalVerifier
 from tandem.runners.nxdi.backend import BACKEND
 from tandem.runners.nxdi.load import compile_nxdi
 from tandem.runners.nxdi.runner import NxdiRunner
-from tandem.runners.protocol import RowFailed, VerifyRow
+from tandem.runners.protocol import RowFailed
 from tandem.runners.toy import ToyTokenizer
 from tandem.speculation.depth import Pipeline
-from tandem.speculation.types import GenerationRequest, SamplingParams
+from tandem.speculation.types import GenerationRequest, Request, SamplingParams
 from tests.adapters import write_adapter
+from tests.rows import verify_row
 from tests.runners.nxdi.runners import SHAPE, Bench, application, bench  # noqa: F401
 from tests.support import GREEDY, SAMPLED, Answer, answer, ids, oracle, run
 
@@ -76,7 +77,7 @@ def test_requests_of_different_adapters_share_steps_and_say_what_each_says_alone
         target, draft = await target_of(bench, tmp_path), Engine(bench.draft(0.3), Batcher("d"))
 
         def drafter(request: Any, stats: Any, times: Any) -> ModelDrafter:
-            return ModelDrafter(draft, 258, request.rule, adapter=request.adapter)
+            return ModelDrafter(draft, request, 258)
 
         generator = drafted_generator(target, 4, "draft", drafter, Pipeline.OFF) if drafts else plain_generator(target)
         names = (*NAMES, "red", "", "blue")
@@ -104,10 +105,10 @@ def test_the_target_is_compiled_with_room_for_all_and_told_each_lines_adapter(
 
 def test_without_adapters_nothing_of_them_is_passed(bench: Bench) -> None:  # noqa: F811
     runner = bench.target()
-    assert "names none" in why_no_adapters(runner)
+    assert "names none" in runner.capabilities.adapters
     assert all("adapter_ids" not in call for call in application().calls)
     with pytest.raises(KeyError):
-        runner.verify([VerifyRow(0, 0, 1, (), GREEDY, adapter=1)])
+        runner.verify([verify_row(0, 0, 1, (), GREEDY, adapter=1)])
 
 
 def test_a_line_that_was_encoded_with_another_adapter_is_filled_again(
@@ -117,12 +118,12 @@ def test_a_line_that_was_encoded_with_another_adapter_is_filled_again(
     async def scenario() -> None:
         target = await target_of(bench, tmp_path)
         engine, prompt = target.engine, list(PROMPTS["blue"])
-        verifiers = {name: LocalVerifier(engine, adapter=name) for name in NAMES}
+        verifiers = {name: LocalVerifier(engine, Request(GREEDY, adapter=name)) for name in NAMES}
         for verifier in verifiers.values():
-            await verifier.open(prompt, GREEDY)
+            await verifier.open(prompt)
         slot = verifiers["red"]._sequence.slot  # type: ignore[union-attr]
         assert isinstance(engine.runner, NxdiRunner)
-        (failed,) = engine.runner.verify([VerifyRow(slot, len(prompt) - 1, prompt[-1], (), GREEDY)])
+        (failed,) = engine.runner.verify([verify_row(slot, len(prompt) - 1, prompt[-1], (), GREEDY)])
         assert isinstance(failed, RowFailed) and "was encoded with adapter 1, and 0 is asked for" in str(failed)
         for name, verifier in verifiers.items():
             expected = oracle(prompt, GREEDY, 1, past_the_end=True, adapter=name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,14 @@ from tests.runners.nxdi.runners import Bench, application, bench  # noqa: F401
 TARGET = BuildRequest(Kind.WINDOW, 4, 512, 4)
 DRAFT = BuildRequest(Kind.PLAIN, 4, 512, 4)
 FUSED = BuildRequest(Kind.FUSED, 4, 512, 4)
+EAGLE3 = replace(FUSED, eagle3=True)
 KERNELS = {"attn_kernel_enabled": True, "qkv_kernel_enabled": True, "mlp_kernel_enabled": True}
 
 
 def plan(
     asked: BuildRequest = TARGET, tp_degree: int = 1, eagle: bool = False, draft: Any = None, **fields: Any
 ) -> Any:
-    return plan_build(asked, NxdiSettings(tp_degree, fields, draft or {}, None, eagle=eagle))
+    return plan_build(asked, NxdiSettings(tp_degree, fields, draft or {}, None, eagle=eagle or asked.eagle3))
 
 
 @pytest.mark.parametrize(
@@ -90,6 +92,7 @@ def test_a_name_that_nxdi_does_not_know_is_an_error_that_names_the_nearest(field
         ({"tp_degree": 8}, "tp_degree is 8, but --tp_degree makes it 1"),
         ({"speculation_length": 7}, "speculation_length is 7, but --speculation_length makes it 5"),
         ({"ctx_batch_size": 2}, "ctx_batch_size is 2, but --backend makes it 1"),
+        ({"is_eagle3": True}, "is_eagle3 is True, but --eagle makes it not given"),
         ({"seq_len": 4}, "sequence_length: 4 has no room for steps of 5"),
         ({"max_length": 600}, "seq_len 512, max_length and n_positions must be one number"),
         ({"max_context_length": 600}, "max_context_length 600 is above seq_len 512"),
@@ -143,7 +146,13 @@ def test_one_number_has_one_source(fields: dict[str, Any], said: str) -> None:
         (TARGET, {"is_block_kv_layout": True}, "slot mappings"),
         (TARGET, {"chunked_prefill_config": {"max_num_seqs": 2}}, "not implemented"),
         (TARGET, {"is_medusa": True, "medusa_speculation_length": 64}, "trees"),
-        (FUSED, {"is_eagle3": True}, "EAGLE1"),
+        (EAGLE3, {"sequence_parallel_enabled": False}, "an EAGLE-3 head needs both"),
+        (EAGLE3, {"enable_eagle_draft_input_norm": False}, "an EAGLE-3 head needs both"),
+        (
+            replace(EAGLE3, slots=1),
+            {"windowed_context_encoding_size": 128},
+            "an EAGLE-3 head reads three",
+        ),
         (FUSED, {"token_tree_config": {"0": ["1"]}}, "flat"),
         (TARGET, {"on_cpu": True}, "CPU mode"),
         (TARGET, {"padding_side": "left"}, "rolled back"),
@@ -177,6 +186,12 @@ def test_one_number_has_one_source(fields: dict[str, Any], said: str) -> None:
 def test_what_nxdi_breaks_is_refused_with_the_reason(asked: BuildRequest, fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=f"cannot be used here: .*{reason}"):
         plan(asked, **fields)
+
+
+def test_prompts_that_cores_share_are_a_multiple_of_them() -> None:
+    with pytest.raises(ValueError, match="divides prompts among tp_degree cores"):
+        plan(TARGET, tp_degree=8, sequence_parallel_enabled=True, context_encoding_buckets=[130, 512])
+    assert plan(TARGET, tp_degree=8, sequence_parallel_enabled=True, context_encoding_buckets=[128, 512]).neuron
 
 
 def test_draws_among_one_token_are_compiled_as_the_argmax_that_they_are() -> None:

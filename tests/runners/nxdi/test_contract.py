@@ -12,10 +12,10 @@ import json
 import pytest
 
 from tandem.engine.batcher import Batcher
+from tandem.engine.engine import Engine
 from tandem.engine.generators import drafted_generator, plain_generator
 from tandem.engine.loading import Loaded
 from tandem.engine.model_drafter import ModelDrafter
-from tandem.engine.sequences import Engine
 from tandem.runners.protocol import Runner
 from tandem.runners.toy import VOCAB_SIZE, ToyTokenizer
 from tandem.speculation.depth import Pipeline
@@ -41,7 +41,7 @@ def signatures(bench: Bench) -> set[str]:  # noqa: F811
         target, draft = loaded(bench.target()), loaded(bench.draft())
 
         def drafter(request, stats, times):
-            return ModelDrafter(draft.engine, VOCAB_SIZE, request.rule)
+            return ModelDrafter(draft.engine, request, VOCAB_SIZE)
 
         argmax = {"on_device_sampling_config": {"do_sample": False}}
         for generator in (

@@ -9,16 +9,24 @@ import pytest
 from tandem.clients.distributed import connect_distributed
 from tandem.engine.batcher import Batcher
 from tandem.engine.drafting import Drafting
+from tandem.engine.engine import Engine
 from tandem.engine.generators import drafted_generator, plain_generator
 from tandem.engine.loading import Loaded
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.model_drafter import ModelDrafter
-from tandem.engine.sequences import Engine
 from tandem.runners.loading import Shape
 from tandem.runners.protocol import Runner
 from tandem.runners.toy import ToyTokenizer
 from tandem.speculation.depth import Pipeline
-from tandem.speculation.types import GenerationRequest, InvalidField, Rule, SamplingParams, Structure, StructureKind
+from tandem.speculation.types import (
+    GenerationRequest,
+    InvalidField,
+    Request,
+    Rule,
+    SamplingParams,
+    Structure,
+    StructureKind,
+)
 from tests.runners.nxdi.runners import SHAPE, Bench, application, bench  # noqa: F401
 from tests.support import GREEDY, SAMPLED, Answer, answer, engine_of, fused_site, ids, oracle, run, target_site
 
@@ -59,7 +67,7 @@ def test_a_draft_model_beside_the_target_changes_nothing(bench: Bench, sampling,
         target, draft = loaded(bench.target(), Batcher("t")), loaded(bench.draft(miss), Batcher("d"))
 
         def drafter(request, stats, times):
-            return ModelDrafter(draft.engine, target.runner.limits.vocab_size, request.rule)
+            return ModelDrafter(draft.engine, request, target.runner.limits.vocab_size)
 
         generator = drafted_generator(target, 4, "draft", drafter, Pipeline.OFF)
         return await together(generator, [asked(p, sampling, SHAPE.max_length) for p in PROMPTS])
@@ -152,7 +160,7 @@ def test_features_that_need_logits_are_exact_with_logits_and_refused_by_name_wit
         drafting = engine_of(draft, Batcher("d"))
 
         def drafter(request, stats, times):
-            return ModelDrafter(drafting, target.limits.vocab_size, request.rule)
+            return ModelDrafter(drafting, request, target.limits.vocab_size)
 
         whole = Loaded(engine, ToyTokenizer())
         return [
@@ -165,13 +173,13 @@ def test_features_that_need_logits_are_exact_with_logits_and_refused_by_name_wit
     assert drafted.completion.stats.drafted and bool(plain.logprobs) == (logprobs is not None)
     runner = bench.target(neuron_config={"on_device_sampling_config": {"do_sample": False}})
     with pytest.raises(InvalidField, match=f"^{feature}: not available"):
-        Engine(runner, Batcher("test")).admit(sampling, logprobs)
+        Engine(runner, Batcher("test")).admit(Request(sampling, logprobs=logprobs))
 
 
 def test_a_session_that_samples_is_refused_when_it_opens(bench: Bench) -> None:  # noqa: F811
     runner = bench.target(neuron_config={"on_device_sampling_config": {}})
     with pytest.raises(InvalidField, match="temperature"):
-        Engine(runner, Batcher("test")).admit(SAMPLED)
+        Engine(runner, Batcher("test")).admit(Request(SAMPLED))
 
 
 def test_with_sampling_on_the_device_greedy_requests_are_served_from_its_tokens(bench: Bench) -> None:  # noqa: F811
@@ -181,7 +189,7 @@ def test_with_sampling_on_the_device_greedy_requests_are_served_from_its_tokens(
         target, draft = loaded(bench.target(**given), Batcher("t")), loaded(bench.draft(0.2, **given), Batcher("d"))
 
         def drafter(request, stats, times):
-            return ModelDrafter(draft.engine, 258, request.rule)
+            return ModelDrafter(draft.engine, request, 258)
 
         return await together(
             drafted_generator(target, 4, "d", drafter, Pipeline.OFF), [asked(p, GREEDY, 50) for p in PROMPTS]
@@ -200,7 +208,7 @@ def test_rejection_draws_from_what_the_draft_model_said(bench: Bench) -> None:  
             target, draft = loaded(bench.target(), Batcher("t")), loaded(bench.draft(0.3), Batcher("d"))
 
             def drafter(request, stats, times, draft=draft):
-                return ModelDrafter(draft.engine, 258, request.rule)
+                return ModelDrafter(draft.engine, request, 258)
 
             request = ids(b"abc", 40, sampling=SAMPLED, rule=Rule.REJECTION, ignore_end_of_sequence=True)
             answers.append(await answer(drafted_generator(target, 3, "d", drafter, Pipeline.OFF).generate, request))

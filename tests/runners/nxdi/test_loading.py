@@ -55,8 +55,7 @@ def as_eagle(config: ModelConfig) -> ModelConfig:
         ({"embed_tokens.weight": None}, {}, "no embed_tokens.weight; --role convert"),
         ({"fc.weight": None}, {}, "no fc.weight: not an EAGLE-1 head"),
         ({"layers.0.input_layernorm.weight": torch.ones(8)}, {}, "set enable_eagle_draft_input_norm to true"),
-        ({}, {"model_type": "qwen3"}, "model_type: 'qwen3': NxD Inference's EAGLE-1 heads are llama"),
-        ({}, {"architectures": ["LlamaForCausalLMEagle3"]}, "an EAGLE-3 head, and NxD Inference serves EAGLE-1 heads"),
+        ({}, {"model_type": "qwen3"}, "model_type: 'qwen3' is not supported, only 'llama'"),
     ],
 )
 def test_a_head_that_nxdi_would_fail_on_is_refused_before_anything_compiles(
@@ -70,6 +69,92 @@ def test_a_head_that_nxdi_would_fail_on_is_refused_before_anything_compiles(
     with pytest.raises(CheckpointError, match=re.escape(why)):
         run(load_pair(wanted, Batcher("test")))
     assert not simulated.COMPILED
+
+
+def as_eagle3(config: ModelConfig) -> ModelConfig:
+    """The configuration with its draft as an EAGLE-3 head."""
+    assert config.draft.model is not None and config.model is not None
+    simulated.as_eagle3_head(Path(config.draft.model), Path(config.model))
+    return replace(config, settings=replace(config.settings, eagle=True))
+
+
+def test_an_eagle3_head_drafts_in_one_graph_with_its_target(config: ModelConfig) -> None:
+    """NxDI is told of it on both sides, and of what it needs besides."""
+    wanted = as_eagle3(config)
+
+    async def scenario() -> tuple[int, ...]:
+        batcher = Batcher("test")
+        try:
+            target, draft = await load_pair(wanted, batcher)
+            assert draft is not None
+            generator = fused_generator(target, draft, 4, config.draft)
+            return (await answer(generator.generate, ids(b"abab", 20, ignore_end_of_sequence=True))).token_ids
+        finally:
+            await batcher.close()
+
+    assert run(scenario()) == oracle(b"abab", GREEDY, 20, past_the_end=True)
+    (application,) = simulated.LOADED
+    draft = application.config.fused_spec_config.draft_config.neuron_config
+    for neuron in (application.neuron_config, draft):
+        assert neuron.is_eagle3 and neuron.enable_eagle_speculation and neuron.sequence_parallel_enabled
+        assert neuron.given["enable_eagle_draft_input_norm"] and neuron.speculation_length == 5
+    assert (draft.is_eagle_draft, draft.enable_fused_speculation) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (
+            {"draft": {"draft_vocab_size": 4}},
+            "d2t: the head drafts from 4 of 258 tokens, and NxD Inference maps none; --r",
+        ),
+        ({"draft": {"midlayer": 1}}, "midlayer: not Llama's name; --role convert --convert eagle writes that"),
+        (
+            {"draft": {"embed_tokens": 0}},
+            "no embed_tokens.weight; --role convert --convert eagle takes it from the target",
+        ),
+        (
+            {"draft": {"eagle_aux_hidden_state_layer_ids": [1, 4, 5]}},
+            "NxD Inference hands out those after [2, 4, 5] alone",
+        ),
+        ({"draft": {"norm_before_residual": True}}, "norm_before_residual: true: NxD Inference computes false"),
+        ({"target": {"num_hidden_layers": 6}}, "num_hidden_layers: the target has 6"),
+        ({"target": {"hidden_size": 16}}, "hidden_size: 8, and the target's is 16"),
+        ({"flag": False}, "an EAGLE-3 head: with NxD Inference it drafts by --draft model --eagle"),
+    ],
+)
+def test_an_eagle3_head_that_nxdi_cannot_run_is_refused_before_anything_compiles(
+    config: ModelConfig, change: dict[str, Any], why: str
+) -> None:
+    wanted = as_eagle3(config)
+    wanted = replace(wanted, settings=replace(wanted.settings, eagle=change.get("flag", True)))
+    assert wanted.model is not None and wanted.draft.model is not None
+    folders = {"target": Path(wanted.model), "draft": Path(wanted.draft.model)}
+    for name, fields in change.items():
+        if name in folders:
+            file = folders[name] / "config.json"
+            file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+    tensors = load_file(folders["draft"] / "model.safetensors")
+    fields = change.get("draft", {})
+    if "draft_vocab_size" in fields:
+        tensors |= {"lm_head.weight": torch.ones(4, 8), "d2t": torch.arange(4)}
+    if "midlayer" in fields:
+        tensors = {name.replace("layers.0", "midlayer"): one for name, one in tensors.items()}
+    if "embed_tokens" in fields:
+        del tensors["embed_tokens.weight"]
+    save_file(tensors, folders["draft"] / "model.safetensors")
+    with pytest.raises(CheckpointError, match=re.escape(why)):
+        run(load_pair(wanted, Batcher("test")))
+    assert not simulated.COMPILED
+
+
+def test_a_head_has_no_place_but_beside_its_target(config: ModelConfig) -> None:
+    wanted = as_eagle3(config)
+    for apart in (False, True):
+        with pytest.raises(ValueError, match=r"in one graph with its target|needs its target in the same process"):
+            run(load_draft(wanted, Batcher("test"), apart=apart))
+    with pytest.raises(ValueError, match="eagle is not of backend nxdi, whose heads are --draft model --eagle"):
+        run(load_pair(replace(wanted, draft=replace(wanted.draft, kind="eagle")), Batcher("test")))
 
 
 def test_a_target_and_a_draft_worker_load_each_their_own(config: ModelConfig) -> None:

@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from tandem.engine.batcher import Batcher
-from tandem.engine.sequences import Engine
+from tandem.engine.engine import Engine
 from tandem.runners.loading import Shape
 from tandem.runners.nxdi.fused import UNKNOWN
 from tandem.runners.nxdi.lines import ForwardCall
-from tandem.runners.protocol import FusedRow, PrefillRow, ProposeRow, RowFailed, VerifyRow
+from tandem.runners.protocol import PrefillRow, RowFailed
 from tandem.runners.toy import ToyConfig, toy_logits
 from tandem.speculation.types import Verdict
+from tests.rows import fused_row, propose_row, verify_row
 from tests.runners.nxdi.runners import SHAPE, Bench, application, bench  # noqa: F401
 from tests.support import GREEDY, SAMPLED, oracle, run
 
@@ -36,7 +37,7 @@ def test_a_mask_shows_the_tokens_before_the_window_and_no_others(bench: Bench) -
     runner = bench.target()
     runner.prefill([PrefillRow(0, 0, PROMPT)])
     for _ in range(2):  # the second time stale tokens stand behind the position
-        runner.verify([VerifyRow(0, len(PROMPT), 65, (1, 2, 3, 4), GREEDY)])
+        runner.verify([verify_row(0, len(PROMPT), 65, (1, 2, 3, 4), GREEDY)])
         (mask, *_) = calls()[-1]["attention_mask"].tolist()
         assert mask == [1] * len(PROMPT) + [0] * (len(mask) - len(PROMPT))
 
@@ -46,7 +47,7 @@ def test_a_verification_is_always_k_wide_and_short_drafts_are_padded(bench: Benc
     runner.prefill([PrefillRow(0, 0, PROMPT)])
     expected = truth((*PROMPT, 65), K)
     for draft in ((), expected[:1], expected[:2], (*expected[:2], 0), expected[: K - 1]):
-        (verdict,) = runner.verify([VerifyRow(0, len(PROMPT), 65, tuple(draft), GREEDY)])
+        (verdict,) = runner.verify([verify_row(0, len(PROMPT), 65, tuple(draft), GREEDY)])
         accepted = 2 if draft[2:] == (0,) else len(draft)
         assert verdict == Verdict(expected[: accepted + 1], accepted)
         assert {len(row) for row in calls()[-1]["input_ids"]} == {K}
@@ -57,7 +58,7 @@ def test_the_window_slides_back_at_the_end_of_a_line(bench: Bench) -> None:  # n
     tokens = tuple(i % 200 + 1 for i in range(SHAPE.max_length))
     runner.prefill([PrefillRow(1, 0, tokens[:-1])])
     last = SHAPE.max_length - 1
-    (verdict,) = runner.verify([VerifyRow(1, last, tokens[-1], (), GREEDY)])
+    (verdict,) = runner.verify([verify_row(1, last, tokens[-1], (), GREEDY)])
     assert verdict.token_ids == truth(tokens, 1)
     assert calls()[-1]["position_ids"][1] == list(range(last + 1 - K, last + 1))
     assert calls()[-1]["input_ids"][1] == list(tokens[-K:])
@@ -68,9 +69,9 @@ def test_idle_sequences_keep_their_lines_whoever_else_decodes(bench: Bench) -> N
     idle = tuple(range(1, 41))
     runner.prefill([PrefillRow(2, 0, idle), PrefillRow(0, 0, PROMPT)])
     for _ in range(6):
-        runner.verify([VerifyRow(0, len(PROMPT), 65, (9,), SAMPLED)])
+        runner.verify([verify_row(0, len(PROMPT), 65, (9,), SAMPLED)])
     assert application().caches["target"][2][: len(idle)] == list(idle)
-    (verdict,) = runner.verify([VerifyRow(2, len(idle), 7, (), GREEDY)])
+    (verdict,) = runner.verify([verify_row(2, len(idle), 7, (), GREEDY)])
     assert verdict.token_ids == truth((*idle, 7), 1)
 
 
@@ -78,7 +79,7 @@ def test_an_idle_line_that_is_full_is_written_what_it_holds(bench: Bench) -> Non
     runner = bench.target()
     full = tuple(i % 99 + 1 for i in range(SHAPE.max_length))
     runner.prefill([PrefillRow(1, 0, full[:60]), PrefillRow(1, 60, full[60:]), PrefillRow(0, 0, PROMPT)])
-    runner.verify([VerifyRow(0, len(PROMPT), 65, (9,), GREEDY)])
+    runner.verify([verify_row(0, len(PROMPT), 65, (9,), GREEDY)])
     assert application().caches["target"][1][: len(full)] == list(full)
 
 
@@ -86,7 +87,7 @@ def test_a_decode_call_holds_every_line_in_order_and_never_position_0(bench: Ben
     runner = bench.target()
     runner.prefill([PrefillRow(slot, 0, PROMPT) for slot in (2, 0)])
     since = len(calls())
-    verdicts = runner.verify([VerifyRow(slot, len(PROMPT), 60 + slot, (), GREEDY) for slot in (2, 0)])
+    verdicts = runner.verify([verify_row(slot, len(PROMPT), 60 + slot, (), GREEDY) for slot in (2, 0)])
     assert [v.token_ids for v in verdicts] == [truth((*PROMPT, 62), 1), truth((*PROMPT, 60), 1)]
     (call,) = calls(since)
     assert call["seq_ids"] == [0, 1, 2]
@@ -96,7 +97,7 @@ def test_a_decode_call_holds_every_line_in_order_and_never_position_0(bench: Ben
 def test_sampling_parameters_have_a_row_for_every_row_and_are_greedy(bench: Bench) -> None:  # noqa: F811
     runner = bench.target()
     runner.prefill([PrefillRow(0, 0, PROMPT)])
-    runner.verify([VerifyRow(0, len(PROMPT), 65, (), SAMPLED)])
+    runner.verify([verify_row(0, len(PROMPT), 65, (), SAMPLED)])
     assert [len(call["sampling_params"]) for call in calls()[-2:]] == [1, 3]
     assert torch.equal(calls()[-1]["sampling_params"], torch.ones(3, 3))
 
@@ -122,11 +123,11 @@ def test_a_context_bucket_of_just_k_tokens_is_refused(bench: Bench) -> None:  # 
 def test_a_prompt_of_one_token_is_never_read_from_a_pad(bench: Bench) -> None:  # noqa: F811
     runner = bench.target()
     expected = truth((65,), 3)
-    (verdict,) = runner.verify([VerifyRow(1, 0, 65, expected[:2], GREEDY)])
+    (verdict,) = runner.verify([verify_row(1, 0, 65, expected[:2], GREEDY)])
     assert verdict == Verdict(expected, 2)
     runner.prefill([PrefillRow(1, 0, (65,))])
     assert calls()[-1]["input_ids"] == [[65, 65]]  # two tokens at least; the second is written over
-    (verdict,) = runner.verify([VerifyRow(1, 1, 66, (), GREEDY)])
+    (verdict,) = runner.verify([verify_row(1, 1, 66, (), GREEDY)])
     assert verdict.token_ids == truth((65, 66), 1)
 
 
@@ -137,7 +138,7 @@ def test_what_a_context_encoding_does_not_hold_goes_on_in_windows(bench: Bench) 
         assert runner.limits.chunk == 20
         for start in range(0, 49, 20):
             assert runner.prefill([PrefillRow(0, start, prompt[start : min(49, start + 20)])]) == [None]
-        (verdict,) = runner.verify([VerifyRow(0, 49, prompt[-1], (), GREEDY)])
+        (verdict,) = runner.verify([verify_row(0, 49, prompt[-1], (), GREEDY)])
         assert verdict.token_ids == truth(prompt, 1)
         assert max(len(call["input_ids"][0]) for call in calls()) <= 20
 
@@ -175,7 +176,7 @@ def test_accepted_tokens_are_counted_by_positions(bench: Bench) -> None:  # noqa
     step = runner.fused_with(draft)
     assert step is not None and runner.fused_with(runner) is None
     runner.prefill([PrefillRow(0, 0, PROMPT)])
-    (result,) = step([FusedRow(ProposeRow(0, len(PROMPT), (65,), 4, GREEDY))])
+    (result,) = step([fused_row(propose_row(0, len(PROMPT), (65,), 4, GREEDY))])
     verdict, drafted = result.verdict, result.proposal.token_ids
     assert verdict.token_ids == truth((*PROMPT, 65), len(verdict.token_ids))
     assert drafted == (*verdict.token_ids[:-1], *[UNKNOWN] * (4 - verdict.accepted))
@@ -188,7 +189,7 @@ def test_fewer_drafts_than_the_graph_makes_are_the_head_of_what_it_says(bench: B
     assert step is not None
     for k in range(5):
         runner.prefill([PrefillRow(0, 0, PROMPT)])
-        (result,) = step([FusedRow(ProposeRow(0, len(PROMPT), (65,), k, GREEDY))])
+        (result,) = step([fused_row(propose_row(0, len(PROMPT), (65,), k, GREEDY))])
         assert result.verdict.token_ids == truth((*PROMPT, 65), k + 1)
 
 
@@ -198,7 +199,7 @@ def test_a_copied_draft_is_compared_with_what_the_graph_says(bench: Bench) -> No
     assert step is not None
     for given, accepted in (((0,), 0), (expected[:2], 2), ((*expected[:1], 0), 1)):
         runner.prefill([PrefillRow(0, 0, PROMPT)])
-        (result,) = step([FusedRow(ProposeRow(0, len(PROMPT), (65,), 4, GREEDY), copied=given)])
+        (result,) = step([fused_row(propose_row(0, len(PROMPT), (65,), 4, GREEDY), copied=given)])
         assert result.proposal.token_ids == given
         assert result.verdict.token_ids == expected[: accepted + 1]
 
@@ -213,7 +214,7 @@ def test_a_plain_model_loads_after_a_fused_one_of_the_same_class(bench: Bench) -
 def test_an_application_is_called_from_one_thread(bench: Bench) -> None:  # noqa: F811
     runner, seen = bench.target(), set()
     device = runner.device
-    inner = device._module.forward  # type: ignore[attr-defined]
+    inner = device.module.forward  # type: ignore[attr-defined]
 
     def forward(**given: Any) -> Any:
         seen.add(threading.current_thread().name)
@@ -221,11 +222,11 @@ def test_an_application_is_called_from_one_thread(bench: Bench) -> None:  # noqa
             device.run(ForwardCall(((1, 2),), ((0, 1),), (2,), 2, (0,)))
         return inner(**given)
 
-    device._module.forward = forward  # type: ignore[attr-defined]
+    device.module.forward = forward  # type: ignore[attr-defined]
 
     async def scenario() -> None:
         engine = Engine(runner, Batcher("one"))
-        rows = [VerifyRow(slot, len(PROMPT), 65, (), GREEDY) for slot in range(3)]
+        rows = [verify_row(slot, len(PROMPT), 65, (), GREEDY) for slot in range(3)]
         for slot in range(3):
             await engine.batcher.run(runner.prefill, PrefillRow(slot, 0, PROMPT), 1, True)
         await asyncio.gather(*(engine.batcher.run(engine.verify, row, 3) for row in rows))
@@ -247,11 +248,11 @@ def test_a_position_that_was_never_written_fails_its_row_alone(bench: Bench) -> 
     runner = bench.target()
     runner.prefill([PrefillRow(0, 0, PROMPT)])
     bad, good = runner.verify(
-        [VerifyRow(1, 30, 65, (), GREEDY), VerifyRow(0, len(PROMPT), 65, (), GREEDY)],
+        [verify_row(1, 30, 65, (), GREEDY), verify_row(0, len(PROMPT), 65, (), GREEDY)],
     )
     assert isinstance(bad, RowFailed) and "position 30 of line 1" in str(bad)
     assert good.token_ids == truth((*PROMPT, 65), 1)
-    (proposal,) = runner.propose([ProposeRow(1, 30, (65,), 2, GREEDY)])
+    (proposal,) = runner.propose([propose_row(1, 30, (65,), 2, GREEDY)])
     assert isinstance(proposal, RowFailed)
 
 
@@ -261,5 +262,5 @@ def test_logits_that_are_no_numbers_fail_their_row(bench: Bench, monkeypatch) ->
     monkeypatch.setattr(
         "tests.runners.nxdi.simulated.toy_logits", lambda *args: toy_logits([1], ToyConfig()) * float("nan")
     )
-    (verdict,) = runner.verify([VerifyRow(0, len(PROMPT), 65, (), GREEDY)])
+    (verdict,) = runner.verify([verify_row(0, len(PROMPT), 65, (), GREEDY)])
     assert isinstance(verdict, RowFailed) and "logits" in str(verdict)

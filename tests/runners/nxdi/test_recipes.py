@@ -8,7 +8,7 @@ import shlex
 import pytest
 
 from tandem.cli import main
-from tandem.cli.configuration import model_config
+from tandem.cli.models import model_config
 from tandem.runners.nxdi.build import Kind, plan_build
 from tandem.runners.nxdi.load import _request
 from tests.support import REPOSITORY

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tandem.runners.loading import Shape
-from tandem.runners.protocol import PrefillRow, VerifyRow
+from tandem.runners.protocol import PrefillRow
+from tests.rows import verify_row
 from tests.runners.nxdi.runners import Bench, bench  # noqa: F401
 from tests.support import GREEDY, oracle
 
@@ -60,7 +61,7 @@ def test_every_length_up_to_the_last_position_finds_a_bucket(bench: Bench) -> No
     for fast, runner in ((False, bench.target(SHAPE, neuron_config=BUCKETS)), (True, bench.target(SHAPE, True))):
         for length in range(2, SHAPE.max_length):
             runner.prefill([PrefillRow(0, 0, tokens[: length - 1])])
-            (verdict,) = runner.verify([VerifyRow(0, length - 1, tokens[length - 1], (), GREEDY)])
+            (verdict,) = runner.verify([verify_row(0, length - 1, tokens[length - 1], (), GREEDY)])
             assert verdict.token_ids == oracle(tokens[:length], GREEDY, 1, past_the_end=True), (fast, length)
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tandem.runners.nxdi import artifacts
+from tandem.runners.nxdi.artifacts import CompiledFolder, ensure
 from tandem.runners.nxdi.store import NAME, fetch, publish
 from tests.runners.nxdi.simulated import model_folder
 from tests.support import GREEDY, REPOSITORY, oracle
@@ -112,6 +114,25 @@ def asked(address: str, *more: str) -> str:
     return done.stdout
 
 
+def test_a_node_takes_a_set_from_the_store_and_compiles_where_that_is_damaged(tmp_path: Path) -> None:
+    def job(node: str) -> CompiledFolder:
+        return artifacts.compiled(str(tmp_path / node), "model", MADE_FROM, str(tmp_path / "store"))
+
+    def compile_into(folder: Path) -> None:
+        made.append(folder)
+        (folder / "model.pt").write_text("compiled here")
+        (folder / "neuron_config.json").write_text("{}")
+
+    made: list[Path] = []
+    assert ensure(job("first"), compile_into) and job("first").ready
+    kept = publish(job("first").folder, MADE_FROM, tmp_path / "store")
+    assert kept and not ensure(job("second"), compile_into) and job("second").ready
+    (kept / "model.pt").write_text("rot")
+    assert not ensure(job("second"), compile_into), "what it has it keeps"
+    assert ensure(job("third"), compile_into) and len(made) == 2
+
+
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_a_job_compiles_into_a_bucket_and_servers_start_from_it(place: Path) -> None:
     job = run(command(place, "compile", "job", "--compile_for", "fused"))

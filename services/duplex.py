@@ -1,0 +1,183 @@
+"""The server's side of calls that stream both ways: reads ahead, within bounds, and answers in order or as it works."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from typing import Generic, TypeVar
+
+Request = TypeVar("Request")
+Reply = TypeVar("Reply")
+
+MAX_AHEAD = 16
+"""Requests of one stream that are read ahead. Flow control of the transport holds back further ones."""
+
+
+class StreamIdle(LookupError):
+    """No request came for so long that the stream's sessions have expired."""
+
+
+class Incoming(Generic[Request]):
+    """The requests of one stream, read ahead, each with the time at which it was read (perf_counter).
+
+    `next` raises StreamIdle if no request comes for `idle_seconds` while nothing is `busy`. The timer for that is set
+    about once per `idle_seconds`, not once per request.
+    """
+
+    def __init__(self, requests: AsyncIterator[Request], idle_seconds: float, most_ahead: int = MAX_AHEAD) -> None:
+        self._waiting: asyncio.Queue[tuple[Request, float] | BaseException | None] = asyncio.Queue(most_ahead)
+        self._closed = False
+        # The call's pending read holds the task until it ends.
+        asyncio.create_task(self._read(requests), name="read stream")  # noqa: RUF006
+        self._idle_seconds = idle_seconds
+        self._idle_since: float | None = time.monotonic()  # None: something is busy
+        self._look_in(idle_seconds)
+
+    async def next(self) -> tuple[Request, float] | None:
+        """Returns the next request, or None at the end of the stream. Raises what reading raised."""
+        item = await self._waiting.get()
+        if isinstance(item, BaseException):
+            raise item
+        if self._idle_since is not None:
+            self._idle_since = time.monotonic()
+        return item
+
+    def busy(self, now: bool) -> None:
+        """Tells whether something is being computed for the stream now."""
+        self._idle_since = None if now else time.monotonic()
+
+    def close(self) -> None:
+        """Stops reading.
+
+        The task that reads is not cancelled but ends with the gRPC call, because grpc.aio leaks 96 bytes for each read
+        whose task is cancelled.
+        """
+        self._timer.cancel()
+        self._closed = True
+        while not self._waiting.empty():  # makes room for the reading task, which may wait in put()
+            self._waiting.get_nowait()
+
+    async def _read(self, requests: AsyncIterator[Request]) -> None:
+        end: Exception | None = None
+        try:
+            async for request in requests:
+                if self._closed:
+                    return
+                await self._waiting.put((request, time.perf_counter()))
+        except Exception as error:
+            end = error
+        if not self._closed:
+            await self._waiting.put(end)
+
+    def _look_in(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        left = self._idle_seconds
+        if self._waiting.empty() and self._idle_since is not None:
+            left += self._idle_since - time.monotonic()
+        if left > 0:
+            self._look_in(left)
+        else:
+            text = f"no round came for {self._idle_seconds:g} s: the sessions have expired"
+            self._waiting.put_nowait(StreamIdle(text))
+
+
+Run = Callable[[Request, float, Incoming[Request]], AsyncGenerator[Reply, None]]
+"""Answers a stream from a first request on, which was read at a time (perf_counter)."""
+
+
+async def answered_in_order(
+    requests: AsyncIterator[Request],
+    answer: Callable[[Request, float], Awaitable[Reply]],
+    idle_seconds: float,
+    most_ahead: int = MAX_AHEAD,
+    run: Run[Request, Reply] | None = None,
+    begins_run: Callable[[Request], bool] = lambda request: False,
+) -> AsyncGenerator[Reply, None]:
+    """Yields `answer(request, arrived)` for each request; `arrived` is when it was read (perf_counter).
+
+    From a request on that `begins_run`, `run` answers instead. If `answer` raises, the stream ends after the earlier
+    replies. Raises StreamIdle if no request comes for `idle_seconds` after the last reply.
+    """
+    with contextlib.closing(Incoming(requests, idle_seconds, most_ahead)) as incoming:
+        while (item := await incoming.next()) is not None:
+            incoming.busy(True)
+            if run is not None and begins_run(item[0]):
+                async with contextlib.aclosing(run(*item, incoming)) as replies:
+                    async for reply in replies:
+                        yield reply
+                return
+            yield await answer(*item)
+            incoming.busy(False)
+
+
+class Duplex(ABC, Generic[Request, Reply]):
+    """A stream whose replies do not wait for its requests: one task hears these, another works.
+
+    Neither waits for the replies to be sent. It ends with its requests, its work, or an error of either.
+    """
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._error: Exception | None = None
+        self._news = asyncio.Event()
+
+    @abstractmethod
+    def _hear(self, request: Request, arrived: float) -> None:
+        """Takes a request that was read at `arrived`."""
+
+    @abstractmethod
+    async def _work(self, incoming: Incoming[Request]) -> None:
+        """Makes replies; tells `incoming` when it is busy. Calls `ready` for each."""
+
+    @abstractmethod
+    def _next_reply(self) -> Reply | None:
+        """Returns the reply to send now, if there is one."""
+
+    def ready(self) -> None:
+        """Reports that there may be a reply to send."""
+        self._news.set()
+
+    def end(self, error: Exception | None = None) -> None:
+        """Ends the stream after the replies that are ready, with an error if there is one."""
+        if not self.ended:
+            self.ended, self._error = True, error
+            self.ready()
+
+    async def replies(self, incoming: Incoming[Request]) -> AsyncGenerator[Reply, None]:
+        """Yields the replies. Leaving early ends the work at once."""
+        tasks = [
+            asyncio.create_task(self._ending(self._hear_all, incoming), name="hear stream"),
+            asyncio.create_task(self._ending(self._work, incoming), name="answer stream"),
+        ]
+        try:
+            while True:
+                while (reply := self._next_reply()) is not None:
+                    yield reply
+                if self.ended:
+                    break
+                await self._news.wait()
+                self._news.clear()
+            if self._error:
+                raise self._error
+        finally:
+            self.ended = True
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _hear_all(self, incoming: Incoming[Request]) -> None:
+        while (item := await incoming.next()) is not None:
+            self._hear(*item)
+
+    async def _ending(self, part: Callable[[Incoming[Request]], Awaitable[None]], incoming: Incoming[Request]) -> None:
+        """Runs `part` of the stream, and ends the stream when it returns or raises."""
+        try:
+            await part(incoming)
+            self.end()
+        except Exception as error:
+            self.end(error)

@@ -1,0 +1,163 @@
+"""What the folder of an EAGLE head holds: as published, and as NxD Inference loads it.
+
+A head is one decoder layer and `fc`. That of EAGLE-1 makes one input of an embedding and the target's last hidden
+state; it has no norm of its own before attention (a few have), none at its end, and is published without an output
+matrix. That of EAGLE-3 reads three hidden states; most draft from a part of the vocabulary and are published without an
+embedding. NxD Inference wants an embedding and an output matrix of the whole vocabulary from both, under Llama's names
+(`--role convert --convert eagle`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tandem.checkpoints.head_config import LAYERS, TAPS, HeadConfig, default_layers, is_head, read_head_config
+from tandem.checkpoints.json_files import read_object
+from tandem.checkpoints.locate import CheckpointError
+from tandem.checkpoints.tensors import Tensors
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FC, OUTPUT, EMBEDDING = "fc.weight", "lm_head.weight", "embed_tokens.weight"
+INPUT_NORM, MAP = "layers.0.input_layernorm.weight", "d2t"
+MAPS = (MAP, "t2d")
+_LEAST_LAYERS = 7  # of a target: with fewer, two of the three layers that NxD Inference reads are the same
+
+
+def is_eagle1(folder: Path) -> bool:
+    """Whether a folder's config.json is that of an EAGLE-1 head that was completed here."""
+    try:
+        return "fc_bias" in read_object(folder / "config.json")
+    except (OSError, ValueError):
+        return False
+
+
+def plain(name: str) -> str:
+    """A tensor's name as Llama has it. SpecForge calls the layer of an EAGLE-3 head `midlayer`."""
+    return name.removeprefix("model.").replace("midlayer.", "layers.0.", 1)
+
+
+def check_head(folder: Path, tensors: Tensors) -> HeadConfig:
+    """The sizes of a published or completed head, if its tensors fit them. Raises CheckpointError by name."""
+    kind = 3 if is_head(folder) else 1
+    names = {plain(name): name for name in tensors.files}
+    if FC not in names:
+        raise CheckpointError(f"{folder}: no {FC}: not an EAGLE-{kind} head")
+    head = read_head_config(folder, eagle1=kind == 1)
+    required, optional = _shapes(head, kind == 3)
+    if missing := sorted(set(required) - set(names)):
+        raise CheckpointError(f"{folder}: the head lacks {', '.join(missing[:3])}")
+    known = required | optional
+    if unknown := sorted(name for name in names if name not in known and not _is_bias(name)):
+        raise CheckpointError(f"{folder}: the head has {', '.join(unknown[:3])}, which EAGLE-{kind} heads do not have")
+    for name in sorted(set(names) & set(known)):
+        found = tensors.shape(names[name])
+        if found != known[name]:
+            raise CheckpointError(f"{folder}: {name} is {list(found)}, not {list(known[name])} as config.json has it")
+    return head
+
+
+def _shapes(head: HeadConfig, eagle3: bool) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+    """The shapes of the tensors that a head must have, and of those that it may have; biases of the layer aside."""
+    h, i, read = head.hidden_size, head.intermediate_size, (2 if eagle3 else 1) * head.hidden_size
+    q, kv = head.num_attention_heads * head.head_dim, head.num_key_value_heads * head.head_dim
+    layer = {
+        "self_attn.q_proj": (q, read),
+        "self_attn.k_proj": (kv, read),
+        "self_attn.v_proj": (kv, read),
+        "self_attn.o_proj": (h, q),
+        "mlp.gate_proj": (i, h),
+        "mlp.up_proj": (i, h),
+        "mlp.down_proj": (h, i),
+        "post_attention_layernorm": (h,),
+    }
+    layer |= {"input_layernorm": (h,), "hidden_norm": (h,)} if eagle3 else {}
+    whole = {f"layers.0.{name}.weight": shape for name, shape in layer.items()}
+    embedding: dict[str, tuple[int, ...]] = {EMBEDDING: (head.vocab_size, h)}
+    output: dict[str, tuple[int, ...]] = {OUTPUT: (head.draft_vocab_size, h)}
+    if not eagle3:
+        return {FC: (h, 2 * h), **whole}, {"fc.bias": (h,), INPUT_NORM: (h,), **embedding, **output}
+    maps: dict[str, tuple[int, ...]] = {MAP: (head.draft_vocab_size,), MAPS[1]: (head.vocab_size,)}
+    required = {FC: (h, TAPS * head.target_hidden_size), "norm.weight": (h,), **whole, **output}
+    if head.draft_vocab_size != head.vocab_size:
+        required[MAP] = maps[MAP]
+    return required, {**embedding, **maps}
+
+
+def _is_bias(name: str) -> bool:
+    return name.startswith("layers.0.self_attn.") and name.endswith("_proj.bias")
+
+
+def check_taken(folder: Path, head: HeadConfig, target: Mapping[str, Any]) -> None:
+    """Raises CheckpointError unless NxD Inference can run this EAGLE-3 head beside the target of that config.json.
+
+    It reads the hidden states after layers 2, n // 2 and n - 3 of n, and adds what attention gives to the feature
+    before its norm (model_base.py, modeling_llama.py).
+    """
+    count = target.get("num_hidden_layers")
+    if type(count) is not int or count < _LEAST_LAYERS:
+        raise CheckpointError(
+            f"num_hidden_layers: the target has {count!r:.60}; NxD Inference reads three layers for an EAGLE-3 head, of"
+            f" {_LEAST_LAYERS} or more"
+        )
+    read = default_layers(count)
+    if head.layers not in (None, read):
+        raise CheckpointError(
+            f"{folder}: {LAYERS}: the head reads the target after layers {list(head.layers or ())}, and NxD Inference"
+            f" hands out those after {list(read)} alone; train one with --layers {','.join(map(str, read))}"
+        )
+    if head.norm_before_residual:
+        raise CheckpointError(f"{folder}: norm_before_residual: true: NxD Inference computes false; train one so")
+    if head.target_hidden_size != head.hidden_size:
+        raise CheckpointError(
+            f"{folder}: target_hidden_size: {head.target_hidden_size} is not the head's {head.hidden_size}, and NxD"
+            " Inference has one size for both"
+        )
+
+
+def check_completed(folder: Path, target: Mapping[str, Any], normed_inputs: bool) -> None:
+    """Raises CheckpointError unless the folder has what NxD Inference loads beside the target of that config.json.
+
+    normed_inputs: `enable_eagle_draft_input_norm`.
+    """
+    tensors = Tensors(folder)
+    head, eagle3 = check_head(folder, tensors), is_head(folder)
+    names = {name.removeprefix("model.") for name in tensors.files}
+    if eagle3:
+        check_taken(folder, head, target)
+        if head.draft_vocab_size != head.vocab_size or names & set(MAPS):
+            raise CheckpointError(
+                f"{folder}: d2t: the head drafts from {head.draft_vocab_size} of {head.vocab_size} tokens, and NxD"
+                " Inference maps none; --role convert --convert eagle writes it for all"
+            )
+        if any(plain(name) != name for name in names):
+            raise CheckpointError(f"{folder}: midlayer: not Llama's name; --role convert --convert eagle writes that")
+    for table in (OUTPUT, EMBEDDING):
+        if table not in names:
+            raise CheckpointError(f"{folder}: no {table}; --role convert --convert eagle takes it from the target")
+    for field, own in (("hidden_size", head.hidden_size), ("vocab_size", head.vocab_size)):
+        if (wanted := target.get(field)) is not None and own != wanted:
+            raise CheckpointError(f"{folder}: {field}: {own}, and the target's is {wanted}")
+    if not eagle3 and normed_inputs != (INPUT_NORM in names):
+        has, flag = ("has no", "false") if normed_inputs else ("has", "true")
+        raise CheckpointError(
+            f"{folder}: the head {has} {INPUT_NORM}: set enable_eagle_draft_input_norm to {flag} in --neuron_config"
+        )
+
+
+def widened(folder: Path, matrix: Tensor, offsets: Tensor, vocabulary: int) -> Tensor:
+    """An output matrix of the whole vocabulary for a head that drafts from a part of it.
+
+    A token that the head cannot draft gets the mean of its rows: the mean of the logits, which is never the largest.
+    """
+    import torch
+
+    ids = offsets.long() + torch.arange(len(offsets))
+    if int(ids.min()) < 0 or int(ids.max()) >= vocabulary or len(ids.unique()) != len(ids):
+        raise CheckpointError(f"{folder}: d2t does not name {len(ids)} tokens of {vocabulary}")
+    whole = matrix.float().mean(0).to(matrix.dtype).repeat(vocabulary, 1)
+    whole[ids] = matrix
+    return whole

@@ -1,0 +1,68 @@
+"""Reads the JSON files of a model, which anybody may have written, within bounds of size, depth and range."""
+
+from __future__ import annotations
+
+import json
+import math
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+MOST_BYTES = 1 << 22
+"""Limit of the size of a configuration. The objects that Python makes of it take up to 25 times as many bytes."""
+_MOST_DEPTH = 64
+_TOO_DEEP = f"nested more than {_MOST_DEPTH} deep"
+_MOST_DIGITS = 300  # so that every whole number is within the range of a float
+
+
+def read_object(file: Path, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
+    """Reads the JSON object in a file. Raises OSError, or ValueError with one line that does not name the file."""
+    found = read_json(file, most_bytes)
+    if not isinstance(found, dict):
+        raise ValueError("not an object")
+    return found
+
+
+def read_json(file: Path, most_bytes: int = MOST_BYTES) -> Any:
+    """Reads the JSON value in a file, of any type. Raises like read_object."""
+    if not stat.S_ISREG(file.stat().st_mode):  # a pipe could be waited for without end
+        raise ValueError("not a regular file")
+    with file.open("rb") as opened:
+        content = opened.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise ValueError(f"longer than {most_bytes} bytes")
+    try:
+        found = json.loads(content.decode(), parse_int=_whole, object_pairs_hook=_object)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    _check_depth(found)
+    return found
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"a number has {len(digits)} digits")
+    return int(digits)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError("a name stands twice in one object")
+    for name, value in pairs:
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{name[:60]!r} is {value}, not a finite number")
+    return made
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(_MOST_DEPTH + 1):
+        level = [inner for each in level if isinstance(each, list | dict) for inner in _inside(each)]
+    if level:
+        raise ValueError(_TOO_DEEP)
+
+
+def _inside(value: list[Any] | dict[str, Any]) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value

@@ -1,0 +1,116 @@
+"""Builds what a role asks for its own prompts, and of whom, from the options; starts clients and local models."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from tandem.cli.flags import Options
+from tandem.cli.option import built
+from tandem.cli.values import auto_or_count, credentials, split_list, with_default_ports
+from tandem.clients.prompts import read_prompts
+from tandem.clients.terminal import ClientConfig, run_client
+from tandem.rpc.channel import FUSED
+from tandem.speculation.depth import Pipeline
+from tandem.speculation.request import members
+from tandem.speculation.sampling import member_named
+from tandem.speculation.types import SAMPLING_FIELDS, GenerationRequest, SamplingParams, Structure, StructureKind
+
+Run = Coroutine[Any, Any, int]
+
+
+def client(args: Options) -> Run:
+    return run_client(client_config(args), args.service)
+
+
+def fused_client(args: Options) -> Run:
+    return run_client(client_config(args), FUSED)
+
+
+def draft(args: Options) -> Run:
+    from tandem.cli.models import model_config
+    from tandem.clients.local import run_draft
+
+    models = model_config(args.with_own_draft(), args.target_model or args.model)
+    return run_draft(
+        client_config(args), models, args.connect_seconds, member_named(Pipeline, "pipeline", args.pipeline)
+    )
+
+
+def verify_target(args: Options) -> Run:
+    return _alone(args, args.model or args.target_model, "target_only")
+
+
+def verify_draft(args: Options) -> Run:
+    from tandem.checkpoints.locate import embedded_draft
+
+    model = args.model or args.draft_model or embedded_draft()
+    if model is None:
+        raise ValueError("model: no draft model is shipped; name one with --model")
+    return _alone(args, model, "draft_only")
+
+
+def _alone(args: Options, model: str | None, name: str) -> Run:
+    from tandem.cli.models import model_config
+    from tandem.clients.local import run_single_model
+
+    return run_single_model(client_config(args), model_config(args, model), name)
+
+
+def client_config(args: Options) -> ClientConfig:
+    """Builds a client's prompts, request and addresses."""
+    prompts = (*args.prompt, *_file_prompts(args.prompt_text))
+    if not prompts:
+        raise ValueError("prompt: give --prompt TEXT or --prompt_text FILE")
+    request = built(
+        GenerationRequest,
+        args,
+        text="",
+        sampling=sampling(args),
+        unset_sampling=frozenset(name for name in SAMPLING_FIELDS if getattr(args, name) is None),
+        max_total_tokens=args.sequence_length,
+        speculation_length=auto_or_count("speculation_length", args.speculation_length),
+        stop_strings=args.stop,
+        ignore_end_of_sequence=args.ignore_eos,
+        **members(vars(args)),
+    )
+    return built(
+        ClientConfig,
+        args,
+        address=with_default_ports(args.target_host, args.port),
+        prompts=prompts,
+        request=request,
+        credentials=credentials(args),
+    )
+
+
+def sampling(args: Options) -> SamplingParams:
+    """Returns the sampling that the options give, with defaults for the rest. Raises ValueError."""
+    return built(SamplingParams, args, logit_bias=biases(args.logit_bias), structure=structure(args))
+
+
+def biases(text: str | None) -> tuple[tuple[int, float], ...]:
+    """The (token id, bias) pairs of a list such as `50256:-100,11:2.5`, by id. Raises ValueError."""
+    pairs = [part.partition(":") for part in split_list(text)]
+    try:
+        return tuple(sorted((int(token), float(bias)) for token, _, bias in pairs))
+    except ValueError:
+        raise ValueError(f"logit_bias: {text!r} is not a list of id:bias, as in 50256:-100,11:2.5") from None
+
+
+def structure(args: Options) -> Structure | None:
+    """Returns what --json_schema or --regex asks of the output. Raises ValueError."""
+    if args.json_schema is None:
+        return None if args.regex is None else Structure(StructureKind.REGEX, args.regex)
+    try:
+        return Structure(StructureKind.JSON_SCHEMA, Path(args.json_schema).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"json_schema: {args.json_schema} cannot be read: {error}") from None
+
+
+def _file_prompts(file: str | None) -> tuple[str, ...]:
+    try:
+        return tuple(text for _, text in read_prompts(Path(file))) if file is not None else ()
+    except ValueError as error:
+        raise ValueError(f"prompt_text: {error}") from None

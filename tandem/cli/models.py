@@ -1,0 +1,74 @@
+"""Builds the configuration of the models that a role loads from the options."""
+
+from __future__ import annotations
+
+from tandem.checkpoints.adapters import adapter_choices
+from tandem.cli.flags import Options
+from tandem.cli.option import built
+from tandem.cli.values import auto_or_count, numbers
+from tandem.engine.model_config import DraftChoice, ModelConfig
+from tandem.launch import LAUNCH
+from tandem.runners.loading import CHUNK, Execution, Shape
+from tandem.runners.nxdi.settings import NxdiSettings, read_neuron_config
+from tandem.runners.torch.buckets import RequestedBuckets
+from tandem.speculation.features import FeatureFormat, FeatureWish
+from tandem.speculation.sampling import member_named
+
+
+def model_config(args: Options, model: str | None) -> ModelConfig:
+    """Builds the configuration of a role's models: where they run and in which shape."""
+    nxdi = args.backend == "nxdi"  # it shards models among cores itself
+    rows, drafts = numbers("batch_buckets", args.batch_buckets, int), numbers("draft_buckets", args.draft_buckets, int)
+    return ModelConfig(
+        execution=built(
+            Execution, args, exact=not args.fast, compiled=args.compiled_dir, tp_degree=1 if nxdi else args.tp_degree
+        ),
+        shape=Shape(
+            slots=args.batch,
+            max_length=args.length,
+            max_draft=args.most_drafts,
+            chunk=CHUNK if args.prefill_chunk is None else args.prefill_chunk,
+            requested_buckets=RequestedBuckets(rows, drafts),
+        ),
+        model=model,
+        draft=DraftChoice(
+            args.draft,
+            args.draft_model,
+            FeatureWish(member_named(FeatureFormat, "feature_format", args.feature_format), args.feature_context),
+        ),
+        backend=args.backend,
+        default_k=auto_or_count("speculation_length", args.speculation_length),
+        settings=nxdi_settings(args) if nxdi else None,
+        adapters=adapter_choices(args.adapters),
+        draft_adapters=adapter_choices(args.draft_adapters, "draft_adapters"),
+        hand_out_features=layers_handed_out(args.hand_out_features),
+    )
+
+
+def layers_handed_out(given: str) -> tuple[int, ...] | None:
+    """Returns after how many layers a target hands out features: None: it does not, empty: the usual ones."""
+    if given == "off":
+        return None
+    try:
+        layers = () if given == "on" else numbers("hand_out_features", given, int)
+    except ValueError:
+        layers = ()
+    if given != "on" and not layers:
+        raise ValueError(f"hand_out_features: {given!r} is not off, on, or layers such as 2,15,27")
+    return layers
+
+
+def nxdi_settings(args: Options) -> NxdiSettings:
+    """Builds the settings that only --backend nxdi has."""
+    return built(
+        NxdiSettings,
+        args,
+        neuron_config=read_neuron_config(args.neuron_config),
+        draft_neuron_config=read_neuron_config(args.draft_neuron_config, "draft_neuron_config"),
+        adapters=adapter_choices(args.adapters),
+    )
+
+
+def command(args: Options) -> tuple[str, ...]:
+    """Returns the command that starts this role again, in another process."""
+    return (*LAUNCH, *args.argv)

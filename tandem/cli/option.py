@@ -1,0 +1,159 @@
+"""An option is declared once, as a field of a dataclass, whose type, default and metadata make flag and help.
+
+Groups of options are dataclasses without methods of their own, because making those takes time before --help.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
+
+from tandem.cli.role_names import BACKENDS
+
+FILE: TypeAlias = str  # a type in capitals is what --help shows for the value
+DIR: TypeAlias = str
+LIST: TypeAlias = str
+JSON: TypeAlias = str
+NAME: TypeAlias = str
+HOST: TypeAlias = str
+URL: TypeAlias = str
+SECONDS: TypeAlias = float
+ADDRESS: TypeAlias = str
+ADDRESSES: TypeAlias = str
+ADAPTERS: TypeAlias = str
+PARSERS = {"int": int, "float": float, "SECONDS": float, "Path": Path}
+SHOWN = {"int": "N", "ADDRESS": "HOST:PORT", "ADDRESSES": "HOST:PORT[,...]", "ADAPTERS": "NAME=DIR,..."}
+
+Parsed = TypeVar("Parsed")
+Config = TypeVar("Config")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flag:
+    """What a dataclass declares of an option; `kind` is the annotation, `also` another name.
+
+    `roles` take the flag; those that load models, with one of `backends` alone. `only` narrows a backend's roles.
+    """
+
+    name: str
+    kind: str
+    default: Any
+    text: str
+    roles: tuple[str, ...]
+    backends: tuple[str, ...]
+    only: Mapping[str, tuple[str, ...]]
+    also: str | None
+    metavar: str | None
+
+    def takers(self, backend: str) -> tuple[str, ...]:
+        """Returns the roles that take the flag with a backend."""
+        return self.only.get(backend, self.roles) if backend in self.backends else ()
+
+    @property
+    def help(self) -> str:
+        """The text, with the one backend that has it, and with the default unless there is none or the text says it."""
+        backends = [name for name in self.backends if name != "toy"]
+        text = f"{backends[0]}: {self.text}" if len(backends) == 1 else self.text
+        told = self.default is None or self.default is False or self.default in ("", ()) or "default" in self.text
+        value = f"{self.default:g}" if isinstance(self.default, float) else self.default
+        return text if told else f"{text} (default: {value})"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of argparse's add_argument."""
+        if self.kind == "bool":
+            return {"action": "store_true", "help": self.help}
+        kind = self.kind.partition(" ")[0]
+        metavar = self.metavar or SHOWN.get(kind) or (kind if kind.isupper() else self.name.upper())
+        repeated = {"action": "append"} if kind.startswith("tuple[") else {}
+        return {**repeated, "type": PARSERS.get(kind, str), "metavar": metavar, "help": self.help}
+
+    def spellings(self, hyphens: bool) -> list[str]:
+        """Both spellings of each name, the one with hyphens first or last."""
+        names = [name for name in (self.name, self.also) if name]
+        return list(
+            dict.fromkeys(
+                f"--{word}" for name in names for word in sorted({name, name.replace("_", "-")}, reverse=not hyphens)
+            )
+        )
+
+
+def option(
+    text: str,
+    roles: tuple[str, ...] = (),
+    backends: tuple[str, ...] = BACKENDS,
+    *,
+    default: Any = None,
+    only: Mapping[str, tuple[str, ...]] | None = None,
+    also: str | None = None,
+    metavar: str | None = None,
+) -> Any:
+    """Declares a field of a dataclass as an option."""
+    said = {"text": text, "roles": roles, "backends": backends, "only": only or {}, "also": also, "metavar": metavar}
+    return field(default=default, metadata=said)
+
+
+def switch(text: str, roles: tuple[str, ...] = (), backends: tuple[str, ...] = BACKENDS) -> Any:
+    """Declares an option without a value, which is False unless it is given."""
+    return option(text, roles, backends, default=False)
+
+
+def flags_of(options: type, config: type | None = None) -> dict[str, Flag]:
+    """The options of a dataclass of groups, group by group: its base classes, whose docstrings are titles.
+
+    An option without a default has that of the field of this name in `config`.
+    """
+    others = {each.name: each.default for each in fields(config) if each.default is not MISSING} if config else {}
+    return {
+        each.name: Flag(
+            name=each.name,
+            kind=str(each.type),
+            default=others.get(each.name) if each.default is None else each.default,
+            **each.metadata,
+        )
+        for group in options.__bases__
+        for each in fields(group)
+    }
+
+
+class OptionParser(argparse.ArgumentParser, Generic[Parsed]):
+    """Parses into a frozen dataclass of groups of options, which has `given`: the names of those that were given.
+
+    Each flag has two spellings, --top_p and --top-p; `hyphens` shows the latter first. An error is one line, exit 2.
+    """
+
+    said = ""  # before an error's message
+
+    def __init__(self, options: type[Parsed], flags: Mapping[str, Flag], hyphens: bool = False, **named: Any) -> None:
+        super().__init__(allow_abbrev=False, **named)
+        self._flags = flags
+        self._parsed: Callable[..., Parsed] = options
+        for group in options.__bases__:
+            titled = self.add_argument_group(group.__doc__)
+            for flag in (flags[each.name] for each in fields(group)):
+                spellings = flag.spellings(hyphens)
+                titled.add_argument(*spellings, dest=flag.name, **flag.options, default=argparse.SUPPRESS)
+
+    # argparse overloads this method for callers that pass a namespace; no caller here does.
+    def parse_args(self, args: Sequence[str] | None = None) -> Parsed:  # type: ignore[override]
+        argv = tuple(sys.argv[1:] if args is None else args)
+        found = vars(super().parse_args(argv))
+        repeated = {name: tuple(value) for name, value in found.items() if isinstance(value, list)}
+        values = {name: flag.default for name, flag in self._flags.items()} | found | repeated
+        return self._parsed(argv=argv, given=frozenset(found) - {"role"}, **values)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {self.said}{message}\n")
+
+
+def built(kind: type[Config], options: object, **computed: Any) -> Config:
+    """Builds a configuration from the options of its fields' names; those `computed` come before them.
+
+    An option that is None leaves the field's own default.
+    """
+    same = {each.name: getattr(options, each.name, None) for each in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in same.items() if value is not None} | computed)

@@ -1,0 +1,25 @@
+"""The roles and backends by what they do, for the rows of flags.py and model_flags.py."""
+
+from __future__ import annotations
+
+BACKENDS = ("torch", "nxdi", "toy")
+TORCH, NXDI, REAL, OURS = ("torch",), ("nxdi",), ("torch", "nxdi"), ("torch", "toy")
+
+TARGETS = ("target", "fused_target")
+SERVERS = (*TARGETS, "draft_worker")
+APART = ("draft", "draft_worker")  # draft for a target elsewhere
+SESSIONS = ("target", "draft_worker")
+ASKING = ("client", "fused_client", "draft")  # send their own prompts to a server
+CALLING = (*ASKING, *SERVERS)
+ALONE = ("verify_target", "verify_draft")
+PROMPTED = (*ASKING, *ALONE)
+PROMPTS = (*PROMPTED, "accept")
+GENERATING = (*PROMPTS, *SERVERS)
+DRAFTING = ("fused_target", "draft_worker", "draft", "accept", "compile")
+VERIFYING = (*TARGETS, *ALONE, "accept")
+LISTENING = (*SERVERS, "prefill")
+SERVING = (*LISTENING, "gateway")
+LOADING = (*LISTENING, "draft", *ALONE, "accept", "compile")
+SHAPED = (*LOADING, "plan")
+FUSING = ("fused_target", "compile")
+EVERY = (*LOADING, "gateway", "client", "fused_client", "advise", "plan", "doctor", "convert")

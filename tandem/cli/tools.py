@@ -1,0 +1,130 @@
+"""Configures and starts the roles that neither serve nor ask. Each imports only what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tandem.cli.flags import Options
+from tandem.cli.option import built
+from tandem.cli.values import auto_or_count, numbers, split_list
+
+if TYPE_CHECKING:
+    from tandem.engine.compile_ahead import CompileConfig
+    from tandem.planning.plan import PlanConfig
+
+Run = Coroutine[Any, Any, Any]
+
+
+async def _at_once(role: Callable[..., int], *config: object) -> int:
+    """Wraps a role that awaits nothing in a coroutine."""
+    return role(*config)
+
+
+def gateway(args: Options) -> Run:
+    """Starts HTTP for OpenAI clients. Raises ValueError."""
+    from tandem.services.gateway.config import GatewayConfig
+    from tandem.services.gateway.run import run_gateway
+
+    workers = split_list(args.workers)
+    return run_gateway(built(GatewayConfig, args, workers=workers, port=args.http_port, flags=args.gateway_flags))
+
+
+def accept(args: Options) -> Run:
+    """Measures acceptance, in rounds up to the speculation length asked for."""
+    from tandem.cli.asking import sampling
+    from tandem.cli.models import model_config
+    from tandem.comparison.measuring.workloads import built_in_prompts, given_prompts, read_prompt_file
+    from tandem.training.acceptance.measure import AcceptConfig
+    from tandem.training.acceptance.run import run_accept
+
+    prompts = given_prompts(args.prompt, args.chat)
+    prompts += read_prompt_file(Path(args.prompt_text), args.chat) if args.prompt_text else ()
+    asked = auto_or_count("speculation_length", args.speculation_length)
+    longest = 8 if asked is None else asked
+    config = built(
+        AcceptConfig,
+        args,
+        models=model_config(replace(args, speculation_length=str(max(1, longest))), args.target_model or args.model),
+        prompts=prompts or built_in_prompts(),
+        sampling=sampling(args),
+        longest=longest,
+    )
+    return run_accept(config, Path(args.output) if args.output else None)
+
+
+def compile_config(args: Options) -> CompileConfig:
+    """Builds the list of graphs to compile, and for which device and buckets."""
+    from tandem.cli.models import command, model_config
+    from tandem.engine.compile_ahead import CompileConfig
+
+    models = model_config(args, args.target_model or args.model)
+    return CompileConfig(models, split_list(args.compile_for), command(args))
+
+
+def compile(args: Options) -> Run:
+    from tandem.engine.compile_ahead import run_compile
+
+    return _at_once(run_compile, compile_config(args))
+
+
+def convert(args: Options) -> Run:
+    """Converts a checkpoint. Raises ValueError."""
+    from tandem.checkpoints.convert import ConvertConfig, run_convert
+
+    flag = "draft_model" if args.convert == "eagle" else "model"
+    source = getattr(args, flag)
+    if source is None:
+        raise ValueError(f"{flag}: give --{flag} DIR")
+    if args.output is None:
+        raise ValueError("output: give --output DIR, the folder to write to")
+    target = Path(args.target_model) if args.target_model else None
+    config = ConvertConfig(Path(source), Path(args.output), args.convert or "", target, int(args.shard_gb * 10**9))
+    return _at_once(run_convert, config)
+
+
+def advise(args: Options) -> Run:
+    """Advises from the measurements, the link and the load."""
+    from tandem.comparison.analysis.advice import AdviceConfig, run_advice
+
+    if args.report is None:
+        raise ValueError("report: give --report comparison.json, which compare_architectures.py writes")
+    return _at_once(run_advice, AdviceConfig(Path(args.report), args.rtt_ms, args.clients, args.link_mbps))
+
+
+def plan_config(args: Options) -> PlanConfig:
+    """Builds a plan's input. A tp_degree of 1, the default, lets the plan choose; --core_count 1 asks for one."""
+    from tandem.planning.instances import INSTANCES
+    from tandem.planning.plan import PlanConfig
+
+    if args.instance is None:
+        raise ValueError(f"instance: give --instance, one of {', '.join(INSTANCES)}")
+    if (args.target_model or args.model) is None:
+        raise ValueError("target_model: give --target_model DIR, a folder with a config.json")
+    return built(
+        PlanConfig,
+        args,
+        target_model=args.target_model or args.model,
+        keep=split_list(args.modules_to_not_convert),
+        length=args.length,
+        drafts=args.most_drafts,
+        degree=args.tp_degree if args.tp_degree > 1 else None,
+        cores=args.core_count,
+        row_buckets=numbers("batch_buckets", args.batch_buckets, int),
+        draft_buckets=numbers("draft_buckets", args.draft_buckets, int),
+        chunk=args.prefill_chunk,
+    )
+
+
+def plan(args: Options) -> Run:
+    from tandem.planning.plan import run_plan
+
+    return _at_once(run_plan, plan_config(args), args.json)
+
+
+def doctor(args: Options) -> Run:
+    from tandem.planning.doctor import run_doctor
+
+    return _at_once(run_doctor, args.json)

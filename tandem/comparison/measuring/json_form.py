@@ -1,0 +1,73 @@
+"""Turns dataclasses into JSON and back, guided by their fields and type hints."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeVar, Union
+
+T = TypeVar("T")
+INLINE: Mapping[str, str | None] = {"json": ""}
+"""Metadata of a field whose keys lie in the object around it."""
+HIDDEN: Mapping[str, str | None] = {"json": None}
+"""Metadata of a field that is not written."""
+
+
+def named(key: str) -> Mapping[str, str | None]:
+    """Returns the metadata of a field that has another name in JSON."""
+    return {"json": key}
+
+
+def encoded(value: Any) -> Any:
+    """Converts dataclasses, enums, paths, mappings and sequences; infinities and NaN to None: JSON has neither."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key if isinstance(key, str) else f"{key:g}": encoded(one) for key, one in value.items()}
+    if not dataclasses.is_dataclass(value):
+        return [encoded(one) for one in value]
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(value):
+        key = field.metadata.get("json", field.name)
+        if key is not None:
+            one = encoded(getattr(value, field.name))
+            found.update(one if key == "" else {key: one})
+    return found
+
+
+def decoded(kind: type[T], value: Any) -> T:
+    """Converts `value` to `kind`. Raises ValueError or TypeError if it does not fit, also for unknown keys."""
+    return typing.cast(T, _decoded(kind, value))
+
+
+def _decoded(kind: Any, value: Any) -> Any:
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in inner:
+            return None
+        (kind,) = (one for one in inner if one is not type(None))
+        return _decoded(kind, value)
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        hints = typing.get_type_hints(kind)
+        if not isinstance(value, Mapping) or (unknown := set(value) - set(hints)):
+            raise ValueError(f"{kind.__name__}: {f'unknown {min(unknown)}' if isinstance(value, Mapping) else value!r}")
+        return kind(**{key: _decoded(hints[key], one) for key, one in value.items()})
+    if origin is tuple:
+        kinds = inner[:1] * len(value) if inner[1:] == (...,) else inner
+        return tuple(_decoded(each, one) for each, one in zip(kinds, value, strict=True))
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return {_decoded(inner[0], key): _decoded(inner[1], one) for key, one in value.items()}
+    if isinstance(kind, type) and issubclass(kind, Enum | Path | int | float) and kind is not bool:
+        return kind(value)  # JSON keys are strings, and 0.0 may be written as 0
+    return value

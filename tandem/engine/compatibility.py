@@ -1,0 +1,105 @@
+"""The table of what excludes what: which way of running a model leaves out what else a user may ask for, and why.
+
+Errors and the table of docs/compatibility.md are made of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from tandem.runners.capabilities import Capabilities, No, Trait
+from tandem.runners.protocol import Runner
+
+ASKED: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "pages": ("copies no keys and values out of its slots", "kept prefixes, --prefill, role prefill"),
+        "adapters": ("takes none", "LoRA adapters: --adapters, --draft_adapters, --adapter_root"),
+        "memory_on_demand": ("reserves its KV slots whole", "--kv_cache_mb"),
+        "features_out": ("hands out no hidden states", "--hand_out_features, an EAGLE head beside the target"),
+        "logits": ("keeps its logits on the device", "temperature, log-probabilities, whatever changes logits"),
+        "structures": ("masks no logits", "structured output"),
+        "copied_drafts": ("verifies only its own drafts", "--draft hybrid"),
+        "proposals": ("does not draft for targets that call it", "draft_worker without --target_host"),
+    }
+)
+"""Fields of Capabilities that users ask for: what errors say of a model without one, and by what it is asked for."""
+
+EXCLUDED: Mapping[Trait, Mapping[str, str]] = MappingProxyType(
+    {
+        Trait.SHARED: {
+            "pages": "each process holds a share of every page",
+            "adapters": "processes share the model",
+            "memory_on_demand": "processes share the model",
+            "features_out": "several processes share the model; leave --tp_degree out, or use --draft model",
+            "structures": "each process would need a matcher of its own",
+        },
+        Trait.READ: {
+            "adapters": "an EAGLE head reads its target's states, and was trained without them",
+            "memory_on_demand": "an EAGLE head reads its states, which have whole slots",
+        },
+        Trait.HEAD: {
+            "pages": "an EAGLE head makes its keys again, from the features in its target's pages",
+            "adapters": "an EAGLE head was trained without them",
+            "memory_on_demand": "an EAGLE head holds its target's features, which have whole slots",
+            "proposals": (
+                "an EAGLE head reads its target's features, and targets that ask for drafts (Propose, ProposeStream)"
+                " send none; give the worker its --target_host, or another draft"
+            ),
+        },
+        Trait.GRAPHS: {
+            "pages": "nothing but graphs runs on the device, and there is none that copies pages",
+            "adapters": "compiled graphs take none: use --compile native or off",
+            "memory_on_demand": "compiled graphs need them so",
+        },
+        Trait.WHOLE_SLOTS: {"memory_on_demand": "module code needs them so on this device and system"},
+        Trait.INEXACT: {"pages": "its steps were not seen to give the same bits in all their shapes"},
+        Trait.NXD_INFERENCE: {
+            "pages": "NxD Inference keeps them to itself",
+            "memory_on_demand": "NxD Inference allocates them when it loads",
+            "features_out": "NxD Inference keeps them to itself, and runs a head in its target's graph: --eagle",
+        },
+        Trait.TOKENS_ONLY: {
+            "logits": "tokens are chosen there, greedily only",
+            "structures": "they stay on the device",
+        },
+        Trait.ONE_GRAPH: {"copied_drafts": "it drafts and verifies in one; use --draft model"},
+    }
+)
+"""What a model that runs so cannot, by fields of Capabilities, with the reasons."""
+
+
+def able(runner: Runner) -> Capabilities:
+    """What a runner can, without what is excluded by how it runs. Ask at start, once it is warm."""
+    has = runner.capabilities
+    traits = [trait for trait in reversed(Trait) if trait in has.traits]  # of several reasons, the first one stays
+    found = {field: No(why) for trait in traits for field, why in EXCLUDED[trait].items()}
+    return replace(has, **found)  # type: ignore[arg-type]
+
+
+def refusal(flag: str, model: str, field: str, why: str) -> ValueError:
+    """The error about `flag`, which asks for a field of Capabilities that the model has not."""
+    return ValueError(f"{flag}: {sentence(model, field, why)}")
+
+
+def excluded(flag: str, model: str, trait: Trait, field: str) -> ValueError:
+    """The error about `flag`, before there is a model that runs so."""
+    return refusal(flag, model, field, EXCLUDED[trait][field])
+
+
+def sentence(model: str, field: str, why: str) -> str:
+    """Says that the model has not this field of Capabilities, and why."""
+    return f"{model} {ASKED[field][0]}: {why}"
+
+
+def table() -> str:
+    """The Markdown table of all that is excluded: a row for each way to run a model."""
+    rows = ["| how a model runs | what it leaves out | why |", "|---|---|---|"]
+    for trait, reasons in EXCLUDED.items():
+        names = [trait.value, *[""] * len(reasons)]
+        rows += [
+            f"| {name} | {ASKED[field][1]} | {why} |"
+            for name, (field, why) in zip(names, reasons.items(), strict=False)
+        ]
+    return "\n".join(rows) + "\n"

@@ -1,0 +1,143 @@
+"""Defines the engine of a model: its runner, slots, adapters, prefixes and structures, and whether it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from tandem.engine.adapters import Adapters
+from tandem.engine.batcher import Batcher, DeviceLost, Step, StepHung, TimedResult
+from tandem.engine.compatibility import able, sentence
+from tandem.engine.fair_turns import TooManyWaiting
+from tandem.engine.features import HandedFeatures, hand_out
+from tandem.engine.prefill_elsewhere import PrefillElsewhere
+from tandem.engine.prefix_cache import PrefixCache
+from tandem.engine.slots import SlotPool
+from tandem.engine.structures import Structures
+from tandem.runners.capabilities import No
+from tandem.runners.protocol import Runner, verify_sized
+from tandem.speculation.processing import Processing
+from tandem.speculation.types import InvalidField, Request
+
+log = logging.getLogger("tandem.engine")
+
+
+class Engine:
+    """A runner, its slots and the batcher of its device thread.
+
+    If a whole step of a `vital` engine fails, the engine is lost with all its sequences and raises DeviceLost from then
+    on, because the state of its device cannot be trusted. An engine that only drafts may be tried again. A step that
+    hangs may still return: the engine is lost only when StepWatch gives up on it. `structures`: those of the model's
+    tokenizer; None if structured output is not possible. `can`: what its runner can.
+    """
+
+    def __init__(
+        self, runner: Runner, batcher: Batcher, vital: bool = True, structures: Structures | None = None
+    ) -> None:
+        self.runner, self.batcher, self.vital, self.structures = runner, batcher, vital, structures
+        self.can = able(runner)
+        self.slots = SlotPool(runner.limits.slots)
+        self.adapters = Adapters(runner, batcher)
+        batcher.serves(self.slots)
+        self.verify = functools.partial(verify_sized, runner)
+        self.prefixes: PrefixCache | None = None
+        self.elsewhere: PrefillElsewhere | None = None
+        self.features: HandedFeatures | None = None
+        self.lost = asyncio.Event()
+        self.fused_fallbacks: Counter[str] = Counter()  # failed calls of draft and target in one, by kind of error
+        self._cause = ""
+        self._bound: list[Engine] = []
+
+    async def hand_out_features(self, layers: Sequence[int] = ()) -> None:
+        """Makes verdicts have features where rows ask for them, once, before any sequence. Raises ValueError.
+
+        `layers`: the usual ones by default (see tandem/checkpoints/head_config.py).
+        """
+        self.features = await self.batcher.on_device(hand_out, self.runner, tuple(layers))
+        self.can = able(self.runner)
+        self.verify = functools.partial(self.features.verify, self.verify)
+
+    async def run(self, step: Step, row: Any, prefill: bool = False) -> TimedResult[Any]:
+        """Runs `row` in the next `step` that has room. Raises RowFailed, StepHung, or DeviceLost."""
+        if self.lost.is_set():
+            raise DeviceLost(self._cause)
+        try:
+            return await self.batcher.run(step, row, 1 if prefill else self.runner.limits.slots, prefill)
+        except StepHung:
+            raise
+        except DeviceLost as error:
+            if self.vital:
+                if not self.lost.is_set():
+                    log.error("a step failed: %s", str(error).partition("\n")[0])
+                self.lose(error)
+            raise
+
+    def lose(self, error: DeviceLost) -> None:
+        """Marks the engine as lost: it is not used again, and requests that wait for a slot get `error`."""
+        if not self.lost.is_set():
+            self._cause = str(error)
+            self.lost.set()
+            self.slots.close(error)
+            for other in self._bound:
+                other.lose(error)
+
+    def bind(self, other: Engine) -> None:
+        """Makes the loss of either engine the loss of both: their models are on one device."""
+        self._bound.append(other)
+        other._bound.append(self)
+
+    def answers(self, request: Request) -> bool:
+        """Whether a request asks for nothing that needs logits which stay on the device."""
+        plain = request.sampling.greedy and not request.sampling.processed and request.logprobs is None
+        return plain or not isinstance(self.can.logits, No)
+
+    def admit(self, request: Request) -> None:
+        """Raises InvalidField if this runner does not support what the request asks for."""
+        sampling, size = request.sampling, self.runner.limits.vocab_size
+        model, logits = f"this server's {self.runner.identity.backend} model", self.can.logits
+        for token, _ in sampling.logit_bias[-1:]:
+            if token >= size:
+                raise InvalidField("logit_bias", f"token id {token} is outside the vocabulary of {size}")
+        for name in (*sampling.processed, *(("logprobs",) if request.logprobs is not None else ())):
+            if isinstance(logits, No):
+                raise InvalidField(name, f"not available: {sentence(model, 'logits', logits)}")
+        if sampling.structure and self.structures is None:
+            reason = f": {self.can.structures}" if isinstance(self.can.structures, No) else ""
+            raise InvalidField("structure", f"not available with {model}{reason}")
+        if isinstance(logits, No) and not sampling.greedy:
+            why = sentence(model, "logits", logits)
+            raise InvalidField("temperature", f"{sampling.temperature}: {why}; ask for temperature 0")
+
+    async def check_structure(self, request: Request) -> None:
+        """Checks the structure of an admitted request, before it takes a slot. Raises InvalidField, TooManyWaiting."""
+        if request.sampling.structure and self.structures:
+            await self.structures.check(request.sampling.structure)
+
+    async def processing(self, request: Request, prompt_length: int, tokens: Sequence[int] = ()) -> Processing | None:
+        """Returns the logits processing of a request that has a slot, or None if it asks for none.
+
+        `tokens`: those known so far, prompt included. Raises InvalidField if the output in them does not match the
+        structure, or like `check_structure`.
+        """
+        sampling, matcher = request.sampling, None
+        if not sampling.processed:
+            return None
+        output = tokens[prompt_length:]
+        if sampling.structure and self.structures:
+            matcher = await self.structures.matcher(sampling.structure, output)
+        return Processing(sampling, prompt_length, matcher, output)
+
+    async def draft_processing(self, request: Request, prompt_length: int) -> Processing | None:
+        """Like `processing`, for drafts: what cannot be done is left out, because the target does it in any case."""
+        if isinstance(self.can.logits, No):
+            return None
+        try:
+            return await self.processing(request, prompt_length)
+        except (InvalidField, TooManyWaiting):
+            unstructured = replace(request, sampling=replace(request.sampling, structure=None))
+            return await self.processing(unstructured, prompt_length)

@@ -1,0 +1,212 @@
+"""The server's end of the processes that compile and follow structures (structure_worker.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import sys
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tandem.engine import structure_worker
+from tandem.engine.structure_worker import COMPILE, COMPILED, DIED, DONE, FORK, NOTHING, PACKET, TAKEN, TEXT
+from tandem.speculation.sampling import InvalidField, Structure
+
+COMPILE_SECONDS = 2.0
+"""Processor time to compile a structure and to make its first mask."""
+STEP_SECONDS = 0.25
+"""Processor time to follow a token, or to make a mask."""
+MEMORY_MIB = 256
+"""Limit of the memory of a process that compiles a structure or follows an output through it."""
+LEXER_STATES = 50_000
+"""llguidance's own limit, at 1 to 2 kB each."""
+STALLED_SECONDS = 10.0
+"""How long an answer may take on the clock: it is limited in processor time, of which a busy machine gives little."""
+HUNG_SECONDS = 120.0
+"""The same limit for starting and compiling, for which no step waits."""
+_END_SECONDS = 1.0
+_TOKENS = PACKET // 4  # in one packet
+
+
+class Refused(ValueError):
+    """The structure cannot be compiled, or not be followed any further."""
+
+
+class Died(RuntimeError):
+    """The process has ended. `signal`: the one that ended it; None if nobody knows."""
+
+    def __init__(self, number: int | None = None) -> None:
+        super().__init__(f"ended by signal {number}" if number else "ended")
+        self.signal = number
+
+
+LIMITS: dict[int | None, str] = {
+    signal.SIGPROF: "time",
+    signal.SIGABRT: "memory",
+    signal.SIGSEGV: "nesting",
+    signal.SIGBUS: "nesting",
+}
+"""The limit that a process exceeded, by the signal that ended it."""
+
+
+def refusal(structure: Structure, error: Refused | Died, doing: str) -> InvalidField:
+    """Returns the error of a request whose structure cannot be enforced. `doing`: "compile" or "follow"."""
+    match error:
+        case Died(signal=signal.SIGPROF) if doing == "compile":
+            why = f"it took more than {COMPILE_SECONDS:g} s of processor time to compile"
+        case Died(signal=signal.SIGPROF):
+            why = f"it took more than {STEP_SECONDS:g} s of processor time to follow one token"
+        case Died(signal=signal.SIGABRT):
+            why = f"it needed more than {MEMORY_MIB} MiB of memory to {doing}"
+        case Died(signal=signal.SIGSEGV | signal.SIGBUS):
+            why = "it is nested too deeply"
+        case Died():
+            why = f"the processes that were to {doing} it were killed"
+        case Refused() if str(error).startswith("NoExtension"):
+            why = "no output can match it" if doing == "compile" else "no token can follow the output"
+        case Refused():
+            why = " ".join(str(error).split())[:200]
+    return InvalidField("structure", f"the {structure.kind.value} cannot be enforced: {why}")
+
+
+class StructureProcess:
+    """A process, which ends when this object does. Only one thread at a time may ask it; any may `fork`."""
+
+    def __init__(
+        self,
+        own: socket.socket,
+        parent: StructureProcess | None = None,
+        process: subprocess.Popen[bytes] | None = None,
+    ) -> None:
+        self._own, self._parent = own, parent  # which lives as long, to tell how this one ended
+        self._answer = bytearray(PACKET + TAKEN.size)
+        self._expected = 0  # tokens that are to be taken
+        self.close = weakref.finalize(self, _ended, own, process)
+
+    @classmethod
+    def started(cls, given: Mapping[str, Any]) -> StructureProcess:
+        """Starts one, which compiles nothing itself and is told by `ready` that it can fork. Blocks: milliseconds.
+
+        `given`: how tokens are spelled, as Worker reads it. Raises OSError.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, structure_worker.__file__, str(theirs.fileno())]
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+            )
+        limits = {
+            "compile_seconds": COMPILE_SECONDS,
+            "step_seconds": STEP_SECONDS,
+            "memory_bytes": MEMORY_MIB * 2**20,
+            "lexer_states": LEXER_STATES,
+        }
+        assert process.stdin is not None
+        with process.stdin as told:
+            told.write(json.dumps({**given, **limits}).encode())
+        return cls(ours, process=process)
+
+    async def ready(self) -> None:
+        """Waits until a process that was `started` can fork. Raises Refused or Died."""
+        await self._answered()
+
+    def fork(self) -> StructureProcess:
+        """Returns a process that has what this one has. It may not be there yet; then its answers take longer.
+
+        Raises Died.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            try:
+                socket.send_fds(self._own, [bytes([FORK])], [theirs.fileno()])
+            except OSError:
+                ours.close()
+                raise Died from None
+        return StructureProcess(ours, self)
+
+    async def compile(self, kind: str, text: str) -> int:
+        """Compiles a structure; returns the bytes that this took. Raises Refused or Died."""
+        raw = text.encode("utf-8", "surrogatepass")
+        for at in range(0, len(raw), PACKET):
+            await self._sent(bytes([TEXT]) + raw[at : at + PACKET])
+        await self._sent(bytes([COMPILE]) + kind.encode())
+        return int(COMPILED.unpack(await self._answered())[1])
+
+    async def take(self, tokens: Sequence[int]) -> int:
+        """Takes tokens while they match; returns how many did. Raises Refused or Died."""
+        taken = 0
+        for at in range(0, len(tokens), _TOKENS):
+            part = tokens[at : at + _TOKENS]
+            await self._sent(structure_worker.step(NOTHING, 0, part))
+            taken += TAKEN.unpack_from(await self._answered())[1]
+            if taken < at + len(part):
+                break
+        return taken
+
+    def ask(self, asked: int, back: int, tokens: Sequence[int], token: int = 0) -> None:
+        """Takes back and takes tokens, all of which must match, and asks about what then may follow. May block.
+
+        `answer` must be called before anything else is asked. Raises Refused or Died.
+        """
+        last = max(0, len(tokens) - 1) // _TOKENS * _TOKENS
+        for at in range(0, last, _TOKENS):
+            self.ask(NOTHING, back, tokens[at : at + _TOKENS])
+            self.answer()
+            back = 0
+        if not self._own.gettimeout():
+            self._own.settimeout(STALLED_SECONDS)
+        with contextlib.suppress(OSError):  # `answer` will be told why
+            self._own.send(structure_worker.step(asked, back, tokens[last:], token))
+        self._expected = len(tokens) - last
+
+    def answer(self) -> memoryview:
+        """Returns the answer to what was asked last, which the next one overwrites. Blocks. Raises Refused or Died."""
+        try:
+            answer = self._read(self._own.recv_into(self._answer))
+        except OSError:
+            raise Died from None
+        if TAKEN.unpack_from(answer)[1] < self._expected:
+            raise Refused("the output does not match it")
+        return answer[TAKEN.size :]
+
+    async def _sent(self, packet: bytes) -> None:
+        self._own.setblocking(False)
+        with contextlib.suppress(OSError):  # `_answered` will be told why
+            await asyncio.get_running_loop().sock_sendall(self._own, packet)
+
+    async def _answered(self) -> memoryview:
+        self._own.setblocking(False)
+        loop = asyncio.get_running_loop()
+        hangs = loop.call_later(HUNG_SECONDS, self._own.shutdown, socket.SHUT_RDWR)
+        try:
+            return self._read(await loop.sock_recv_into(self._own, self._answer))
+        except OSError:
+            raise Died from None
+        finally:
+            hangs.cancel()
+
+    def _read(self, size: int) -> memoryview:
+        answer = memoryview(self._answer)[:size]
+        if not size:
+            raise Died
+        if answer[0] == DIED:
+            raise Died(answer[1])
+        if answer[0] != DONE:
+            raise Refused(str(answer[1:], errors="replace"))
+        return answer
+
+
+def _ended(own: socket.socket, process: subprocess.Popen[bytes] | None) -> None:
+    own.close()  # which ends it
+    if process is None:
+        return
+    try:
+        process.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

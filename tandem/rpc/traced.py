@@ -1,0 +1,181 @@
+"""Trace spans around the drafts and rounds of a request. A request that is not traced has nothing wrapped."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Sequence
+from functools import partial
+from typing import Any, TypeVar, cast
+
+from tandem.rpc.request_context import Attributes, current_span, within
+from tandem.rpc.tracing import Span
+from tandem.speculation.never_waiting import RunStep, RunVerifier
+from tandem.speculation.pipeline import Answer
+from tandem.speculation.run_on import RunMessage
+from tandem.speculation.types import Draft, SparseDistribution, Verdict
+
+Inner = TypeVar("Inner")
+Result = TypeVar("Result")
+
+
+def traced(inner: Inner, opening: str = "open") -> Inner:
+    """Returns a drafter, a verifier or rounds with spans. `opening`: the span of `open`; "" if its caller has one."""
+    span = current_span()
+    return cast(Inner, Traced(inner, span, opening)) if span else inner
+
+
+def traced_run(verifier: RunVerifier) -> RunVerifier:
+    """Returns a verifier of runs with spans. Somebody else opens its session."""
+    span = current_span()
+    return cast(RunVerifier, TracedRun(verifier, span)) if span else verifier
+
+
+class Traced:
+    """Calls `inner` inside spans. `span` is the request's. What has no span here is passed on."""
+
+    def __init__(self, inner: Any, span: Span, opening: str = "") -> None:
+        self._inner, self._span, self._opening = inner, span, opening
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def _spanned(
+        self, name: str, about: Attributes, work: Awaitable[Result], kind: str = "internal", parent: Span | None = None
+    ) -> Result:
+        """Awaits `work` in a span, by default within the innermost active one."""
+        span = (parent or current_span() or self._span).child(name, about, kind)
+        with within(span):
+            result = await work
+            span.note(_outcome(result))
+        return result
+
+    async def open(self, prompt: Sequence[int]) -> None:
+        work: Awaitable[None] = self._inner.open(prompt)
+        await (self._spanned(self._opening, {"prompt_tokens": len(prompt)}, work) if self._opening else work)
+
+    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
+        about = {"k": k, "base_length": len(tokens)}
+        return await self._spanned("draft", about, self._inner.propose(tokens, k, model_k))
+
+    async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
+        return await self._spanned("guess", {"base_length": len(tokens)}, self._inner.draft_bonus(tokens))
+
+    async def verify(
+        self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()
+    ) -> Verdict:
+        about = {"k": len(draft), "base_length": len(tokens)}
+        return await self._spanned("round", about, self._inner.verify(tokens, draft, distributions), "client")
+
+    async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
+        return await self._spanned("round", {"base_length": len(tokens)}, self._inner.round(tokens, k, model_k))
+
+    def send(self, base_length: int, last_token: int, draft: Draft) -> asyncio.Future[Answer]:
+        """Several rounds overlap, so their spans are children of the request's."""
+        span = self._span.child("round", {"k": len(draft.token_ids), "base_length": base_length}, "client")
+        answer: asyncio.Future[Answer] = self._inner.send(base_length, last_token, draft)
+        answer.add_done_callback(partial(_answered, span))
+        return answer
+
+    async def resume(self, tokens: Sequence[int], cause: Exception) -> None:
+        about: Attributes = {"base_length": len(tokens), "cause": type(cause).__name__}
+        await self._spanned("resume", about, self._inner.resume(tokens, cause), parent=self._span)
+
+
+class TracedRun(Traced):
+    """A span `run` from a run's beginning to its end; within it one `round` a step, and one `drafts` a draft sent.
+
+    All are within the request's span: drafts and steps overlap.
+    """
+
+    _run: Span | None = None
+    _sent: _SentDraft | None = None
+    _length = _steps = _drafted = _accepted = 0
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        self._length, self._steps, self._drafted, self._accepted = len(tokens), 0, 0, 0
+        self._run = self._span.child("run", {"base_length": self._length}, "client")
+        self._inner.begin(tokens)
+
+    def send(self, message: RunMessage) -> None:  # type: ignore[override]  # a run is sent messages, not rounds
+        draft = message.draft
+        if self._run and draft.token_ids:
+            self._end_draft()
+            about = {"base_length": draft.base_length, "drafted": len(draft.token_ids)}
+            self._sent = _SentDraft(self._run.child("drafts", about), draft.base_length, draft.token_ids)
+        self._inner.send(message)
+
+    async def step(self) -> RunStep:
+        step: RunStep = await self._inner.step()
+        verdict, now = step.verdict, time.time()
+        if self._run:
+            about = {"k": step.drafted, "base_length": self._length, **_outcome(verdict)}
+            began = now - verdict.queue_seconds - verdict.compute_seconds
+            self._run.child("round", about, started=began).end(at=now)
+        if self._sent and self._sent.passed(self._length, verdict.token_ids):
+            self._end_draft()
+        self._length += len(verdict.token_ids)
+        self._steps += 1
+        self._drafted += step.drafted
+        self._accepted += verdict.accepted
+        return step
+
+    async def resume(self, tokens: Sequence[int], cause: Exception) -> None:
+        self._end_run()
+        await super().resume(tokens, cause)
+
+    async def close(self) -> None:
+        self._end_run()
+        await self._inner.close()
+
+    def _end_draft(self) -> None:
+        sent, self._sent = self._sent, None
+        if sent:
+            sent.span.note({"agreed": sent.agreed, "overtaken": sent.overtaken})
+            sent.span.end()
+
+    def _end_run(self) -> None:
+        self._end_draft()
+        run, self._run = self._run, None
+        if run:
+            run.note({"steps": self._steps, "drafted": self._drafted, "accepted": self._accepted})
+            run.end()
+
+
+class _SentDraft:
+    """The newest draft that a run was sent. `agreed`: its tokens that were committed; `overtaken`: others were."""
+
+    def __init__(self, span: Span, base: int, token_ids: Sequence[int]) -> None:
+        self.span, self._base, self._token_ids = span, base, token_ids
+        self.agreed, self.overtaken = 0, False
+
+    def passed(self, length: int, token_ids: Sequence[int]) -> bool:
+        """Follows tokens that were committed at `length`. Returns whether nothing of the draft is left."""
+        for at, token in enumerate(token_ids, length - self._base):
+            if 0 <= at < len(self._token_ids) and not self.overtaken:
+                self.overtaken = self._token_ids[at] != token
+                self.agreed += not self.overtaken
+        return self.overtaken or length + len(token_ids) >= self._base + len(self._token_ids)
+
+
+def _outcome(result: Any) -> Attributes:
+    """Returns what a span says of a draft, a verdict or a round of both."""
+    if isinstance(result, Draft):
+        counts: Attributes = {"drafted": len(result.token_ids)}
+    elif isinstance(result, Verdict):
+        counts = {"accepted": result.accepted, "stale": False}
+    elif isinstance(result, tuple):
+        draft, verdict = result
+        return {"k": len(draft.token_ids), **_outcome(verdict), "draft_seconds": draft.compute_seconds}
+    else:
+        return {}
+    return {**counts, "queue_seconds": result.queue_seconds, "compute_seconds": result.compute_seconds}
+
+
+def _answered(span: Span, answer: asyncio.Future[Answer]) -> None:
+    """Ends a round's span. A cancelled round counts as stale, whatever the verifier answered."""
+    error = None if answer.cancelled() else answer.exception()
+    if error is None:
+        verdict = None if answer.cancelled() else answer.result().verdict
+        span.note(_outcome(verdict) if verdict else {"stale": True})
+    span.end(type(error).__name__ if error else "")

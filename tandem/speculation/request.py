@@ -1,0 +1,150 @@
+"""Defines a request: one frozen value, made where it enters, that everything on its way holds.
+
+Rows of a step, sessions, and verifiers at a distance read from it what they need, so a new option is one field here and
+the place that reads it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from tandem.speculation.sampling import InvalidField, SamplingParams, member_named
+
+if TYPE_CHECKING:
+    from tandem.speculation.features import FeatureSpec  # which imports numpy
+
+MAX_LOGPROBS = 20
+
+
+class TooLong(ValueError):
+    """The prompt and the tokens to generate exceed the sequence length."""
+
+
+class Rule(enum.Enum):
+    """How draft tokens are verified. The values are used on the command line and in reports."""
+
+    AGREEMENT = "agreement"
+    REJECTION = "rejection"
+
+
+class Drafts(enum.Enum):
+    """What drafts for a request: the server's own choice, nothing, or one of the things that it may have."""
+
+    AUTO = "auto"
+    NONE = "none"
+    LOOKUP = "lookup"
+    MODEL = "model"
+    HEAD = "head"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a request asks of the models: everything but its prompt and where its text ends.
+
+    `margins`: report the margin between the two best logits of every token. `logprobs`: report the log-probability of
+    every token, and the `logprobs` likeliest tokens in its place. `adapter`: the name of the LoRA adapter that changes
+    the target; empty: none. `features`: hidden states that verdicts carry, for a draft head elsewhere. `drafts`: what
+    drafts; NONE is a `speculation_length` of 0. `speculation_length` and the token limits, if None, take the server's
+    defaults. `deadline` (seconds of time.monotonic) is local to this process and never sent: nothing waits beyond it.
+    """
+
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    rule: Rule = Rule.AGREEMENT
+    margins: bool = False
+    logprobs: int | None = None
+    adapter: str = ""
+    features: FeatureSpec | None = None
+    drafts: Drafts = Drafts.AUTO
+    speculation_length: int | None = None
+    max_new_tokens: int | None = None
+    max_total_tokens: int | None = None
+    deadline: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
+            raise InvalidField("max_new_tokens", f"{self.max_new_tokens} is below 1")
+        if self.max_total_tokens is not None and self.max_total_tokens < 2:
+            raise InvalidField("max_total_tokens", f"{self.max_total_tokens} is below 2")
+        if self.speculation_length is not None and self.speculation_length < 0:
+            raise InvalidField("speculation_length", f"{self.speculation_length} is below 0")
+        if self.drafts is Drafts.NONE:
+            if self.speculation_length:
+                raise InvalidField("drafts", f"none, but speculation_length is {self.speculation_length}")
+            object.__setattr__(self, "speculation_length", 0)
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
+            raise InvalidField("logprobs", f"{self.logprobs} is outside 0 to {MAX_LOGPROBS}")
+
+    @property
+    def models_draft(self) -> bool:
+        """Whether a draft model may draft for it. Without, it needs neither a slot of one nor the target's features."""
+        return self.speculation_length != 0 and self.drafts not in (Drafts.NONE, Drafts.LOOKUP)
+
+    @property
+    def drafts_sample(self) -> bool:
+        """Whether the draft draws from a distribution that the verifier must know."""
+        return self.rule is Rule.REJECTION and not self.sampling.greedy
+
+    def most_tokens(self, prompt_length: int) -> int | None:
+        """Returns the most tokens of a sequence that begins with such a prompt, or None if nothing bounds them."""
+        with_new = None if self.max_new_tokens is None else prompt_length + self.max_new_tokens
+        return min((most for most in (with_new, self.max_total_tokens) if most is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest(Request):
+    """A request for one continuation, with its prompt and where its text ends.
+
+    Exactly one of `text` and `token_ids` is set. The fields of `sampling` named in `unset_sampling` take the server's
+    defaults, and are not sent.
+    """
+
+    text: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    chat: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+    ignore_end_of_sequence: bool = False
+    unset_sampling: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        Request.__post_init__(self)
+        if (self.text is None) == (self.token_ids is None):
+            raise InvalidField("prompt", "give exactly one of text and token_ids")
+        if any(not s for s in self.stop_strings):
+            raise InvalidField("stop_strings", "an empty string would end every generation")
+
+    @property
+    def of_models(self) -> Request:
+        """The part that the models see: rows hold it, and may be sent to other processes in every step."""
+        return Request(**{each.name: getattr(self, each.name) for each in fields(Request)})
+
+
+class RequestOptions(TypedDict, total=False):
+    """Options of a request as callers in Python give them; enumerations by the names of their members' values.
+
+    `max_new_tokens`: by default, what the sequence length leaves. `chat`: puts the text into the model's chat template.
+    `ignore_end_of_sequence`: goes on past the end-of-sequence token. `speculation_length`: draft tokens per round; by
+    default, the server decides. `rule`: "agreement" or "rejection". `logprobs`: report log-probabilities, and so many
+    likeliest tokens for each token, 0 to 20. `adapter`: the name of a LoRA adapter of the server (ModelInfo.adapters).
+    `drafts`: "auto", "none", or of what the server has, "lookup", "model" or "head" alone.
+    """
+
+    max_new_tokens: int | None
+    chat: bool
+    ignore_end_of_sequence: bool
+    speculation_length: int | None
+    rule: str
+    logprobs: int | None
+    adapter: str
+    drafts: str
+
+
+_ENUMERATIONS: Mapping[str, type[enum.Enum]] = {"rule": Rule, "drafts": Drafts}
+
+
+def members(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options that are enumerations, as members instead of names. Raises InvalidField."""
+    return {name: member_named(kind, name, options[name]) for name, kind in _ENUMERATIONS.items() if name in options}

@@ -1,0 +1,192 @@
+"""Spaces retries and decides when to give up. Pure: clock and chance are arguments."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+FIRST_SECONDS, LONGEST_SECONDS = 1.0, 30.0
+FULL_SECONDS = 0.2
+"""The wait before a full server is asked again that does not say when."""
+MIN_WAIT = 0.3
+"""Shortest wait before giving up on a server, however near the deadline: a health check needs a round trip."""
+
+
+def doubled(first: float, longest: float, times: int) -> float:
+    """Returns `first` seconds, doubled so many times, but at most `longest`."""
+    return min(longest, first * 2.0 ** min(times, 30))
+
+
+@dataclass(frozen=True, slots=True)
+class Persistence:
+    """How long a request keeps retrying without progress; waits between attempts double from `first` to `longest`.
+
+    It gives up after `seconds`, but not before `attempts` were made, or as many as fit into `seconds` if each fails at
+    once: on a busy machine attempts take longer, and none is lost to that.
+    """
+
+    seconds: float = 60.0
+    first: float = 0.05
+    longest: float = 2.0
+    attempts: int = 12
+
+    def __post_init__(self) -> None:
+        if not self.seconds >= 0:
+            raise ValueError(f"reconnect_seconds: {self.seconds} is below 0")
+
+
+class RetryBudget:
+    """Limits the retries of one request since its last progress.
+
+    `deadline` is the request's own, on the same clock; the request gives up slightly earlier to leave time for its
+    error. `admission`: seconds from `opening` during which full servers are retried.
+    """
+
+    def __init__(
+        self,
+        persistence: Persistence | None = None,
+        deadline: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        chance: Callable[[], float] = random.random,
+        admission: float = 600.0,
+    ) -> None:
+        self._persistence, self._clock, self._chance = persistence or Persistence(), clock, chance
+        self._deadline, self._admission = deadline, admission
+        self._admission_ends = clock() + admission
+        self._since: float | None = None
+        self._end = 0.0  # of the request, early enough to report the error
+        self._waited = 0.0
+        self.attempts = 0
+
+    def progress(self) -> None:
+        """Resets the budget: the next failure is a new one."""
+        self._since, self.attempts = None, 0
+
+    def opening(self) -> None:
+        """Starts the `admission` period, because a session is about to be opened or reopened."""
+        self._admission_ends = self._clock() + self._admission
+
+    def full(self, seconds: float | None) -> float | None:
+        """Returns the seconds to wait before retrying a full server; None when admission has taken too long.
+
+        `seconds`: when the server says to retry, if it does.
+        """
+        self.progress()
+        wait = self.limited(seconds or FULL_SECONDS)
+        return None if self._clock() + wait > self._admission_ends else wait
+
+    def wait(self) -> float | None:
+        """Returns the seconds to wait before the next attempt (0.0 before the first), or None to give up.
+
+        Half of each wait is random, so that clients that lost the same server do not return at the same time.
+        """
+        now, persistence = self._clock(), self._persistence
+        if self._since is None:
+            self._since, self._waited, self._end = now, 0.0, math.inf
+            if self._deadline is not None:
+                self._end = self._deadline - min(0.2, 0.1 * max(0.0, self._deadline - now))
+        pause = 0.0
+        if self.attempts:
+            longest = doubled(persistence.first, persistence.longest, self.attempts - 1)
+            pause = longest * (0.5 + 0.5 * self._chance())
+        # Until enough attempts were made, only the waits between them count, not how long each took.
+        spent = now - self._since if self.attempts >= persistence.attempts else self._waited
+        if spent + pause >= persistence.seconds or now + pause >= self._end:
+            return None
+        self._waited += pause
+        self.attempts += 1
+        return pause
+
+    @property
+    def seconds(self) -> float:
+        """How long the request has been retrying."""
+        return 0.0 if self._since is None else self._clock() - self._since
+
+    @property
+    def over(self) -> bool:
+        """True once the request's deadline has (nearly) passed: a failure now says nothing about the server."""
+        return self._deadline is not None and self._clock() >= self._deadline - 0.05
+
+    def limited(self, seconds: float) -> float:
+        """Limits a call's timeout to the request's deadline."""
+        return seconds if self._deadline is None else max(0.001, min(seconds, self._deadline - self._clock()))
+
+    def before_another(self, seconds: float, share: float, usual: float = 0.0) -> float:
+        """Returns how long to wait for one server before trying another.
+
+        This is `seconds`, doubled after each failed attempt (so that one of several slow servers gets enough time),
+        and at most `share` of the time until the deadline. An operation that normally takes `usual` seconds gets at
+        least that, up to three tenths of the time left.
+        """
+        wait = doubled(seconds, math.inf, self.attempts)
+        if self._deadline is None:
+            return max(wait, usual)
+        left = self._deadline - self._clock()
+        return max(MIN_WAIT, min(wait, share * left), min(usual, 0.3 * left))
+
+
+class Backoff:
+    """Schedules trials after a failure: the first after `first` seconds, then doubling the wait up to `longest`.
+
+    A failure soon after a success does not reset the wait: it keeps growing.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        first: float = FIRST_SECONDS,
+        longest: float = LONGEST_SECONDS,
+    ) -> None:
+        self._clock, self.first, self._longest = clock, first, longest
+        self._wait = 0.0
+        self._changed = -longest
+        self._next_trial = 0.0
+        self.up = True
+
+    @property
+    def wait_seconds(self) -> float:
+        return self._wait
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since it last went up or down."""
+        return self._clock() - self._changed
+
+    def ready(self) -> bool:
+        """Returns whether a call may be made now: it is up, or a trial is due."""
+        return self.up or self._clock() >= self._next_trial
+
+    def due(self) -> bool:
+        """Returns True to one caller per wait period, which must then make the trial."""
+        if self.up or not self.ready():
+            return False
+        self._next_trial = self._clock() + self._wait
+        return True
+
+    def given_up(self) -> None:
+        """Records that the last trial ended without an outcome: the next is due in `first` seconds at the latest."""
+        self._next_trial = min(self._next_trial, self._clock() + self.first)
+
+    def failed(self, trial: bool = False) -> bool:
+        """Records a failure.
+
+        Returns True if the state changes. Calls already under way at the first failure are ignored.
+        """
+        if not self.up and not trial:
+            return False
+        changed, again = self.up, trial or self.seconds < self._longest
+        self._wait = min(2 * self._wait, self._longest) if again and self._wait else self.first
+        if changed:
+            self.up, self._changed = False, self._clock()
+        self._next_trial = self._clock() + self._wait
+        return changed
+
+    def succeeded(self) -> bool:
+        """Records a success; returns True if the state changes."""
+        changed = not self.up
+        if changed:
+            self.up, self._changed = True, self._clock()
+        return changed

@@ -1,1 +1,0 @@
-"""Makes and judges EAGLE-1 heads, which NxD Inference serves: train, evaluate."""

@@ -1,0 +1,61 @@
+"""The table of what excludes what: it is whole, it wins over what a runner has, and errors say its reasons."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+
+from tandem.engine.compatibility import ASKED, EXCLUDED, able, excluded, table
+from tandem.runners.capabilities import Capabilities, No, Trait
+from tandem.runners.toy import ToyRunner
+from tests.support import toy
+
+
+class Such(ToyRunner):
+    traits: frozenset[Trait] = frozenset()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, traits=self.traits)
+
+
+RUNNER = Such(toy().limits)
+
+
+def of(*traits: Trait) -> Capabilities:
+    RUNNER.traits = frozenset(traits)
+    return able(RUNNER)
+
+
+def test_every_way_to_run_a_model_has_its_row_and_every_reason_a_field_that_users_ask_for() -> None:
+    known = {field.name for field in fields(Capabilities)}
+    assert set(EXCLUDED) == set(Trait) and set(ASKED) <= known
+    assert {field for reasons in EXCLUDED.values() for field in reasons} == set(ASKED)
+    assert len(table().splitlines()) == 2 + sum(map(len, EXCLUDED.values()))
+
+
+@pytest.mark.parametrize("trait", Trait)
+def test_what_is_excluded_is_refused_with_its_reason_and_the_rest_stays(trait: Trait) -> None:
+    plain, found = of(), of(trait)
+    for field in ASKED:
+        why = EXCLUDED[trait].get(field)
+        assert getattr(found, field) == (getattr(plain, field) if why is None else why)
+        assert isinstance(getattr(found, field), No) == (why is not None)
+
+
+def test_of_two_reasons_the_one_that_comes_first_is_said() -> None:
+    both = of(Trait.GRAPHS, Trait.SHARED)
+    assert (
+        both.adapters == EXCLUDED[Trait.SHARED]["adapters"]
+        and both.features_out == EXCLUDED[Trait.SHARED]["features_out"]
+    )
+    assert both.pages == EXCLUDED[Trait.SHARED]["pages"]
+
+
+def test_an_error_names_the_flag_the_model_and_the_reason() -> None:
+    said = str(excluded("draft", "an EAGLE head's target", Trait.SHARED, "features_out"))
+    assert said == (
+        "draft: an EAGLE head's target hands out no hidden states: several processes share the model; leave --tp_degree"
+        " out, or use --draft model"
+    )

@@ -1,0 +1,30 @@
+"""Runs tests with the native library built under the address and undefined-behaviour sanitizers; a finding ends it.
+
+    python -m tests.runners.sanitized [--sources FOLDER] TEST_FILE...
+
+`LD_PRELOAD` names the compiler's libasan. The library lies in a cache file of its own, since its flags are others.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tandem.runners.native import build
+
+FLAGS = ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+
+
+def main(arguments: list[str]) -> int:
+    build.FLAGS = (*(flag for flag in build.FLAGS if flag != "-O3"), *FLAGS)
+    if arguments[0] == "--sources":
+        build.SOURCES = Path(arguments[1])
+        arguments = arguments[2:]
+    print(f"built: {build.library_path().name}", flush=True)
+    return int(pytest.main(["-q", "-p", "no:cacheprovider", *arguments]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,270 @@
+"""Structures that a hostile caller sends to a server: they cost that caller its answer, and others nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from tandem.rpc import wire
+from tandem.rpc.channel import FUSED, open_channel, stub
+from tandem.rpc.errors import TandemError
+from tandem.rpc.request_context import PREFIX_SCOPE
+from tandem.runners.toy import END, ToyConfig, toy_logits
+from tandem.speculation.types import GenerationRequest, InvalidField, SamplingParams, Structure
+from tandem.v1 import fused_speculative_server_pb2 as fused_pb
+from tests.hostile_grammars import HOSTILE, LATE, PATTERNS, REGEX, SLOW, choice, late, random_structure
+from tests.services.test_exactness_over_the_wire import ARCHITECTURES, WAITING
+from tests.services.test_exactness_over_the_wire import asking as asking_one
+from tests.structure_workers import alive, resident, workers
+from tests.support import GREEDY, ServerProcess, answer, ids, oracle, run, server_process, until
+
+pytest.importorskip("llguidance")
+
+PROMPT = b"abcabcabc"
+WORDS = Structure(REGEX, "[a-c]{3}( [a-c]{3})*")
+MOST_MORE = 48 * 2**20
+"""Bytes by which a server may grow: of what one second of compiling PATTERNS takes, about half."""
+WORKER_BYTES = 400 * 2**20
+"""More than a worker can have by MEMORY_MIB, its Python and the toy's vocabulary included."""
+STEERED = ((ord("z"), 100.0), (END, -100.0))
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    with server_process(tmp_path, "--role", "fused_target", "--draft_model", "miss=0.3", "--batch", "6") as server:
+        yield server
+        assert server.process.poll() is None, server.log.read_text()
+
+
+@contextlib.asynccontextmanager
+async def calls(server: ServerProcess) -> Any:
+    """Generate of the server: yields (request, whom it is for, its deadline) -> text, or the status."""
+    address = server.wait_ready()
+    async with open_channel(address) as channel:
+        generate = stub(channel, FUSED).Generate
+
+        async def asked(request: GenerationRequest, scope: str = "", seconds: float | None = 120.0) -> bytes:
+            message = fused_pb.FusedSpeculativeServerGenerateRequest(generation=wire.generation_to_wire(request))
+            tokens: list[int] = []
+            async for reply in generate(message, metadata=((PREFIX_SCOPE, scope),) if scope else None, timeout=seconds):
+                tokens += reply.chunk.token_ids
+            return bytes(token for token in tokens if token < 256)
+
+        yield asked
+
+
+async def status(call: Any) -> tuple[str, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code().name, caught.value.details()
+
+
+def asking(structure: Structure | None = None, count: int = 24, **sampling: Any) -> GenerationRequest:
+    return ids(PROMPT, count, sampling=SamplingParams(structure=structure, **sampling))
+
+
+def test_while_a_hostile_schema_is_compiled_others_get_their_answers_and_the_server_does_not_grow(
+    server: ServerProcess,
+) -> None:
+    pid = server.process.pid
+
+    async def test() -> None:
+        async with calls(server) as asked:
+            expected = await asked(asking(WORDS))
+            plain = bytes(token for token in oracle(PROMPT, GREEDY, 24) if token < 256)
+            assert await asked(asking()) == plain
+            before = resident(pid)
+            hostile = [asyncio.create_task(status(asked(asking(replaced(PATTERNS, i)), "mallory"))) for i in range(2)]
+            await until(lambda: any(child not in kept for child in workers(pid)))
+            answered = 0
+            while not hostile[0].done():
+                assert await asked(asking()) == plain
+                assert await asked(asking(WORDS), "alice") == expected
+                answered += 1
+                assert await asked(asking(choice(f"no {answered}")), "alice") == f"no {answered}".encode()
+                assert resident(pid) < before + MOST_MORE
+                assert all(resident(each) < WORKER_BYTES for each in workers(pid))
+            assert answered > 2
+            for code, why in await asyncio.gather(*hostile):
+                assert code == "INVALID_ARGUMENT"
+                assert why.startswith("structure: the json_schema cannot be enforced: ")
+                assert any(
+                    limit in why
+                    for limit in (
+                        "2 s of processor time to compile",
+                        "256 MiB of memory to compile",
+                        "Unable to determine if regex is empty",  # llguidance's own, sometimes first
+                    )
+                )
+            assert resident(pid) < before + MOST_MORE
+
+    kept = set(workers(pid))
+    run(test())
+
+
+def replaced(structure: Structure, number: int) -> Structure:
+    """The same in other words, so that it is compiled again."""
+    return replace(structure, text=structure.text + " " * number)
+
+
+def test_what_explodes_after_some_tokens_ends_one_request_and_the_rows_beside_it_go_on(server: ServerProcess) -> None:
+    async def test() -> None:
+        async with calls(server) as asked:
+            alone = await asked(asking(WORDS, 60))
+            beside = [asyncio.create_task(asked(asking(WORDS, 60))) for _ in range(3)]
+            code, why = await status(asked(asking(LATE, 40, logit_bias=STEERED)))
+            assert code == "INVALID_ARGUMENT" and why == (
+                "structure: the grammar cannot be enforced: "
+                "it took more than 0.25 s of processor time to follow one token"
+            )
+            assert await asyncio.gather(*beside) == [alone] * 3
+            short = await asked(
+                asking(
+                    LATE,
+                    14,
+                    logit_bias=STEERED,
+                )
+            )
+            assert short == b"z" * 14, "as long as it can be followed it is"
+
+    run(test())
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_it_ends_as_the_caller_s_error_in_every_architecture_and_drafters_go_on(architecture: str) -> None:
+    prompts = (bytes([65, i]) for i in range(256))
+    prompt = next(each for each in prompts if logit(each, ord("z")) > logit(each, END))
+
+    async def test() -> None:
+        async with asking_one(architecture, "salt=0") as generate:
+            for sampling in (SamplingParams(), SamplingParams(logit_bias=STEERED)):
+                request = ids(prompt, 24, sampling=replace(sampling, structure=late(1)), speculation_length=3)
+                beside = asyncio.create_task(answer(generate, ids(PROMPT, 60, speculation_length=3)))
+                with pytest.raises((InvalidField, TandemError), match="structure: the grammar cannot be enforced: it"):
+                    await answer(generate, request)
+                assert (await beside).token_ids == oracle(PROMPT, GREEDY, 60)
+            got = await answer(generate, ids(PROMPT, 24, speculation_length=3))
+            assert got.token_ids == oracle(PROMPT, GREEDY, 24)
+            drafts = architecture in WAITING and architecture != "autoregressive"  # else it depends on when they come
+            assert got.completion.stats.accepted or not drafts, "the draft model is still asked"
+
+    run(test())
+
+
+def logit(prompt: bytes, token: int) -> float:
+    return float(toy_logits(list(prompt), ToyConfig())[token])
+
+
+@pytest.mark.parametrize("leaves", ["cancels", "deadline"])
+def test_a_caller_that_leaves_takes_its_compilation_with_it(server: ServerProcess, leaves: str) -> None:
+    pid = server.process.pid
+
+    async def test() -> None:
+        async with calls(server) as asked:
+            await asked(asking(WORDS))
+            kept = set(workers(pid))
+            call = asyncio.create_task(status(asked(asking(SLOW), seconds=4.0)))
+            await until(lambda: bool(workers(pid).keys() - kept))
+            (compiling,) = workers(pid).keys() - kept
+            os.kill(compiling, signal.SIGSTOP)  # so that it does not end by itself
+            if leaves == "cancels":
+                call.cancel()
+            else:
+                assert (await call)[0] == "DEADLINE_EXCEEDED"
+            await until(lambda: set(workers(pid)) == kept)
+            assert await asked(asking(WORDS))
+
+    run(test())
+
+
+def test_many_large_structures_of_one_caller_keep_another_waiting_for_one_at_most(server: ServerProcess) -> None:
+    async def test() -> None:
+        async with calls(server) as asked:
+            await asked(asking(WORDS))
+            ended: list[str] = []
+
+            async def noted(who: str, structure: Structure) -> None:
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    await asked(asking(structure), who)
+                ended.append(who)
+
+            slow = SLOW
+            pid, kept = server.process.pid, set(workers(server.process.pid))
+            tasks = [asyncio.create_task(noted("alice", replaced(slow, i))) for i in range(8)]
+            await until(lambda: bool(workers(pid).keys() - kept))
+            await noted("bob", choice("yes", "x" * 9999))
+            assert ended.count("alice") <= 1 and ended[-1] == "bob"
+            for task in tasks:
+                task.cancel()
+
+    run(test())
+
+
+def test_a_server_that_is_killed_takes_its_workers_with_it(tmp_path: Path) -> None:
+    async def test() -> None:
+        pid = server.process.pid
+        async with calls(server) as asked:
+            await asked(asking(WORDS))
+            running = [asyncio.create_task(asked(asking(each, 60))) for each in (WORDS, SLOW)]
+            await until(lambda: len(workers(pid)) >= 4)
+            found = workers(pid)
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda: not any(map(alive, found)))
+            await asyncio.gather(*running, return_exceptions=True)
+
+    with server_process(tmp_path, "--role", "fused_target", "--model", "step=0.05") as server:
+        run(test())
+
+
+async def fuzzed(server: ServerProcess, structures: dict[str, Structure], callers: int = 4) -> Counter[str]:
+    """Asks for each; returns how many ended how. None may end as the server's fault."""
+    pid, codes, waiting = server.process.pid, Counter[str](), list(structures.items())
+    async with calls(server) as asked:
+
+        async def caller(number: int) -> None:
+            while waiting:
+                name, structure = waiting.pop()
+                steered = {"logit_bias": STEERED} if structure == LATE else {"temperature": 1.0, "seed": number}
+                try:
+                    await asked(asking(structure, 24, **steered), f"caller {number}")
+                    codes["OK"] += 1
+                except grpc.aio.AioRpcError as error:
+                    codes[error.code().name] += 1
+                    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, f"{name}: {error.details()} {structure}"
+                    assert error.details().startswith("structure: "), (name, error.details())
+
+        before = resident(pid)
+        running = [asyncio.create_task(caller(number)) for number in range(callers)]
+        while not all(task.done() for task in running):
+            assert all(resident(each) < WORKER_BYTES for each in workers(pid))
+            await asyncio.sleep(0.2)
+        await asyncio.gather(*running)
+        assert resident(pid) < before + MOST_MORE
+        assert await asked(asking(WORDS))
+    return codes
+
+
+def test_no_structure_ends_as_the_fault_of_the_server(server: ServerProcess) -> None:
+    chance = random.Random(0)
+    some = {name: HOSTILE[name] for name in sorted(HOSTILE) if name not in ("patterns", "intersections")}
+    codes = run(fuzzed(server, some | {f"random {i}": random_structure(chance) for i in range(60)}))
+    assert codes["OK"] > 40 and codes["INVALID_ARGUMENT"] > 20
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_no_structure_of_hundreds_ends_as_the_fault_of_the_server(server: ServerProcess, seed: int) -> None:
+    chance = random.Random(seed)
+    codes = asyncio.run(fuzzed(server, HOSTILE | {f"random {i}": random_structure(chance) for i in range(300)}))
+    assert codes["OK"] > 150 and codes["INVALID_ARGUMENT"] > 80
