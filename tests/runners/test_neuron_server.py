@@ -173,5 +173,7 @@ def test_what_a_device_would_not_take_of_a_server_is_refused_and_told(
 
     with strict(tmp_path / plant, "--role", "target", "--model", models[0], plant=plant) as server:
         run(asked(server.wait_ready(STARTS)))
-        log = server.log.read_text()
+        server.process.terminate()
+        server.process.wait(STARTS)
+        log = server.log.read_text()  # only now: the request's line is written after its answer
         assert ("compiled again after warm-up" if plant == "recompiles" else "would run on the device") in log
