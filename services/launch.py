@@ -15,7 +15,7 @@ from tandem.services.server import HostedService, ServeConfig, serve
 
 Build = Callable[[], Awaitable[HostedService]]
 Host = Callable[[ServeConfig, Lifecycle, Build, Sequence[Layer]], Awaitable[int]]
-"""Serves what `Build` returns, to an exit code: our own gRPC server, or Ray Serve (tandem/ray_serve/replica.py)."""
+"""Serves what `Build` returns, to an exit code: our own gRPC server, or Ray Serve (workshops/ray_serve/replica.py)."""
 
 
 async def run_role(name: str, config: RoleConfig, host: Host = serve) -> int:

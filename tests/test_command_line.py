@@ -18,9 +18,9 @@ from tandem.clients.remote_prefill import PrefillConfig
 from tandem.clients.terminal import ClientConfig
 from tandem.engine.model_config import ModelConfig
 from tandem.engine.prefix_cache import PrefixSharing
-from tandem.planning.plan import PlanConfig
-from tandem.runners.nxdi.settings import NxdiSettings
 from tandem.speculation.types import SAMPLING_FIELDS, GenerationRequest
+from tandem.workshops.nxdi.settings import NxdiSettings
+from tandem.workshops.planning.plan import PlanConfig
 from tests.services.certificates import Authority, token_file
 
 VALUES = {

@@ -20,16 +20,14 @@ LAUNCHERS = (Path("main.py"), Path("compare_architectures.py"))
 MAY_IMPORT = {
     "v1": set(),
     "speculation": set(),
-    "planning": set(),  # pure: reads config.json files and package metadata, runs small tools; any room may use it
+    "host": set(),  # reads package metadata and runs small tools; any room may use it
     "checkpoints": {"speculation"},
     "engine": {"speculation", "runners", "checkpoints"},
-    "runners": {"speculation", "checkpoints", "planning"},  # planning: whether a device's software is installed
+    "runners": {"speculation", "checkpoints", "host"},  # host: whether a device's software is installed
     "rpc": {"speculation", "v1"},
     "clients": {"speculation", "engine", "rpc", "checkpoints", "runners", "v1"},
     "services": {"speculation", "engine", "rpc", "checkpoints", "runners", "clients", "v1"},
-    "comparison": {"speculation", "clients", "rpc", "planning"},
-    "training": {"speculation", "engine", "runners", "checkpoints", "comparison"},
-    "ray_serve": {"cli", "services", "rpc", "v1"},  # starts roles in Ray's processes
+    "comparison": {"speculation", "clients", "rpc", "host", "workshops"},  # workshops: planning alone, see below
     "cli": {
         "speculation",
         "engine",
@@ -39,11 +37,23 @@ MAY_IMPORT = {
         "clients",
         "services",
         "comparison",
-        "training",
-        "planning",
+        "host",
+        "workshops",
+    },
+    "workshops": {
+        "speculation",
+        "engine",
+        "rpc",
+        "checkpoints",
+        "runners",
+        "services",
+        "comparison",
+        "host",
+        "cli",
+        "v1",
     },
 }
-TOPS = ("services", "clients")
+TOPS = ("services", "clients", "workshops")
 WIRE = {"grpc", "grpc_health", "grpc_reflection", "grpc_status", "google", "tandem.v1"}
 MODEL_LIBRARIES = {"torch", "transformers", "tokenizers", "safetensors", "gguf", "accelerate"}
 HEAVY = {"torch", "transformers", "accelerate"}
@@ -115,6 +125,12 @@ def test_a_module_imports_only_the_rooms_that_its_own_may_import():
     assert found == []
 
 
+def test_the_comparison_uses_of_the_workshops_the_plan_alone():
+    workshops = {path.parent.name for path in (ROOT / "workshops").glob("*/__init__.py")} - {"planning"}
+    assert len(workshops) == 4
+    assert offences(modules_of("comparison"), {f"tandem.workshops.{name}" for name in workshops}) == []
+
+
 def test_nothing_of_ours_is_imported_under_a_second_name():
     assert offences(PACKAGE_MODULES, {*TOPS, "main", "compare_architectures", "tests", "benchmarks", "proto"}) == []
 
@@ -131,8 +147,10 @@ def test_the_algorithm_knows_neither_the_wire_nor_a_model_library():
 
 
 def test_only_services_clients_and_rpc_import_grpc():
-    rooms = ("engine", "runners", "checkpoints", "comparison", "planning", "training", "cli")
-    assert offences((module for room in rooms for module in modules_of(room)), WIRE) == []
+    rooms = ("engine", "runners", "checkpoints", "comparison", "host", "cli")
+    calling = ("tandem/workshops/ray_serve/", "tandem/workshops/gateway/")
+    workshops = [module for module in modules_of("workshops") if not str(module).startswith(calling)]
+    assert offences([*workshops, *(module for room in rooms for module in modules_of(room))], WIRE) == []
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS, ids=str)
@@ -155,7 +173,7 @@ def test_asyncio_s_own_threads_are_used_by_nothing_that_callers_can_make_long():
     """What they can has threads of its own: asyncio's are few, and name look-ups of all channels need them."""
     at_start_or_by_users = {
         "tandem/engine/loading.py",
-        "tandem/services/gateway/run.py",
+        "tandem/workshops/gateway/run.py",
         "tandem/services/engine_port/service.py",  # files of the tokenizer, zipped once
         "tandem/clients/draft_session.py",  # a caller's own drafter, in its own process
     }
@@ -173,16 +191,15 @@ def test_one_file_imports_nxd_inference():
         for module in PACKAGE_MODULES
         if any(name.split(".")[0].startswith("neuronx_distributed") for name, _ in imports_of(module))
     }
-    assert importers == {"tandem/runners/nxdi/sdk.py"}
+    assert importers == {"tandem/workshops/nxdi/sdk.py"}
 
 
 def test_the_core_does_not_name_the_nxdi_backend():
-    may = ("tandem/runners/nxdi/", "tandem/runners/backends.py", "tandem/cli/", "tandem/planning/")
+    may = ("tandem/workshops/", "tandem/runners/backends.py", "tandem/cli/", "tandem/host/")
     core = [module for module in PACKAGE_MODULES if not str(module).startswith(may)]
     assert [str(module) for module in core if "nxdi" in (ROOT / module).read_text(encoding="utf-8").lower()] == []
 
 
-WORKSHOPS = ("tandem.training", "tandem.planning", "tandem.ray_serve", "tandem.runners.nxdi", "tandem.services.gateway")
 COMPOSES = "tandem/runners/backends.py"
 CORE_LINES = 20_000
 
@@ -210,12 +227,12 @@ def test_nothing_in_the_core_imports_a_workshop():
     """One place names them, and imports what a configuration asks for."""
     modules = [module for module in PACKAGE_MODULES if (ROOT / module).resolve() in core_files()]
     assert len(modules) > 100
-    assert offences(modules, set(WORKSHOPS)) == []
+    assert offences(modules, {"tandem.workshops"}) == []
     naming = {
         str(module)
         for module in modules
         for node in ast.walk(tree_of(module))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith(WORKSHOPS)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("tandem.workshops.")
     }
     assert naming == {COMPOSES}
 

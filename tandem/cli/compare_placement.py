@@ -9,10 +9,10 @@ from pathlib import Path
 from tandem.cli.compare_flags import COMPARE_FLAGS, CompareOptions
 from tandem.cli.values import auto_or_count
 from tandem.comparison.measuring.architectures import COMPARED
-from tandem.planning.cores import parse_cores
-from tandem.planning.devices import find_devices
-from tandem.planning.host_placement import HostPlacement, place_on_cpus, place_on_gpus, place_on_neuron
-from tandem.planning.plan import PlanConfig
+from tandem.host.cores import parse_cores
+from tandem.host.devices import find_devices
+from tandem.workshops.planning.host_placement import HostPlacement, place_on_cpus, place_on_gpus, place_on_neuron
+from tandem.workshops.planning.plan import PlanConfig
 
 SPLIT = {architecture.name for architecture in COMPARED.values() if architecture.split}
 

@@ -34,7 +34,7 @@ from tandem.speculation.sampling import member_named
 
 
 def serve(args: Options, *host: Any) -> Coroutine[Any, Any, int]:
-    """Runs a server role; `host` replaces our own gRPC server (tandem/ray_serve/replica.py)."""
+    """Runs a server role; `host` replaces our own gRPC server (tandem/workshops/ray_serve/replica.py)."""
     model = args.target_model or args.model
     if args.role == "target":
         model = args.model or args.target_model

@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None, program: str = "main.py") -> int:
 
 def _require_libraries() -> None:
     """Raises ValueError if gRPC or protobuf has a version with which the stubs cannot be imported."""
-    from tandem.planning.clashes import own_clashes, refusal
+    from tandem.host.clashes import own_clashes, refusal
 
     if clash := refusal(own_clashes()):
         raise ValueError(f"{clash}; python main.py --role doctor says more")

@@ -9,10 +9,10 @@ from tandem.cli.values import auto_or_count, numbers
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.launch import LAUNCH
 from tandem.runners.loading import CHUNK, Execution, Shape
-from tandem.runners.nxdi.settings import NxdiSettings, read_neuron_config
 from tandem.runners.torch.buckets import RequestedBuckets
 from tandem.speculation.features import FeatureFormat, FeatureWish
 from tandem.speculation.sampling import member_named
+from tandem.workshops.nxdi.settings import NxdiSettings, read_neuron_config
 
 
 def model_config(args: Options, model: str | None) -> ModelConfig:

@@ -13,7 +13,7 @@ from tandem.cli.values import auto_or_count, numbers, split_list
 
 if TYPE_CHECKING:
     from tandem.engine.compile_ahead import CompileConfig
-    from tandem.planning.plan import PlanConfig
+    from tandem.workshops.planning.plan import PlanConfig
 
 Run = Coroutine[Any, Any, Any]
 
@@ -25,8 +25,8 @@ async def _at_once(role: Callable[..., int], *config: object) -> int:
 
 def gateway(args: Options) -> Run:
     """Starts HTTP for OpenAI clients. Raises ValueError."""
-    from tandem.services.gateway.config import GatewayConfig
-    from tandem.services.gateway.run import run_gateway
+    from tandem.workshops.gateway.config import GatewayConfig
+    from tandem.workshops.gateway.run import run_gateway
 
     workers = split_list(args.workers)
     return run_gateway(built(GatewayConfig, args, workers=workers, port=args.http_port, flags=args.gateway_flags))
@@ -37,8 +37,8 @@ def accept(args: Options) -> Run:
     from tandem.cli.asking import sampling
     from tandem.cli.models import model_config
     from tandem.comparison.measuring.workloads import built_in_prompts, given_prompts, read_prompt_file
-    from tandem.training.acceptance.measure import AcceptConfig
-    from tandem.training.acceptance.run import run_accept
+    from tandem.workshops.training.acceptance.measure import AcceptConfig
+    from tandem.workshops.training.acceptance.run import run_accept
 
     prompts = given_prompts(args.prompt, args.chat)
     prompts += read_prompt_file(Path(args.prompt_text), args.chat) if args.prompt_text else ()
@@ -96,8 +96,8 @@ def advise(args: Options) -> Run:
 
 def plan_config(args: Options) -> PlanConfig:
     """Builds a plan's input. A tp_degree of 1, the default, lets the plan choose; --core_count 1 asks for one."""
-    from tandem.planning.instances import INSTANCES
-    from tandem.planning.plan import PlanConfig
+    from tandem.host.instances import INSTANCES
+    from tandem.workshops.planning.plan import PlanConfig
 
     if args.instance is None:
         raise ValueError(f"instance: give --instance, one of {', '.join(INSTANCES)}")
@@ -119,12 +119,12 @@ def plan_config(args: Options) -> PlanConfig:
 
 
 def plan(args: Options) -> Run:
-    from tandem.planning.plan import run_plan
+    from tandem.workshops.planning.plan import run_plan
 
     return _at_once(run_plan, plan_config(args), args.json)
 
 
 def doctor(args: Options) -> Run:
-    from tandem.planning.doctor import run_doctor
+    from tandem.workshops.planning.doctor import run_doctor
 
     return _at_once(run_doctor, args.json)

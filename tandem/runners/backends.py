@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MODULES: Mapping[str, str] = MappingProxyType(
     {
         "torch": "tandem.runners.torch.backend",
-        "nxdi": "tandem.runners.nxdi.backend",
+        "nxdi": "tandem.workshops.nxdi.backend",
         "toy": "tandem.runners.toy",
     }
 )

@@ -16,9 +16,9 @@ from tandem.comparison.measuring.commands import target_command
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint, baseline_of, deploy, incomparable
 from tandem.launch import LAUNCH
-from tandem.planning.host_placement import CoreGroup, HostPlacement
 from tandem.rpc.credentials import Credentials
 from tandem.speculation.types import ModelInfo, SamplingParams
+from tandem.workshops.planning.host_placement import CoreGroup, HostPlacement
 from tests.comparison.fakes import MODEL, prompt
 
 

@@ -24,8 +24,8 @@ from tandem.comparison.measuring.driver import run_comparison
 from tandem.comparison.measuring.record_log import read_records
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.comparison.report import reading, style, tables
-from tandem.planning.host_placement import CoreGroup, HostPlacement
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest
+from tandem.workshops.planning.host_placement import CoreGroup, HostPlacement
 from tests.comparison.fakes import MODEL, FakeError, FakeGenerator, prompt
 
 # Takes main.py's place: the port tells which role it was started in.

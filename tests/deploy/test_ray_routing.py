@@ -8,10 +8,10 @@ import sys
 import grpc
 import pytest
 
-from tandem.ray_serve.application import RayConfig, application, main
-from tandem.ray_serve.ingress import STATUS_DETAILS, RoutedContext
-from tandem.ray_serve.replica import ReplicaContext
 from tandem.rpc.channel import DRAFT, TARGET
+from tandem.workshops.ray_serve.application import RayConfig, application, main
+from tandem.workshops.ray_serve.ingress import STATUS_DETAILS, RoutedContext
+from tandem.workshops.ray_serve.replica import ReplicaContext
 from tests.support import REPOSITORY
 
 
@@ -85,7 +85,10 @@ def test_only_server_roles_can_be_deployed() -> None:
 
 def test_a_deployment_that_cannot_start_says_why_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--min_replicas", "0", "--", "--role", "target"]) == 2
-    assert capsys.readouterr().err == "tandem.ray_serve.application: min_replicas: 0 is outside 1 to max_replicas 1\n"
+    assert (
+        capsys.readouterr().err
+        == "tandem.workshops.ray_serve.application: min_replicas: 0 is outside 1 to max_replicas 1\n"
+    )
 
 
 def test_without_ray_there_is_one_line_that_says_what_to_do(
@@ -95,7 +98,7 @@ def test_without_ray_there_is_one_line_that_says_what_to_do(
     assert main(["--", "--role", "target"]) == 2
     assert (
         capsys.readouterr().err
-        == "tandem.ray_serve.application: ray is not installed: pip install '.[ray]' in Tandem's folder\n"
+        == "tandem.workshops.ray_serve.application: ray is not installed: pip install '.[ray]' in Tandem's folder\n"
     )
 
 

@@ -13,7 +13,6 @@ import pytest
 from grpc_status import rpc_status
 
 from tandem.ports import free_port
-from tandem.ray_serve.application import RayConfig, run, start
 from tandem.rpc.channel import DRAFT, FUSED, TARGET
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.errors import TandemError
@@ -21,6 +20,7 @@ from tandem.rpc.generation_client import GenerationClient
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import GenerationEnd
 from tandem.v1 import target_verifier_pb2 as pb
+from tandem.workshops.ray_serve.application import RayConfig, run, start
 from tests.engine.test_prefix_cache import said, truth
 from tests.services.prefill_sites import asking_engine
 from tests.services.test_prefill import PROMPT

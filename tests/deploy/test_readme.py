@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tandem.cli import main
-from tandem.ray_serve.application import build_parser
+from tandem.workshops.ray_serve.application import build_parser
 from tests.recipes import programs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +22,7 @@ LINES = [
 @pytest.mark.parametrize("line", [line for line in LINES if line.startswith("python ")])
 def test_a_command_is_understood(line: str) -> None:
     _, *words = shlex.split(line)
-    if words[:2] == ["-m", "tandem.ray_serve.application"]:
+    if words[:2] == ["-m", "tandem.workshops.ray_serve.application"]:
         words = ["main.py", *build_parser().parse_args(words[2:]).flags]
     assert words[0] == "main.py"
     assert main.parser().parse_args(words[1:]).role in main.ROLES

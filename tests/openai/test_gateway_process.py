@@ -18,8 +18,8 @@ import pytest
 
 from tandem.cli import main
 from tandem.cli.option import built
-from tandem.services.gateway import config as gateway_config
-from tandem.services.gateway.config import GatewayConfig
+from tandem.workshops.gateway import config as gateway_config
+from tandem.workshops.gateway.config import GatewayConfig
 from tests.openai.gateway import CHAT, children, gateway, running, start, wait_ready
 from tests.services.certificates import Authority, token_file
 from tests.support import HANG, ServerProcess, launch, server_process
@@ -191,7 +191,7 @@ def test_work_is_spread_over_workers_a_key_stays_on_one_and_a_dead_one_is_left_o
 
 
 def test_the_package_s_own_command_reads_its_arguments_from_standard_input() -> None:
-    from tandem.services.gateway.run import SMG
+    from tandem.workshops.gateway.run import SMG
 
     given = json.dumps(["launch", "--help"]).encode()
     result = subprocess.run([sys.executable, *SMG[1:]], input=given, capture_output=True, timeout=HANG)

@@ -9,9 +9,9 @@ from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
 from tandem.cli import configuration, main
 from tandem.ports import free_port
-from tandem.ray_serve.replica import TargetVerifier
 from tandem.rpc.channel import open_channel
 from tandem.speculation.types import SamplingParams
+from tandem.workshops.ray_serve.replica import TargetVerifier
 from tests.openai.site import PROMPT, asking
 from tests.support import oracle, run
 

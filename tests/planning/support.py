@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from tandem.planning.plan import Plan, PlanConfig, make_plan
+from tandem.workshops.planning.plan import Plan, PlanConfig, make_plan
 
 CONFIGS = Path(__file__).parent / "configs"
 WRONG = "WRONG PACKAGE. Please install the package from Neuron Repository - pip.repos.neuron.amazonaws.com"

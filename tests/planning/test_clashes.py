@@ -11,9 +11,9 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from tandem.cli import main
-from tandem.planning.clashes import TANDEM, TANDEM_ON_TORCHNEURON, refusal
-from tandem.planning.detect import detect, missing
-from tandem.planning.doctor import examine, finding_lines, findings_json
+from tandem.host.clashes import TANDEM, TANDEM_ON_TORCHNEURON, refusal
+from tandem.host.detect import detect, missing
+from tandem.workshops.planning.doctor import examine, finding_lines, findings_json
 from tests.planning.support import EMPTY_ENVIRONMENT, NXDI, TORCHNEURON, machine, site
 from tests.planning.test_doctor import HOST
 from tests.test_setup import declared

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.planning.cores import format_cores, parse_cores, share_of
+from tandem.host.cores import format_cores, parse_cores, share_of
 
 
 @pytest.mark.parametrize(

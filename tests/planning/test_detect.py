@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tandem.planning.detect import Neuron, Stack, detect, missing
-from tandem.planning.packages import installed_packages
+from tandem.host.detect import Neuron, Stack, detect, missing
+from tandem.host.packages import installed_packages
 from tests.planning.support import (
     EMPTY_ENVIRONMENT,
     NXDI,
@@ -81,8 +81,8 @@ def test_the_first_package_on_the_path_counts(tmp_path: Path):
 
 def test_detection_imports_no_model_library():
     code = (
-        "import sys; from tandem.planning.detect import missing; missing('neuron'); missing('nxdi');"
-        "from tandem.planning.doctor import examine; examine();"
+        "import sys; from tandem.host.detect import missing; missing('neuron'); missing('nxdi');"
+        "from tandem.workshops.planning.doctor import examine; examine();"
         "print([m for m in ('torch', 'transformers', 'numpy', 'torch_neuronx') if m in sys.modules])"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tandem.cli import main
-from tandem.planning.detect import detect
-from tandem.planning.doctor import Findings, examine, finding_lines, findings_json
-from tandem.planning.host import Host, find_host
+from tandem.host.detect import detect
+from tandem.host.host import Host, find_host
+from tandem.workshops.planning.doctor import Findings, examine, finding_lines, findings_json
 from tests.planning.support import (
     EMPTY_ENVIRONMENT,
     NXDI,

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.planning.cores import parse_cores
-from tandem.planning.devices import Devices
-from tandem.planning.host_placement import (
+from tandem.host.cores import parse_cores
+from tandem.host.devices import Devices
+from tandem.workshops.planning.host_placement import (
     CoreGroup,
     HostPlacement,
     place_on_cpus,
     place_on_gpus,
     place_on_neuron,
 )
-from tandem.planning.plan import PlanConfig
+from tandem.workshops.planning.plan import PlanConfig
 from tests.planning.support import model
 
 TRN1 = Devices(count=1, instance="trn1.2xlarge", family="trn1", cores=2, lnc=1)

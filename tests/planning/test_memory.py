@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tandem.planning.memory import GUARD, Core, Load, Part, kv_bytes
-from tandem.planning.shapes import DecoderShape
-from tandem.planning.sharding import Route, Weights
+from tandem.workshops.planning.memory import GUARD, Core, Load, Part, kv_bytes
+from tandem.workshops.planning.shapes import DecoderShape
+from tandem.workshops.planning.sharding import Route, Weights
 
 SMALL = DecoderShape("small", "llama", 64, 128, 3, 4, 2, 16, 258, 512, tied=False, bias=False)
 PART = Part(SMALL, 1, Weights(2))

@@ -9,10 +9,10 @@ import pytest
 
 from tandem.cli import main
 from tandem.cli.tools import plan_config
-from tandem.planning.instances import INSTANCES, instance_named
-from tandem.planning.memory import GRAPH_BYTES, core_of
-from tandem.planning.placement import Placement, parts_of, process_of
-from tandem.planning.plan import Plan, PlanConfig, make_plan
+from tandem.host.instances import INSTANCES, instance_named
+from tandem.workshops.planning.memory import GRAPH_BYTES, core_of
+from tandem.workshops.planning.placement import Placement, parts_of, process_of
+from tandem.workshops.planning.plan import Plan, PlanConfig, make_plan
 from tests.planning.support import model, planned
 
 SEED_405B = dict(

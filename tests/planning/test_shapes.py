@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.planning.shapes import read_shape
+from tandem.workshops.planning.shapes import read_shape
 from tests.planning.support import CONFIGS, model
 
 PUBLISHED = {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.planning.instances import FAMILIES
-from tandem.planning.shapes import DecoderShape, read_shape
-from tandem.planning.sharding import Route, Weights, core_heads, degrees, kv_bytes_per_token, weight_bytes
+from tandem.host.instances import FAMILIES
+from tandem.workshops.planning.shapes import DecoderShape, read_shape
+from tandem.workshops.planning.sharding import Route, Weights, core_heads, degrees, kv_bytes_per_token, weight_bytes
 from tests.planning.support import model
 
 BF16 = Weights(2)

@@ -10,9 +10,9 @@ import pytest
 from tandem.cli import asking, compare, compare_placement, main, models, tools
 from tandem.comparison.measuring.commands import drafting_command, target_command, target_of, whole_of
 from tandem.comparison.measuring.config import ComparisonConfig
+from tandem.host.devices import Devices
+from tandem.host.instances import instance_named
 from tandem.launch import LAUNCH
-from tandem.planning.devices import Devices
-from tandem.planning.instances import instance_named
 from tests.planning.support import CONFIGS
 from tests.recipes.page import ROOT, Command
 
@@ -81,7 +81,7 @@ def _configured(args: argparse.Namespace) -> None:
 
 def _nxdi_build(args: argparse.Namespace) -> None:
     """Runs the checks that --backend nxdi makes before it compiles."""
-    from tandem.runners.nxdi.build import BuildRequest, Kind, plan_build
+    from tandem.workshops.nxdi.build import BuildRequest, Kind, plan_build
 
     settings, k = models.nxdi_settings(args), args.most_drafts
     part = args.compile_for or args.role

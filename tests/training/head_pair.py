@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from tandem.checkpoints.convert import ConvertConfig, run_convert
 from tandem.checkpoints.locate import find, weights_revision
-from tandem.training.heads.features import FeaturesConfig, make_features
-from tandem.training.heads.settings import HeadTrainConfig
-from tandem.training.heads.train import train
-from tandem.training.shards import ShardFolder, TrainingSequence, join
+from tandem.workshops.training.heads.features import FeaturesConfig, make_features
+from tandem.workshops.training.heads.settings import HeadTrainConfig
+from tandem.workshops.training.heads.train import train
+from tandem.workshops.training.shards import ShardFolder, TrainingSequence, join
 from tests.runners.tiny import byte_tokenizer
 
 KINDS = ("code", "prose")

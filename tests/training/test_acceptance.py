@@ -24,10 +24,10 @@ from tandem.speculation.length import FixedLength
 from tandem.speculation.loop import DraftThenVerify, speculate
 from tandem.speculation.stopping import Stopping, StopRules
 from tandem.speculation.types import Request, SamplingParams, SpeculationStats
-from tandem.training.acceptance.costs import PairCosts
-from tandem.training.acceptance.measure import AcceptConfig, PairMeasurement, RoundFigures, measure
-from tandem.training.acceptance.replay import Continuation, MemoizedDrafter, agreement, replay
-from tandem.training.acceptance.show import print_measured
+from tandem.workshops.training.acceptance.costs import PairCosts
+from tandem.workshops.training.acceptance.measure import AcceptConfig, PairMeasurement, RoundFigures, measure
+from tandem.workshops.training.acceptance.replay import Continuation, MemoizedDrafter, agreement, replay
+from tandem.workshops.training.acceptance.show import print_measured
 from tests.support import GREEDY, SAMPLED, oracle, run, toy
 
 PROMPT = tuple(b"a prompt, a prompt, a pro")

@@ -32,15 +32,15 @@ from tandem.runners.loading import Execution
 from tandem.runners.protocol import Limits, PrefillRow, RunnerIdentity
 from tandem.runners.torch.platforms import platform_of
 from tandem.speculation.types import SamplingParams
-from tandem.training.heads import evaluate as evaluation
-from tandem.training.heads.data import read_head_data
-from tandem.training.heads.evaluate import HeadEvaluation, evaluate
-from tandem.training.heads.features import FeatureFolder, FeaturesConfig, FeatureTarget, make_features
-from tandem.training.heads.loop import HeadTraining
-from tandem.training.heads.loss import head_states, make_head_batch, step_losses
-from tandem.training.heads.train import main as train_main
-from tandem.training.heads.train import train
-from tandem.training.shards import ShardFolder, join, split
+from tandem.workshops.training.heads import evaluate as evaluation
+from tandem.workshops.training.heads.data import read_head_data
+from tandem.workshops.training.heads.evaluate import HeadEvaluation, evaluate
+from tandem.workshops.training.heads.features import FeatureFolder, FeaturesConfig, FeatureTarget, make_features
+from tandem.workshops.training.heads.loop import HeadTraining
+from tandem.workshops.training.heads.loss import head_states, make_head_batch, step_losses
+from tandem.workshops.training.heads.train import main as train_main
+from tandem.workshops.training.heads.train import train
+from tandem.workshops.training.shards import ShardFolder, join, split
 from tests.rows import propose_row
 from tests.runners.tiny import byte_tokenizer
 from tests.training.head_pair import continuations, make_data, make_target, quiet, training
@@ -183,7 +183,7 @@ def test_what_does_not_fit_is_refused_by_name(
         make_features(FeaturesConfig(data, str(target), (1, 2, 2), dtype="float32"), quiet)
     shutil.copytree(data, tmp_path / "data")
     (tmp_path / "data" / "features" / "features-00001.npy").unlink()
-    with pytest.raises(ValueError, match=r"1 shards have no features; run tandem\.training\.heads\.features"):
+    with pytest.raises(ValueError, match=r"1 shards have no features; run tandem\.workshops\.training\.heads\.features"):
         train(training(target, tmp_path / "data", tmp_path / "head"), quiet)
     with pytest.raises(ValueError, match="layout: 'zip' is not one of specforge, speculators"):
         training(target, data, tmp_path, layout="zip")

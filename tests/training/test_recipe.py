@@ -23,15 +23,15 @@ from transformers import (
 )
 
 from tandem.comparison.measuring.workloads import Prompt, built_in_prompts
-from tandem.training import evaluate as evaluation
-from tandem.training.evaluate import EvaluateConfig, evaluate
-from tandem.training.generate import GenerateConfig, Progress, generate
-from tandem.training.loop import Training
-from tandem.training.prompts import MAKERS, OwnTexts, training_prompt
-from tandem.training.settings import TrainConfig
-from tandem.training.shards import ShardFolder, split
-from tandem.training.student import StudentConfig
-from tandem.training.train import train
+from tandem.workshops.training import evaluate as evaluation
+from tandem.workshops.training.evaluate import EvaluateConfig, evaluate
+from tandem.workshops.training.generate import GenerateConfig, Progress, generate
+from tandem.workshops.training.loop import Training
+from tandem.workshops.training.prompts import MAKERS, OwnTexts, training_prompt
+from tandem.workshops.training.settings import TrainConfig
+from tandem.workshops.training.shards import ShardFolder, split
+from tandem.workshops.training.student import StudentConfig
+from tandem.workshops.training.train import train
 
 TEMPLATE = "{% for m in messages %}<u>{{ m['content'] }}</u>{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
 STUDENT = StudentConfig(hidden=24, layers=1, heads=2, feed_forward=32)

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tandem.checkpoints.locate import find, weights_revision
-from tandem.training.retokenize import Transcoder, main, retokenize, retokenized
-from tandem.training.shards import ShardFolder, TrainingSequence, join, split
+from tandem.workshops.training.retokenize import Transcoder, main, retokenize, retokenized
+from tandem.workshops.training.shards import ShardFolder, TrainingSequence, join, split
 
 THEIRS = "<u>{{ messages[0]['content'] }}</u>{% if add_generation_prompt %}<a>{% endif %}"
 OURS = "[{{ messages[0]['content'] }}]{% if add_generation_prompt %}:{% endif %}"

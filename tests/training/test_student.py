@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from tandem.training.distill import Softmax, copies, loss_of, make_batch
-from tandem.training.shards import TrainingSequence
-from tandem.training.student import StudentConfig, build
-from tandem.training.train import most_frequent
+from tandem.workshops.training.distill import Softmax, copies, loss_of, make_batch
+from tandem.workshops.training.shards import TrainingSequence
+from tandem.workshops.training.student import StudentConfig, build
+from tandem.workshops.training.train import most_frequent
 
 VOCABULARY = 600
 

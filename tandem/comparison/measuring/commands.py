@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.launch import LAUNCH
-from tandem.planning.host_placement import CoreGroup, one_length, pair_for
 from tandem.rpc.credentials import on_this_machine
+from tandem.workshops.planning.host_placement import CoreGroup, one_length, pair_for
 
 MIN_LENGTH = 5
 """The least maximum speculation length of servers, so that costs can be measured at several lengths."""

@@ -15,10 +15,10 @@ from tandem.comparison.measuring.json_form import HIDDEN, encoded
 from tandem.comparison.measuring.loads import Length, Load, check_loads, length_of, plan_loads
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.comparison.report.write import FORMATS
-from tandem.planning.head_shape import holds_head
-from tandem.planning.host_placement import BACKENDS, HostPlacement
 from tandem.rpc.credentials import Credentials
 from tandem.speculation.types import Rule, SamplingParams
+from tandem.workshops.planning.head_shape import holds_head
+from tandem.workshops.planning.host_placement import BACKENDS, HostPlacement
 
 DEVICES: tuple[str, ...] = ("auto", "cpu", "cuda", "neuron")
 DTYPES: tuple[str, ...] = ("auto", "float32", "bfloat16", "float16")

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from tandem.checkpoints.trusted_cache import cache_root
-from tandem.planning.clashes import clashes, refusal
-from tandem.planning.cores import format_cores, parse_cores, share_of
-from tandem.planning.packages import installed_package, installed_packages
+from tandem.host.clashes import clashes, refusal
+from tandem.host.cores import format_cores, parse_cores, share_of
+from tandem.host.packages import installed_package, installed_packages
 
 INSTALL = "docs/trainium-torchneuron.md explains how to install it"
 AWS_INDEX = "https://pip.repos.neuron.amazonaws.com"

@@ -308,7 +308,7 @@ def field_names() -> dict[str, list[str]]:
 
     from neuronx_distributed_inference.models import config
 
-    from tandem.runners.nxdi import fields
+    from tandem.workshops.nxdi import fields
 
     def popped(cls: Any) -> set[str]:
         return set(re.findall(r'kwargs\.pop\(\s*"(\w+)"', inspect.getsource(cls)))
@@ -333,11 +333,11 @@ async def scenarios(folder: Path) -> dict[str, Any]:
     from tandem.engine.model_config import DraftChoice
     from tandem.engine.model_drafter import ModelDrafter
     from tandem.runners.loading import Execution, Shape
-    from tandem.runners.nxdi.load import load_nxdi, load_nxdi_pair, start_on_device
-    from tandem.runners.nxdi.settings import NxdiSettings
     from tandem.runners.toy import ToyTokenizer
     from tandem.speculation.depth import Pipeline
     from tandem.speculation.types import GenerationRequest, SamplingParams
+    from tandem.workshops.nxdi.load import load_nxdi, load_nxdi_pair, start_on_device
+    from tandem.workshops.nxdi.settings import NxdiSettings
 
     target = tiny(folder / "target", "llama", 1)
     tiny(folder / "draft", "llama", 2, target, 0.05)

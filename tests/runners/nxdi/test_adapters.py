@@ -18,13 +18,13 @@ from tandem.engine.generators import drafted_generator, plain_generator
 from tandem.engine.loading import Loaded
 from tandem.engine.model_drafter import ModelDrafter
 from tandem.engine.sequences import LocalVerifier
-from tandem.runners.nxdi.backend import BACKEND
-from tandem.runners.nxdi.load import compile_nxdi
-from tandem.runners.nxdi.runner import NxdiRunner
 from tandem.runners.protocol import RowFailed
 from tandem.runners.toy import ToyTokenizer
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import GenerationRequest, Request, SamplingParams
+from tandem.workshops.nxdi.backend import BACKEND
+from tandem.workshops.nxdi.load import compile_nxdi
+from tandem.workshops.nxdi.runner import NxdiRunner
 from tests.adapters import write_adapter
 from tests.rows import verify_row
 from tests.runners.nxdi.runners import SHAPE, Bench, application, bench  # noqa: F401

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tandem.cli import main
-from tandem.runners.nxdi import availability
+from tandem.workshops.nxdi import availability
 
 ROLES = (
     ["--role", "target"],

@@ -21,12 +21,12 @@ from tandem.engine.generators import fused_generator, plain_generator
 from tandem.engine.loading import load, load_draft, load_pair, load_unfused
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.runners.loading import Execution, Shape
-from tandem.runners.nxdi.checkpoint import older_rope
-from tandem.runners.nxdi.fused import FusedDraft, FusedRunner
-from tandem.runners.nxdi.load import load_nxdi, start_on_device
 from tandem.runners.protocol import Runner
 from tandem.runners.toy import ToyTokenizer
 from tandem.speculation.types import Rule
+from tandem.workshops.nxdi.checkpoint import older_rope
+from tandem.workshops.nxdi.fused import FusedDraft, FusedRunner
+from tandem.workshops.nxdi.load import load_nxdi, start_on_device
 from tests.runners.nxdi import simulated
 from tests.runners.nxdi.runners import Bench, bench  # noqa: F401
 from tests.support import GREEDY, SAMPLED, Answer, answer, ids, oracle, run

@@ -12,11 +12,11 @@ import torch
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.runners.loading import Shape
-from tandem.runners.nxdi.fused import UNKNOWN
-from tandem.runners.nxdi.lines import ForwardCall
 from tandem.runners.protocol import PrefillRow, RowFailed
 from tandem.runners.toy import ToyConfig, toy_logits
 from tandem.speculation.types import Verdict
+from tandem.workshops.nxdi.fused import UNKNOWN
+from tandem.workshops.nxdi.lines import ForwardCall
 from tests.rows import fused_row, propose_row, verify_row
 from tests.runners.nxdi.runners import SHAPE, Bench, application, bench  # noqa: F401
 from tests.support import GREEDY, SAMPLED, oracle, run

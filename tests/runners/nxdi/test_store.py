@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tandem.runners.nxdi import artifacts
-from tandem.runners.nxdi.artifacts import CompiledFolder, ensure
-from tandem.runners.nxdi.store import NAME, fetch, publish
+from tandem.workshops.nxdi import artifacts
+from tandem.workshops.nxdi.artifacts import CompiledFolder, ensure
+from tandem.workshops.nxdi.store import NAME, fetch, publish
 from tests.runners.nxdi.simulated import model_folder
 from tests.support import GREEDY, REPOSITORY, oracle
 

@@ -1,0 +1,1 @@
+"""What hardware and software is here: devices, cores, packages, the instance; and what clashes."""

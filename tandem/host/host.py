@@ -1,0 +1,95 @@
+"""Describes the machine apart from Neuron: CPU, memory, compiler, torch, CUDA; without importing torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem.host.packages import installed_version
+
+FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")
+LIBRARIES = ("torch", "transformers", "grpcio", "protobuf", "numpy")
+SECONDS = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The machine's CPU, libraries and GPUs. `compiler`: the one that builds the native steps, or None."""
+
+    system: str
+    python: str
+    processor: str
+    cores: int
+    memory_bytes: int | None
+    features: tuple[str, ...]
+    compiler: str | None
+    libraries: dict[str, str]
+    gpus: tuple[str, ...]
+
+
+def find_host(root: Path = Path("/"), environment: Mapping[str, str] | None = None) -> Host:
+    """Examines the machine. The arguments are for tests."""
+    environment = os.environ if environment is None else environment
+    cpu = _cpu(root)
+    return Host(
+        system=f"{platform.system()} {platform.machine()}",
+        python=platform.python_version(),
+        processor=cpu.get("model name") or platform.processor() or platform.machine(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        memory_bytes=_memory(root),
+        features=_features((cpu.get("flags") or cpu.get("features") or "").split()),
+        compiler=_compiler(environment),
+        libraries={name: version for name in LIBRARIES if (version := installed_version(name))},
+        gpus=_gpus(environment),
+    )
+
+
+def _cpu(root: Path) -> dict[str, str]:
+    """The first processor of /proc/cpuinfo, keys in lower case."""
+    try:
+        lines = (root / "proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in lines)
+    found: dict[str, str] = {}
+    for key, _, value in pairs:
+        found.setdefault(key.strip().lower(), value.strip())
+    return found
+
+
+def _features(flags: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name for name in FEATURES if name in flags)
+
+
+def _memory(root: Path) -> int | None:
+    try:
+        lines = (root / "proc/meminfo").read_text(encoding="utf-8").splitlines()
+        total = next(line.split()[1] for line in lines if line.startswith("MemTotal:"))
+        return 1024 * int(total)
+    except (OSError, StopIteration, ValueError, IndexError):
+        return None
+
+
+def _compiler(environment: Mapping[str, str]) -> str | None:
+    """The C++ compiler that tandem/runners/native/build.py would use."""
+    names = (environment.get("CXX"), "g++", "clang++", "c++")
+    found = (shutil.which(name, path=environment.get("PATH")) for name in names if name)
+    return next((path for path in found if path), None)
+
+
+def _gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """What nvidia-smi lists: name, memory, driver."""
+    tool = shutil.which("nvidia-smi", path=environment.get("PATH", ""))
+    if tool is None:
+        return ()
+    asked = [tool, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        ran = subprocess.run(asked, capture_output=True, text=True, timeout=SECONDS, check=False, env=dict(environment))
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return tuple(line.strip() for line in ran.stdout.splitlines() if line.strip()) if ran.returncode == 0 else ()

@@ -1,1 +1,0 @@
-"""What is here and what would fit: detection of Neuron software, and plans from config.json files alone."""

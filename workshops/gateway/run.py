@@ -1,0 +1,179 @@
+"""Runs the gateway, and a server of its own if it has no other, until a signal comes or one of both ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import ssl
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from tandem.launch import environment
+from tandem.ports import check_free, free_port
+from tandem.workshops.gateway.capacity import slots_of
+from tandem.workshops.gateway.config import GatewayConfig
+
+STARTED = time.monotonic()
+LOOK_SECONDS = 0.1
+STOP_SECONDS = 10.0
+"""Time to end besides the drain; what still runs then is killed."""
+SMG = (sys.executable, "-c", "import json, sys; sys.argv[1:] = json.load(sys.stdin); import smg.cli; smg.cli.main()")
+"""Runs smg with the arguments that it reads, since a command line with API keys could be read by others."""
+Process = asyncio.subprocess.Process
+Result = TypeVar("Result")
+
+
+class PartEnded(Exception):
+    """The gateway or its server has ended, though nobody asked it to."""
+
+
+class Stopped(Exception):
+    """A signal asked for the end."""
+
+
+async def run_gateway(config: GatewayConfig) -> int:
+    """Returns the exit code: 0 after SIGTERM or SIGINT, 1 if a part has ended by itself."""
+    with _stop_signals() as stopping:
+        try:
+            await _serve(replace(config, port=_http_port(config.host, config.port)), stopping)
+        except Stopped:
+            return 0
+        except PartEnded as error:
+            print(f"gateway: {error}", file=sys.stderr)
+            return 1
+    return 0
+
+
+async def _serve(config: GatewayConfig, stopping: asyncio.Event) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        parts: dict[str, Process] = {}
+        workers, adapters = config.workers, tuple[str, ...]()
+        if not workers:
+            ready_file = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-"))) / "ready.json"
+            server = config.own_server(str(ready_file))
+            parts["the server"] = await stack.enter_async_context(_started(server, config.drain_seconds))
+            await _until(partial(asyncio.to_thread, ready_file.exists), parts, stopping)
+            ready = json.loads(ready_file.read_text())
+            workers, adapters = (f"127.0.0.1:{ready['engine_port']}",), tuple(ready["adapter_ports"])
+        slots = await _until(partial(slots_of, workers), parts, stopping)
+        if adapters:  # further workers for the gateway, with the same slots
+            workers += tuple(f"127.0.0.1:{port}" for port in ready["adapter_ports"].values())
+        arguments = config.arguments(workers, slots, config.metrics_port or free_port())
+        parts["smg"] = await stack.enter_async_context(_started(SMG, config.drain_seconds, arguments))
+        model = await _until(partial(asyncio.to_thread, _model_of, config, adapters), parts, stopping)
+        _announce(config, model)
+        await _until(_never, parts, stopping)
+
+
+@contextlib.asynccontextmanager
+async def _started(
+    command: Sequence[str], drain_seconds: float, arguments: Sequence[str] = ()
+) -> AsyncIterator[Process]:
+    """Runs a process while the block runs, and gives it `arguments` as JSON. It is told to end, or else killed."""
+    # A new session: Ctrl-C on the terminal reaches this process alone, which ends its parts in order.
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=sys.stderr,  # both log there; this process's own output is the URL
+        env={**environment(), "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"},
+        start_new_session=True,
+    )
+    try:
+        assert process.stdin
+        process.stdin.write(json.dumps(arguments).encode())
+        process.stdin.close()
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        ended = asyncio.ensure_future(process.wait())
+        await asyncio.wait({ended}, timeout=drain_seconds + STOP_SECONDS)
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await ended
+
+
+async def _until(found: Callable[[], Awaitable[Result]], parts: dict[str, Process], stopping: asyncio.Event) -> Result:
+    """Waits until something is found, and returns it. Raises Stopped and PartEnded."""
+    while not (result := await found()):
+        for name, process in parts.items():
+            if (code := process.returncode) is not None:
+                how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+                raise PartEnded(f"{name} {how}")
+        waiting = asyncio.ensure_future(stopping.wait())
+        await asyncio.wait({waiting}, timeout=LOOK_SECONDS)
+        waiting.cancel()
+        if stopping.is_set():
+            raise Stopped
+    return result
+
+
+async def _never() -> bool:
+    return False
+
+
+def _model_of(config: GatewayConfig, adapters: Sequence[str]) -> str:
+    """Returns the model that the gateway serves besides `adapters`; "" until it is ready for all of them."""
+    trusted = _trusting(config.tls_cert) if config.tls_cert else None
+    try:
+        urllib.request.urlopen(f"{config.url}/readiness", timeout=5, context=trusted).close()
+        with urllib.request.urlopen(f"{config.url}/v1/models", timeout=5, context=trusted) as answer:
+            names = [str(model["id"]) for model in json.load(answer)["data"]]
+    except OSError:
+        return ""
+    models = [name for name in names if name not in adapters]
+    return models[0] if models and len(models) + len(adapters) == len(names) else ""
+
+
+def _trusting(certificate: str) -> ssl.SSLContext:
+    """Trusts a server that shows this certificate, whoever signed it and whatever host it names."""
+    context = ssl.create_default_context(cafile=certificate)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # its authority is not in the file
+    return context
+
+
+def _announce(config: GatewayConfig, model: str) -> None:
+    asked = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32})
+    secure = f" --cacert {config.tls_cert}" if config.tls_cert else ""
+    secure += " -H 'authorization: Bearer YOUR_TOKEN'" if config.accept_tokens else ""
+    print(f"OpenAI clients: base URL {config.url}/v1, model {model}", flush=True)
+    print(f"curl{secure} {config.url}/v1/chat/completions -H 'content-type: application/json' -d '{asked}'", flush=True)
+    if config.ready_file:
+        part = Path(f"{config.ready_file}.partial")
+        ready = {"host": config.host, "port": config.port, "pid": os.getpid(), "model": model}
+        part.write_text(json.dumps({**ready, "startup_seconds": round(time.monotonic() - STARTED, 3)}))
+        part.replace(config.ready_file)
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[asyncio.Event]:
+    stopping, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    try:
+        yield stopping
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+def _http_port(host: str, port: int) -> int:
+    """Returns `port`, or a free one if it is 0. Raises ValueError if it is taken."""
+    if not port:
+        return free_port(host)
+    try:
+        check_free(host, port)
+    except OSError:
+        raise ValueError(f"http_port: cannot listen on {host}:{port}; is another server there?") from None
+    return port

@@ -1,0 +1,146 @@
+"""Places the servers of a comparison on the cores of one host, so that every architecture has the same ones.
+
+Plain and fused decoding use all of them. A distributed pair divides them: the draft gets its own cores, the target the
+widest degree that the rest allows. On Neuron devices the degrees are the plan's (placement.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from tandem.host.cores import format_cores
+from tandem.host.devices import Devices
+from tandem.host.instances import FAMILIES, Instance
+from tandem.workshops.planning.placement import Pair, Placement, process_of
+from tandem.workshops.planning.plan import PlanConfig, make_plan
+
+Cores = tuple[int, ...]
+BACKENDS = ("torch", "nxdi", "toy")
+
+
+def one_length(backend: str, device: str) -> bool:
+    """Whether a server's rounds all take as long as its longest: Neuron graphs are compiled for one draft length."""
+    return backend == "nxdi" or device == "neuron"
+
+
+def pair_for(backend: str, temperatures: Collection[float]) -> str | None:
+    """How a fused server loads its pair (--pair) so that it answers these temperatures in the least memory."""
+    if backend != "nxdi":
+        return None
+    sampled = [temperature > 0 for temperature in temperatures]
+    return "fused" if not any(sampled) else "apart" if all(sampled) else "both"
+
+
+@dataclass(frozen=True, slots=True)
+class CoreGroup:
+    """The cores of a server, such as "0-3", and among how many ranks its model is divided."""
+
+    cores: str
+    degree: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class HostPlacement:
+    """The cores of plain and fused decoding (`whole`), and of target and draft where they are apart.
+
+    `draft`: None if drafts take no core of the device: they are looked up, or made on the host's CPU.
+    """
+
+    whole: CoreGroup
+    target: CoreGroup
+    draft: CoreGroup | None
+
+    def __str__(self) -> str:
+        whole = f"plain and fused decoding on cores {self.whole.cores} (degree {self.whole.degree})"
+        if self.draft is None:
+            return f"{whole}, and the target too where its draft is apart, on the host's CPU"
+        return (
+            f"{whole}; apart, the target on {self.target.cores} (degree {self.target.degree}) and the draft on"
+            f" {self.draft.cores} (degree {self.draft.degree})"
+        )
+
+
+def place_on_cpus(cores: Cores, draft: Cores | None, degree: int) -> HostPlacement:
+    """Places servers on CPUs. A target uses all CPUs that it has, as ranks or as threads. Raises ValueError.
+
+    A degree that the target allows allows its divisors too, so they are the degrees to choose from.
+    """
+    apart, rest = _divided(cores, draft, 1)
+    if len(cores) % degree:
+        raise ValueError(f"cores: {len(cores)} of them cannot be divided among {degree} ranks")
+    narrower = max(d for d in range(1, degree + 1) if degree % d == 0 and len(rest) % d == 0)
+    return _placement(CoreGroup(format_cores(cores), degree), (rest, narrower), (apart, 1))
+
+
+def place_on_gpus(cores: Cores, draft: Cores | None, degree: int) -> HostPlacement:
+    """Places servers on GPUs, of which a process uses one. Raises ValueError."""
+    if degree != len(cores):
+        raise ValueError(f"cores: tp_degree {degree} uses as many, and {len(cores)} are named")
+    apart, rest = _divided(cores, draft, 1)
+    narrower = max(d for d in range(1, degree + 1) if degree % d == 0 and d <= len(rest))
+    return _placement(CoreGroup(format_cores(cores), degree), (rest[:narrower], narrower), (apart[:1], 1))
+
+
+def place_on_neuron(
+    config: PlanConfig, devices: Devices, cores: Cores | None, draft: Cores | None, apart: bool = True
+) -> HostPlacement:
+    """Places servers on this host's Neuron cores, as `--role plan` would. Raises ValueError if they do not fit.
+
+    `config`: its instance is replaced by the devices that were found. `cores`: None takes as few as suffice. `apart`:
+    a draft is to have cores of its own.
+    """
+    if devices.family is None or not devices.count:
+        raise ValueError("device: no Neuron device is found here; compare servers that run elsewhere with --connect")
+    chip = FAMILIES[devices.family]
+    plan = make_plan(
+        replace(config, lnc=devices.lnc, cores=len(cores) if cores else None),
+        Instance(devices.instance or f"{devices.family}:{devices.count}", chip, devices.count),
+    )
+    every = cores or tuple(range(plan.placements[0].cores))
+    (degree,) = _fitting(plan.placements[0])
+    whole = CoreGroup(format_cores(every[:degree]), degree)
+    if plan.pair.draft is None or not apart:
+        return HostPlacement(whole, whole, None)
+    target, drafter = _fitting(plan.placements[1]) if draft is None else _beside(plan.pair, every, draft)
+    own, rest = _divided(every, draft, drafter)
+    return _placement(whole, (rest[:target], target), (own[:drafter], drafter))
+
+
+def _fitting(placement: Placement) -> tuple[int, ...]:
+    """Degrees of a placement's processes. Raises ValueError if it does not fit."""
+    if not placement.fits:
+        raise ValueError(f"cores: {placement.architecture} does not fit: {placement.why}; --role plan says what does")
+    return tuple(process.cores for process in placement.processes)
+
+
+def _beside(pair: Pair, cores: Cores, draft: Cores) -> tuple[int, int]:
+    """The widest degrees of target and draft that fit, where the draft's cores are given."""
+    assert pair.draft is not None
+    found = []
+    for role, shape, count in (("target", pair.target, len(cores) - len(draft)), ("draft", pair.draft, len(draft))):
+        fitting = [d.degree for d in pair.allowed(shape, count) if process_of(pair, role, d.degree).core.fits]
+        if not fitting:
+            raise ValueError(f"draft-cores: the {role} fits at no degree on {count} cores; --role plan says what does")
+        found.append(fitting[-1])
+    return found[0], found[1]
+
+
+def _divided(cores: Cores, draft: Cores | None, narrowest: int) -> tuple[Cores, Cores]:
+    """The draft's cores, by default the last ones, and the others. Raises ValueError."""
+    if draft is None:
+        draft = cores[len(cores) - narrowest :]
+    if not set(draft) <= set(cores):
+        raise ValueError(
+            f"draft-cores: {format_cores(draft)} must be among --cores {format_cores(cores)}, or fused decoding"
+            " would have fewer cores than a pair apart"
+        )
+    rest = tuple(core for core in cores if core not in draft)
+    if not rest:
+        raise ValueError("cores: a target and a draft apart need at least two")
+    return draft, rest
+
+
+def _placement(whole: CoreGroup, target: tuple[Cores, int], draft: tuple[Cores, int]) -> HostPlacement:
+    groups = [CoreGroup(format_cores(cores), degree) for cores, degree in (target, draft)]
+    return HostPlacement(whole, *groups)
