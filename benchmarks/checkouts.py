@@ -26,16 +26,18 @@ from benchmarks.keeping import kept
 from tandem.comparison.measuring.environment import this_machine
 from tandem.comparison.measuring.run import rotated
 from tandem.comparison.measuring.servers import Fleet
-from tandem.rpc.channel import FUSED
+from tandem.rpc.channel import DRAFT, FUSED
 from tandem.rpc.generation_client import GenerationClient
 
 PROMPT = list(range(1000, 1064))
-HELP, START, CLIENT, PLAIN, DRAFTED = (
+HELP, START, CLIENT, PLAIN, DRAFTED, WAITING, REMOTE = (
     "main.py --help, s",
     "fused server, start to ready, s",
     "client, start to end, one token, s",
     "plain decoding, ms per token",
     "fused decoding, ms per token",
+    "distributed, --pipeline off, ms per token",
+    "distributed, ms per token",
 )
 
 
@@ -60,9 +62,11 @@ def timed(command: Sequence[str], folder: Path) -> float:
     return time.perf_counter() - started
 
 
-async def decode(address: str, speculation_length: int | None, tokens: int) -> tuple[float, tuple[int, ...]]:
+async def decode(
+    address: str, speculation_length: int | None, tokens: int, service: str = FUSED
+) -> tuple[float, tuple[int, ...]]:
     """Decodes PROMPT. Returns the milliseconds per token after the first chunk, and the tokens."""
-    async with GenerationClient.connect(address, FUSED) as client:
+    async with GenerationClient.connect(address, service) as client:
         a = await Ours("", client, speculation_length).answer(PROMPT, tokens)
     sample = Sample(str(speculation_length), "", "", 0, a.token_ids, a.seconds, a.first_seconds, a.first_tokens)
     if sample.ms_per_later_token is None:
@@ -84,7 +88,24 @@ async def measure(checkout: Checkout, tokens: int, folder: Path) -> tuple[tuple[
             ms, token_ids = await decode(server.address, length, tokens)
             checkout.add(what, ms)
             outputs.append(token_ids)
+    for what, flags in ((WAITING, ("--pipeline", "off")), (REMOTE, ())):
+        outputs.append(await distributed(checkout, what, flags, tokens, folder))
     return tuple(outputs)
+
+
+async def distributed(
+    checkout: Checkout, what: str, flags: Sequence[str], tokens: int, folder: Path
+) -> tuple[int, ...]:
+    """Adds a sample of a draft worker that verifies at a target of its own checkout."""
+    async with Fleet(folder) as fleet:
+        target = await fleet.start("target", checkout.command("--role", "target", "--port", "0"))
+        where = ("--target_host", "127.0.0.1", "--target_port", str(target.port))
+        command = checkout.command("--role", "draft_worker", "--port", "0", *where, *flags)
+        worker = await fleet.start("draft_worker", command)
+        await decode(worker.address, None, 12, DRAFT)  # warms up
+        ms, token_ids = await decode(worker.address, None, tokens, DRAFT)
+    checkout.add(what, ms)
+    return token_ids
 
 
 async def run(checkouts: Sequence[Checkout], rounds: int, tokens: int, console: Console) -> None:
