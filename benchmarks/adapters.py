@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.arguments import Parser, positive
 from benchmarks.keeping import kept
-from tandem.checkpoints.adapters import Adapter, LowRank
+from tandem.checkpoints.adapter_files import Adapter, LowRank
 from tandem.checkpoints.locate import find
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.native.library import ModelShape

@@ -23,8 +23,8 @@ from benchmarks.arguments import Parser, positive
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.head_config import HeadConfig, default_layers
 from tandem.checkpoints.locate import embedded_draft, find
-from tandem.runners.eagle.features import TargetFeatures
 from tandem.runners.eagle.files import read_head
+from tandem.runners.eagle.hidden_states import TargetFeatures
 from tandem.runners.eagle.module import EagleHead
 from tandem.runners.eagle.runner import EagleRunner
 from tandem.runners.loading import Execution, Shape, load_runner

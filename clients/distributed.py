@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandem.checkpoints.tokenizers import same_tokens
-from tandem.clients.features import with_features
+from tandem.clients.head_fallback import with_features
 from tandem.engine.batcher import Batcher
 from tandem.engine.drafting import Drafting, load_drafting
 from tandem.engine.generator import Generator
@@ -21,14 +21,14 @@ from tandem.rpc.verify_stream import StreamedVerifier
 from tandem.speculation.depth import Depth, Pipeline
 from tandem.speculation.drafters import BonusDrafter
 from tandem.speculation.features import FeatureInbox, FeatureSpec
+from tandem.speculation.lookahead import LookaheadPolicy, RunMeasurements
 from tandem.speculation.loop import DraftThenVerify, Rounds
 from tandem.speculation.never_waiting import NeverWaitingRounds
 from tandem.speculation.pipeline import MAX_IN_FLIGHT, PipelinedRounds
-from tandem.speculation.reach import Reach, RunMeasurements
 from tandem.speculation.retry import Persistence
 from tandem.speculation.round_statistics import RoundStatistics
 from tandem.speculation.types import GenerationRequest, ModelInfo, Rule, SpeculationStats
-from tandem.speculation.ways import ChosenRounds, WayChoice
+from tandem.speculation.verification_mode import ChosenRounds, ModeChoice
 
 
 async def open_distributed(
@@ -100,9 +100,9 @@ class _RequestRounds:
         pipelined = self._pipelined(session, drafter, request, stats)
         if self.pipeline is Pipeline.ON:
             return pipelined
-        reach = Reach(self.info.max_speculation_length, self.measured, fixed_length(request, self.info))
+        reach = LookaheadPolicy(self.info.max_speculation_length, self.measured, fixed_length(request, self.info))
         running = self._running(session, drafter, reach, request, stats)
-        choice = WayChoice(reach, MAX_IN_FLIGHT)
+        choice = ModeChoice(reach, MAX_IN_FLIGHT)
 
         def runs(now: bool | None) -> bool:
             if not session.max_unread:
@@ -130,7 +130,7 @@ class _RequestRounds:
         self,
         session: RemoteVerifier,
         drafter: BonusDrafter,
-        reach: Reach,
+        reach: LookaheadPolicy,
         request: GenerationRequest,
         stats: SpeculationStats,
     ) -> NeverWaitingRounds:

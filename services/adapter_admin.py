@@ -8,8 +8,8 @@ from pathlib import Path
 
 import grpc
 
-from tandem.checkpoints.adapters import Adapter, AdapterChoice
-from tandem.engine.adapters import Adapters
+from tandem.checkpoints.adapter_files import Adapter, AdapterChoice
+from tandem.engine.adapter_registry import Adapters
 from tandem.services.errors import NotAllowed
 from tandem.services.security.identity import caller
 from tandem.speculation.types import InvalidField

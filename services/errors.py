@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from tandem.engine.adapters import AdapterExists, AdapterInUse
+from tandem.engine.adapter_registry import AdapterExists, AdapterInUse
 from tandem.engine.batcher import DeviceLost, StepHung
 from tandem.engine.fair_turns import TooManyWaiting
 from tandem.engine.slots import NoFreeSlot

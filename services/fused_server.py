@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import grpc
 
-from tandem.engine.adapters import Adapters
+from tandem.engine.adapter_registry import Adapters
 from tandem.rpc import wire
 from tandem.services.generation import GenerateMethod
 from tandem.speculation.types import ModelInfo

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
-from tandem.engine.follower import run_follower
+from tandem.engine.rank_follower import run_follower
 from tandem.engine.rank_processes import RankProcesses, rank_processes
 from tandem.services.layers import Layer
 from tandem.services.lifecycle import Lifecycle

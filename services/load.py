@@ -31,7 +31,7 @@ class TokenRate:
         return counted / max(1.0, min(WINDOW_SECONDS, now - self._began))
 
 
-class Load:
+class ServerLoad:
     """What runs and what waits on a server. With the slots of its engine, open sessions count too."""
 
     def __init__(self, slots: int, under_way: Callable[[], int], pool: SlotPool | None = None) -> None:

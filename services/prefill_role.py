@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tandem.clients.remote_prefill import PrefillClient
+from tandem.clients.prefill_client import PrefillClient
 from tandem.engine.engine import Engine
 from tandem.engine.generators import target_info
 from tandem.engine.loading import close, load, load_adapters
 from tandem.engine.page_copies import PageCopies
-from tandem.engine.prefill_elsewhere import PrefillElsewhere
 from tandem.engine.prefill_pages import PrefillPages
+from tandem.engine.remote_prefill import RemotePrefill
 from tandem.services.observability.prefill_metrics import watch_prefill, watch_prefill_pages
 from tandem.services.prefill_worker import PrefillWorkerService
 from tandem.services.server import HostedService
@@ -56,17 +56,17 @@ async def prefill(parts: ServerParts) -> HostedService:
     )
 
 
-async def prefill_elsewhere(parts: ServerParts, engine: Engine) -> list[Callable[[], Awaitable[None]]]:
+async def connect_remote_prefill(parts: ServerParts, engine: Engine) -> list[Callable[[], Awaitable[None]]]:
     """Lets a target's prompts be computed by --prefill, if given; returns what closes that. Raises ValueError."""
     config = parts.config.prefill
     if config is None:
         return []
     copies = await PageCopies.of(engine.runner, parts.batcher)
     client = PrefillClient(config, copies.layout, parts.config.credentials)
-    engine.elsewhere = PrefillElsewhere(engine, client, copies, config.min_tokens)
-    await engine.elsewhere.measure()
+    engine.remote_prefill = RemotePrefill(engine, client, copies, config.min_tokens)
+    await engine.remote_prefill.measure()
     await client.check()
     if metrics := parts.observability.metrics:
-        watch_prefill(metrics.states, engine.elsewhere)
+        watch_prefill(metrics.states, engine.remote_prefill)
     log.info("prompts of %d tokens and more are computed at %s", config.min_tokens, config.addresses)
-    return [engine.elsewhere.close]
+    return [engine.remote_prefill.close]

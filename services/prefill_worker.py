@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 
 from tandem.clients.page_wire import layout_from_wire, layout_to_wire, run_to_wire
-from tandem.engine.adapters import Adapters
+from tandem.engine.adapter_registry import Adapters
 from tandem.engine.generator import check_tokens
 from tandem.engine.prefill_pages import PrefillCosts, PrefillPages
 from tandem.rpc import wire

@@ -12,7 +12,7 @@ from typing import Any
 from tandem.clients.distributed import connect_distributed
 from tandem.clients.profile import Profile
 from tandem.clients.remote_draft import open_remote_draft
-from tandem.engine.adapters import Adapters
+from tandem.engine.adapter_registry import Adapters
 from tandem.engine.batcher import Batcher
 from tandem.engine.drafting import Drafting, check_has_target, drafting_info, load_drafting
 from tandem.engine.engine import Engine
@@ -43,9 +43,9 @@ from tandem.services.engine_port.port import Register
 from tandem.services.fused_server import FusedSpeculativeServerService
 from tandem.services.generation import GenerateMethod
 from tandem.services.lifecycle import Lifecycle
-from tandem.services.load import Load
+from tandem.services.load import ServerLoad
 from tandem.services.observability.setup import Observability
-from tandem.services.prefill_role import prefill, prefill_elsewhere
+from tandem.services.prefill_role import connect_remote_prefill, prefill
 from tandem.services.role_config import RoleConfig
 from tandem.services.security.call_limits import whose
 from tandem.services.server import HostedService
@@ -121,7 +121,7 @@ class ServerParts:
 
         from tandem.services.engine_port.service import EngineService
 
-        load = Load(generate.generator.info.kv_slots, lambda: generate.under_way, slots)
+        load = ServerLoad(generate.generator.info.kv_slots, lambda: generate.under_way, slots)
         return partial(add_VllmEngineServicer_to_server, EngineService(generate, load, adapter))
 
     def engines(self, generate: GenerateMethod, engine: Engine) -> dict[str, Any]:
@@ -167,7 +167,7 @@ async def _target(parts: ServerParts) -> HostedService:
     parts.limit_kv_memory(loaded.engine)
     await parts.share_prefixes(target=loaded.engine)
     parts.share_structures(target=loaded.engine)
-    closing[:0] = await prefill_elsewhere(parts, loaded.engine)
+    closing[:0] = await connect_remote_prefill(parts, loaded.engine)
     generate = parts.generate(parts.observability.traced(generator))
     service = TargetVerifierService(
         loaded.engine,
@@ -226,7 +226,7 @@ async def _fused(parts: ServerParts) -> HostedService:
     parts.limit_kv_memory(target.engine, draft.engine if draft else None)
     await parts.share_prefixes(target=target.engine, draft=draft.engine if draft else None)
     parts.share_structures(target=target.engine, **({"target_apart": unfused.target.engine} if unfused else {}))
-    closing: list[Close] = [*await prefill_elsewhere(parts, target.engine), partial(close, target, parts.batcher)]
+    closing: list[Close] = [*await connect_remote_prefill(parts, target.engine), partial(close, target, parts.batcher)]
     generate = parts.generate(parts.observability.traced(generator))
     slots = {"target": target.engine.slots}
     if unfused:

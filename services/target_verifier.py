@@ -23,7 +23,7 @@ from tandem.services.security.limits import ServerLimits
 from tandem.services.security.names import check_name
 from tandem.services.sessions.checkout import Checkout
 from tandem.services.sessions.costs import Note, SessionCosts
-from tandem.services.sessions.features import features_granted, opening_features
+from tandem.services.sessions.session_features import features_granted, opening_features
 from tandem.services.sessions.table import Fence, SessionConflict, SessionKey, SessionTable, session_key
 from tandem.services.verify_runs import VerifyResources, VerifyRuns, VerifySession, committed, max_unread, recorded
 from tandem.speculation.types import (
@@ -183,7 +183,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
 
     async def _fill(self, session: VerifySession) -> pb.OpenSessionResponse:
         prefix, sequence = session.tokens, session.resources.sequence
-        reused = sequence.keep(prefix[:-1])
+        reused = sequence.truncate_to(prefix[:-1])
         waited, worked = sequence.queue_seconds, sequence.compute_seconds
         reused += await sequence.fill(prefix[:-1])
         if session.resources.costs:

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tandem.checkpoints.adapters import Adapter, AdapterChoice, LowRank, read_adapter
+from tandem.checkpoints.adapter_files import Adapter, AdapterChoice, LowRank, read_adapter
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")

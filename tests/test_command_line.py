@@ -14,7 +14,7 @@ from tandem.cli import asking, configuration, main, models, tools
 from tandem.cli.command_line import RoleParser
 from tandem.cli.flags import FLAGS, Options
 from tandem.cli.role_names import BACKENDS, LOADING, SERVERS
-from tandem.clients.remote_prefill import PrefillConfig
+from tandem.clients.prefill_client import PrefillConfig
 from tandem.clients.terminal import ClientConfig
 from tandem.engine.model_config import ModelConfig
 from tandem.engine.prefix_cache import PrefixSharing

@@ -231,7 +231,7 @@ MISTAKES = (
     ),
     Mistake(
         "an opening has all features of a long prompt",
-        "tandem.services.sessions.features:opening_features",
+        "tandem.services.sessions.session_features:opening_features",
         "max(request.features.start, end - OPENING_BYTES // spec.position_bytes)",
         "request.features.start",
         "services/test_features.py::test_an_opening_brings_the_last_features_that_fit_into_two_mebibytes",

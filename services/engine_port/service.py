@@ -22,7 +22,7 @@ from tandem.services.engine_port.aborting import Requests
 from tandem.services.engine_port.conversion import Output, aborted_reply, chunk_reply, end_reply, requests_of
 from tandem.services.errors import NotOffered
 from tandem.services.generation import GenerateMethod, Generations
-from tandem.services.load import Load
+from tandem.services.load import ServerLoad
 from tandem.speculation.types import GenerationEnd, GenerationRequest
 
 ZIP_CHUNK = 512 * 1024  # bytes of a message of GetTokenizer
@@ -34,7 +34,7 @@ class EngineService(vllm_engine_pb2_grpc.VllmEngineServicer):
     `adapter`: the name of the one that all requests here have, which is then the model's name; empty: none.
     """
 
-    def __init__(self, generate: GenerateMethod, load: Load, adapter: str = "") -> None:
+    def __init__(self, generate: GenerateMethod, load: ServerLoad, adapter: str = "") -> None:
         self._generate, self._load, self._requests, self._adapter = generate, load, Requests(), adapter
         self._started = time.monotonic()
         self._received = 0.0

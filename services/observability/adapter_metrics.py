@@ -6,7 +6,7 @@ import time
 from dataclasses import fields
 from functools import partial
 
-from tandem.engine.adapters import MOST, AdapterCounts, Adapters
+from tandem.engine.adapter_registry import MOST, AdapterCounts, Adapters
 from tandem.services.observability.scraped_metrics import Samples, ScrapedMetrics
 
 _HELP = {

@@ -14,10 +14,10 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from tandem.engine.adapters import Adapters
+from tandem.engine.adapter_registry import Adapters
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
-from tandem.engine.features import FeatureRow
+from tandem.engine.feature_output import FeatureRow
 from tandem.engine.page_copies import PageRow
 from tandem.engine.prefix_cache import PrefixCache
 from tandem.engine.slots import SlotPool

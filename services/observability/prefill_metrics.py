@@ -5,15 +5,15 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tandem.engine.prefill_elsewhere import PrefillElsewhere
 from tandem.engine.prefill_pages import PrefillPages
+from tandem.engine.remote_prefill import RemotePrefill
 from tandem.engine.transfers import REASONS
 
 if TYPE_CHECKING:
     from tandem.services.observability.scraped_metrics import ScrapedMetrics
 
 
-def watch_prefill(states: ScrapedMetrics, elsewhere: PrefillElsewhere) -> None:
+def watch_prefill(states: ScrapedMetrics, elsewhere: RemotePrefill) -> None:
     """Adds counters of what a target has computed elsewhere, and why it was not."""
     counts, count = elsewhere.counts, states.counter
     for name, said in (

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 
 from tandem.services.duplex import Duplex, Incoming
+from tandem.speculation.draft_follower import Follower
 from tandem.speculation.drafters import Drafter
-from tandem.speculation.follower import Follower
-from tandem.speculation.reach import Plan
+from tandem.speculation.lookahead import DraftPlan
 from tandem.v1 import draft_worker_pb2 as pb
 
 
@@ -63,5 +63,5 @@ class ProposalStream(Duplex[pb.ProposeStreamRequest, pb.ProposeStreamResponse]):
         )
 
 
-def _plan(request: pb.ProposeStreamRequest) -> Plan:
-    return Plan(request.draft_ahead, request.send_first, request.send_more)
+def _plan(request: pb.ProposeStreamRequest) -> DraftPlan:
+    return DraftPlan(request.draft_ahead, request.send_first, request.send_more)

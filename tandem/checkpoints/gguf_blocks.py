@@ -31,7 +31,7 @@ FORMATS = {
     "q6_k": BlockFormat(14, 256, 210),
 }
 """Formats that native steps read (tandem/runners/native/blocks.h)."""
-DENSE = {0: "f32", 1: "f16", 30: "bf16"}
+DENSE_TYPES = {0: "f32", 1: "f16", 30: "bf16"}
 _TURNED = ("llama",)
 """Architectures whose files have the rows of q and k in the order of interleaved rotary pairs."""
 _OTHERS = {6: "Q5_0", 7: "Q5_1", 10: "Q2_K", 11: "Q3_K", 13: "Q5_K", 20: "IQ4_NL", 23: "IQ4_XS", 39: "MXFP4"}
@@ -76,7 +76,7 @@ class StoredWeights:
     def runs_as_stored(self) -> bool:
         """Whether some of its matrices are in blocks, and none in a format that native steps do not read."""
         kinds = {tensor.kind for tensor in self._tensors.values() if len(tensor.dimensions) > 1}
-        return bool(kinds - set(DENSE)) and kinds <= {*DENSE, *(found.kind for found in FORMATS.values())}
+        return bool(kinds - set(DENSE_TYPES)) and kinds <= {*DENSE_TYPES, *(found.kind for found in FORMATS.values())}
 
     def matrix(self, layer: int, name: str) -> Blocks | None:
         """The matrix q, k, v, o, gate, up or down of a layer; None if it is dense.
@@ -93,7 +93,7 @@ class StoredWeights:
         tensor = self._tensors.get(name)
         if tensor is None:
             raise CheckpointError(f"{self._file}: has no {name}")
-        if tensor.kind in DENSE:
+        if tensor.kind in DENSE_TYPES:
             return None
         found = next(((name, form) for name, form in FORMATS.items() if form.kind == tensor.kind), None)
         if found is None:

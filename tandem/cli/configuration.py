@@ -13,7 +13,7 @@ from tandem.cli.models import command, model_config
 from tandem.cli.option import built
 from tandem.cli.roles import STARTED
 from tandem.cli.values import credentials, split_list, with_default_ports
-from tandem.clients.remote_prefill import PrefillConfig
+from tandem.clients.prefill_client import PrefillConfig
 from tandem.engine.generator import RequestDefaults
 from tandem.engine.prefix_cache import PrefixSharing
 from tandem.engine.step_watch import parse_step_seconds

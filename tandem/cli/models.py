@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tandem.checkpoints.adapters import adapter_choices
+from tandem.checkpoints.adapter_files import adapter_choices
 from tandem.cli.flags import Options
 from tandem.cli.option import built
 from tandem.cli.values import auto_or_count, numbers

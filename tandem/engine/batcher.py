@@ -125,7 +125,7 @@ class Batcher:
         self._ready.clear()
 
     @contextlib.contextmanager
-    def away(self) -> Iterator[None]:
+    def excluded_from_wait(self) -> Iterator[None]:
         """Tells that a sequence waits for something else while the block runs: no step waits for its rows."""
         self._away += 1
         try:

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tandem.engine.adapters import Adapters
+from tandem.engine.adapter_registry import Adapters
 from tandem.engine.batcher import Batcher, DeviceLost, Step, StepHung, TimedResult
 from tandem.engine.compatibility import able, sentence
 from tandem.engine.fair_turns import TooManyWaiting
-from tandem.engine.features import HandedFeatures, hand_out
-from tandem.engine.prefill_elsewhere import PrefillElsewhere
+from tandem.engine.feature_output import HandedFeatures, hand_out
 from tandem.engine.prefix_cache import PrefixCache
+from tandem.engine.remote_prefill import RemotePrefill
 from tandem.engine.slots import SlotPool
 from tandem.engine.structures import Structures
 from tandem.runners.capabilities import No
@@ -46,7 +46,7 @@ class Engine:
         batcher.serves(self.slots)
         self.verify = functools.partial(verify_sized, runner)
         self.prefixes: PrefixCache | None = None
-        self.elsewhere: PrefillElsewhere | None = None
+        self.remote_prefill: RemotePrefill | None = None
         self.features: HandedFeatures | None = None
         self.lost = asyncio.Event()
         self.fused_fallbacks: Counter[str] = Counter()  # failed calls of draft and target in one, by kind of error

@@ -88,7 +88,7 @@ class FusedRounds:
             raise
         except RowFailed:
             assert self._draft
-            self._draft.distrust()  # as the target's sequence does by itself
+            self._draft.invalidate()  # as the target's sequence does by itself
             return await self._round(tokens, 0)
 
     async def _round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
@@ -145,7 +145,7 @@ class FusedRounds:
         """Reports the outcome of the draft in a step."""
         if result.draft_failed:
             attempt.failed(RuntimeError(result.draft_failed))
-            draft.leaves = False
+            draft.cacheable = False
             return
         attempt.succeeded()
         draft.proposed(tokens, result.proposal.token_ids)

@@ -22,14 +22,14 @@ from tandem.speculation.fallible import DrafterHealth
 from tandem.speculation.features import FeatureInbox
 from tandem.speculation.hybrid import HybridDrafter
 from tandem.speculation.length import FIRST
+from tandem.speculation.lookahead import LookaheadPolicy, RunMeasurements
 from tandem.speculation.loop import DraftThenVerify, Rounds
 from tandem.speculation.never_waiting import DraftsElsewhere, NeverWaitingRounds
-from tandem.speculation.reach import Reach, RunMeasurements
 from tandem.speculation.request import Drafts
 from tandem.speculation.round_statistics import RoundStatistics
 from tandem.speculation.step_times import MeasuredTimes
 from tandem.speculation.types import GenerationRequest, InvalidField, ModelInfo, Request, Rule, SpeculationStats
-from tandem.speculation.ways import ChosenRounds, WayChoice
+from tandem.speculation.verification_mode import ChosenRounds, ModeChoice
 
 
 def target_info(loaded: Loaded, default_k: int | None, draft: str = "") -> ModelInfo:
@@ -99,7 +99,7 @@ def drafted_generator(
         waiting = DraftThenVerify(verifier, drafts)
         if drafts is None or pipeline in (Pipeline.OFF, Pipeline.ON) or request.rule is not Rule.AGREEMENT:
             return waiting
-        reach = Reach(most, measured, fixed)
+        reach = LookaheadPolicy(most, measured, fixed)
         running = NeverWaitingRounds(
             LocalRunVerifier(verifier, stop_tokens(request, info)),
             drafts,
@@ -112,7 +112,7 @@ def drafted_generator(
             elsewhere=elsewhere(request, stats) if elsewhere else None,
         )
 
-        choice = WayChoice(reach, most_in_flight=1)
+        choice = ModeChoice(reach, most_in_flight=1)
 
         def runs(now: bool | None) -> bool:
             return pipeline is Pipeline.NEVER_WAITING or choice.runs(now)

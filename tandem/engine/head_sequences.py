@@ -45,7 +45,7 @@ class HeadSequence(DraftSequence):
             return None
         if self._known_rows() > self._sound or self._epoch != self._inbox.epoch:
             self._forget_guesses()
-        self._sound = min(self._sound, self.keep(tokens))
+        self._sound = min(self._sound, self.truncate_to(tokens))
         if len(tokens) - len(self.held) > TAIL or len(self.held) <= self._inbox.first:
             await self.fill(tokens[:-2])
         fed = max(2, len(tokens) - len(self.held))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tandem.checkpoints.adapters import AdapterChoice
+from tandem.checkpoints.adapter_files import AdapterChoice
 from tandem.checkpoints.locate import CheckpointError, embedded_draft, embedded_head
 from tandem.runners.backends import BACKENDS, BackendSettings, LoadRequest
 from tandem.runners.loading import Execution, Shape

@@ -46,7 +46,7 @@ class DraftSequence(KVSequence):
 
         Raises Unreadable.
         """
-        behind = len(tokens) - self.keep(tokens, self._followed if self.only_grows else 0)
+        behind = len(tokens) - self.truncate_to(tokens, self._followed if self.only_grows else 0)
         self._check(tokens)
         if behind > TAIL:
             await self.fill(tokens[:-2])
@@ -65,7 +65,7 @@ class DraftSequence(KVSequence):
 
         Of a draft that wants accepted tokens fed again, only `tokens`.
         """
-        self._hold(tokens, () if self.engine.can.refeeds else draft[:-1])
+        self._hold(tokens, () if self.engine.can.reprocess_accepted else draft[:-1])
 
     def _hold(self, tokens: Sequence[int], draft: Sequence[int]) -> None:
         """Holds `tokens`, which begin with what is held, and `draft`.

@@ -51,7 +51,7 @@ class PrefixSharing:
 class Filled:
     """What a prefill step left in a slot: tokens held, and how many of them it copied instead of processing them."""
 
-    held: int
+    end_position: int
     copied: int
 
 
@@ -94,15 +94,15 @@ class PrefixCache:
         return self.tree.pages.count * self._bytes
 
     def prefill(
-        self, scope: Hashable, tokens: Sequence[int], distrusts: bool, first: bool, rows: Sequence[PrefillRow]
+        self, scope: Hashable, tokens: Sequence[int], invalid: bool, first: bool, rows: Sequence[PrefillRow]
     ) -> list[Filled | RowFailed]:
         """Copies what is known of `tokens` beyond the row's start to its slot, and processes the next chunk after it.
 
-        A step for the batcher, of one row. `distrusts`: what is known of the tokens is dropped first. `first`: no
+        A step for the batcher, of one row. `invalid`: what is known of the tokens is dropped first. `first`: no
         earlier step processed these tokens.
         """
         (row,) = rows
-        if distrusts:
+        if invalid:
             self.tree.remove(scope, tokens)
         start = self._copied(scope, tokens, row)
         copied = start - row.start
@@ -113,7 +113,7 @@ class PrefixCache:
             (failed,) = self._runner.prefill([replace(row, start=start, tokens=tuple(tokens[start:end]))])
             if failed:
                 return [failed]
-        self.keep(scope, tokens[:end], row.slot)
+        self.insert(scope, tokens[:end], row.slot)
         return [Filled(end, copied)]
 
     def copy(self, scope: Hashable, tokens: Sequence[int], rows: Sequence[PrefillRow]) -> list[Filled]:
@@ -124,7 +124,7 @@ class PrefixCache:
         self.hits += held - row.start
         return [Filled(held, held - row.start)]
 
-    def keep(self, scope: Hashable, tokens: Sequence[int], slot: int) -> None:
+    def insert(self, scope: Hashable, tokens: Sequence[int], slot: int) -> None:
         """Copies the whole pages of `tokens`, which `slot` holds from position 0, unless they are known.
 
         If the copy fails, the tokens are forgotten, so that no later sequence finds a page that was not filled.

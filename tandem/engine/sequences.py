@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from tandem.engine.batcher import Step, StepHung, TimedResult
 from tandem.engine.engine import Engine
-from tandem.engine.features import FeatureRow
-from tandem.engine.prefill_elsewhere import Brought
+from tandem.engine.feature_output import FeatureRow
 from tandem.engine.prefix_cache import Filled
+from tandem.engine.remote_prefill import PrefillOutcome
 from tandem.runners.pages import PAGE
 from tandem.runners.protocol import PrefillRow, RowFailed, StructureEnded, VerifyRow
 from tandem.speculation.common_prefix import common
@@ -28,10 +28,10 @@ class KVSequence:
 
     Its rows have `request`, `adapter` (the number of the request's, taken for it; `release` gives it back) and what
     `processing` makes of their tokens. It looks prefixes up, and inserts them, in the scope of the caller, among those
-    of the same adapter; not if `leaves` is false, because the cache may be corrupt.
+    of the same adapter; not if `cacheable` is false, because the cache may be corrupt.
     """
 
-    leaves = True
+    cacheable = True
 
     processing: Processing | None = None
 
@@ -40,7 +40,7 @@ class KVSequence:
         self.held: list[int] = []
         self.scope = engine.prefixes.scope(adapter) if engine.prefixes else None
         self._failures = engine.batcher.failures
-        self._distrusts = False
+        self._invalid = False
         self.queue_seconds = 0.0
         self.compute_seconds = 0.0
 
@@ -68,8 +68,8 @@ class KVSequence:
         """Returns the logits processing of a row that extends `tokens`."""
         return self.processing.after(tokens) if self.processing else None
 
-    def keep(self, tokens: Sequence[int], start: int = 0) -> int:
-        """Keeps the common prefix with `tokens` and drops the rest; returns its length.
+    def truncate_to(self, tokens: Sequence[int], start: int = 0) -> int:
+        """Drops what is not the common prefix with `tokens`; returns its length.
 
         Positions below `start` are known to agree.
         """
@@ -88,7 +88,7 @@ class KVSequence:
             self.held.clear()
             raise
         except RowFailed:
-            self.distrust()
+            self.invalidate()
             raise
 
     async def fill(self, tokens: Sequence[int]) -> int:
@@ -96,9 +96,9 @@ class KVSequence:
 
         Much of it may be processed elsewhere. Returns how many of them were copied from known prefixes instead.
         """
-        elsewhere = None if self._distrusts else self.engine.elsewhere
-        brought = await elsewhere.fill(self, tokens) if elsewhere else Brought()
-        copied, began = brought.copied, -1 if brought.looked else len(self.held)
+        remote = None if self._invalid else self.engine.remote_prefill
+        outcome = await remote.fill(self, tokens) if remote else PrefillOutcome()
+        copied, began = outcome.copied, -1 if outcome.looked else len(self.held)
         chunk = self.engine.runner.limits.chunk
         while (start := len(self.held)) < len(tokens):
             row = PrefillRow(self.slot, start, tuple(tokens[start : start + chunk]), self.adapter)
@@ -106,10 +106,10 @@ class KVSequence:
             self.queue_seconds += done.queue_seconds
             self.compute_seconds += done.compute_seconds
             filled = done.value or Filled(start + len(row.tokens), 0)
-            if elsewhere and not filled.copied:
-                elsewhere.in_place.note(len(row.tokens), done.queue_seconds + done.compute_seconds)
-            self._distrusts = False
-            self.held += tokens[start : filled.held]
+            if remote and not filled.copied:
+                remote.in_place.note(len(row.tokens), done.queue_seconds + done.compute_seconds)
+            self._invalid = False
+            self.held += tokens[start : filled.end_position]
             copied += filled.copied
         return copied
 
@@ -118,12 +118,12 @@ class KVSequence:
         prefixes = self.engine.prefixes
         if prefixes is None:
             return self.engine.runner.prefill
-        return functools.partial(prefixes.prefill, self.scope, tuple(tokens), self._distrusts, first)
+        return functools.partial(prefixes.prefill, self.scope, tuple(tokens), self._invalid, first)
 
-    def distrust(self) -> None:
+    def invalidate(self) -> None:
         """Forgets what is held, since it may be unsound: it is processed again, not copied."""
         self.held.clear()
-        self._distrusts = True
+        self._invalid = True
         if self.engine.prefixes:
             self.scope = self.engine.prefixes.renewed(self.scope)
 
@@ -139,15 +139,15 @@ class KVSequence:
         """
         self.engine.adapters.give_back(self.adapter)
         prefixes, batcher = self.engine.prefixes, self.engine.batcher
-        if prefixes is None or not self.leaves or len(self.held) < PAGE or self.engine.lost.is_set():
+        if prefixes is None or not self.cacheable or len(self.held) < PAGE or self.engine.lost.is_set():
             return
         scope, held, slot, failures = self.scope, tuple(self.held), self.slot, self._failures
 
-        def keep() -> None:
+        def insert() -> None:
             if batcher.failures == failures:  # else a step may have spoiled the slot before this sequence heard of it
-                prefixes.keep(scope, held, slot)
+                prefixes.insert(scope, held, slot)
 
-        batcher.between_steps(keep)
+        batcher.between_steps(insert)
 
 
 class TargetSequence(KVSequence):
@@ -204,7 +204,7 @@ class TargetSequence(KVSequence):
     async def hold(self, tokens: Sequence[int]) -> None:
         """Makes the cache hold all of `tokens` but the last, which extend those of the round before, and no others."""
         position = len(tokens) - 1
-        self.keep(tokens, start=max(0, position - 1))
+        self.truncate_to(tokens, start=max(0, position - 1))
         del self.held[position:]
         if len(self.held) < position:
             await self.fill(tokens[:position])

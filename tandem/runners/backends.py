@@ -12,7 +12,7 @@ from tandem.runners.protocol import Runner
 from tandem.runners.startup import Startup
 
 if TYPE_CHECKING:
-    from tandem.checkpoints.adapters import Adapter, AdapterChoice
+    from tandem.checkpoints.adapter_files import Adapter, AdapterChoice
     from tandem.checkpoints.locate import Checkpoint
     from tandem.checkpoints.tokenizers import Tokenizer
     from tandem.runners.loading import Execution, Shape

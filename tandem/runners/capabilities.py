@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from tandem.runners.features import HandedOut
+from tandem.runners.feature_rows import HandedOut
 from tandem.runners.pages import PageStore
 
 if TYPE_CHECKING:
-    from tandem.checkpoints.adapters import Adapter
+    from tandem.checkpoints.adapter_files import Adapter
     from tandem.runners.protocol import Runner
     from tandem.runners.startup import Startup
     from tandem.speculation.features import FeatureInbox
@@ -124,8 +124,8 @@ class Capabilities:
     logits: they come to the host, for sampling and all that is asked of them. structures: they can be masked.
     copied_drafts: it verifies drafts that a lookup copied. proposals: as a draft, it serves targets in other processes.
     fuse: makes one graph of a pair's round if it can, at startup, on the device thread; `fused_with` returns it
-    afterwards. refeeds: a draft wants its accepted tokens fed again, because what it cached for them came from its own
-    guesses.
+    afterwards. reprocess_accepted: a draft's accepted tokens are fed again, because what it cached for them came
+    from its own guesses.
     """
 
     traits: frozenset[Trait] = frozenset()
@@ -139,4 +139,4 @@ class Capabilities:
     structures: Yes | No = True
     copied_drafts: Yes | No = True
     proposals: Yes | No = True
-    refeeds: bool = False
+    reprocess_accepted: bool = False

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.checkpoints.adapters import Adapter, AdapterChoice
+from tandem.checkpoints.adapter_files import Adapter, AdapterChoice
 from tandem.checkpoints.locate import Checkpoint
 from tandem.runners.backends import LoadRequest
 from tandem.runners.capabilities import Capabilities, FeaturesOut, MemoryOnDemand, Pages, Trait

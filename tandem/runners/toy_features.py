@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.runners.features import FeatureSpan
+from tandem.runners.feature_rows import FeatureSpan
 
 LAYERS, HIDDEN = 3, 8
 

@@ -52,7 +52,7 @@ class ToyHead(ToyRunner):
     @property
     def capabilities(self) -> Capabilities:
         reads = UNABLE if self._inboxes is None else FeaturesIn(self.layers, HIDDEN, "", self.follow)
-        return Capabilities(frozenset({Trait.HEAD}), features_in=reads, refeeds=True)
+        return Capabilities(frozenset({Trait.HEAD}), features_in=reads, reprocess_accepted=True)
 
     @property
     def identity(self) -> RunnerIdentity:

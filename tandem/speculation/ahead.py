@@ -14,7 +14,7 @@ from typing import Protocol
 
 from tandem.speculation.draft_store import AheadDraft
 from tandem.speculation.drafters import Drafter
-from tandem.speculation.reach import Plan, RunMeasurements
+from tandem.speculation.lookahead import DraftPlan, RunMeasurements
 from tandem.speculation.run_on import MAX_UNREAD, RunMessage
 from tandem.speculation.types import Proposer, SpeculationStats
 
@@ -23,15 +23,15 @@ PROBED_FIRST, PROBED = 8, 4
 it would be accepted: requests differ more in that than processes do."""
 
 
-class ChoosesReach(Protocol):
-    """How far to draft; see Reach."""
+class ChoosesLookahead(Protocol):
+    """How far to draft; see LookaheadPolicy."""
 
     @property
     def measured(self) -> RunMeasurements:
         """Where times of drafting are recorded."""
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> DraftPlan:
         """The reach to draft with now."""
 
     def observe(self, hit: bool) -> None:
@@ -47,7 +47,7 @@ class DraftingAhead:
     """
 
     drafter: Drafter
-    reach: ChoosesReach
+    reach: ChoosesLookahead
     send: Callable[[RunMessage], None]
     stats: SpeculationStats
     known: list[int]
@@ -186,7 +186,7 @@ class DraftingAhead:
         few = self.window // 2
         return (more and self._until - len(self.known) < few) or len(self.known) - self._acknowledged >= few
 
-    def _tell(self, plan: Plan) -> None:
+    def _tell(self, plan: DraftPlan) -> None:
         known = len(self.known)
         self._told, self._acknowledged, self._until = len(self._path), known, self._allowed
         draft = AheadDraft(known, self.known[-1], tuple(self._path[known:]))

@@ -117,7 +117,7 @@ class Mix(NamedTuple):
     empty: float
 
 
-def expected_tokens(rates: Sequence[float]) -> list[float]:
+def expected_by_length(rates: Sequence[float]) -> list[float]:
     """Returns the expected tokens of a round, by draft length from 0: the target's own and the accepted ones."""
     tokens, reached = [1.0], 1.0
     for rate in rates:
@@ -242,7 +242,7 @@ class AdaptiveLength:
         if known is None or self._idle[proposer] % STALE_AFTER == 0:
             rates, support = self._counts[proposer].rates(self._prior[proposer], TOGETHER, EACH, since)
             hoped = [min(HIGHEST, a + math.sqrt(a * (1 - a) / (n + 1))) for a, n in zip(rates, support, strict=True)]
-            known = self._tokens_known[proposer] = expected_tokens(rates), expected_tokens(hoped)
+            known = self._tokens_known[proposer] = expected_by_length(rates), expected_by_length(hoped)
         return known[0][: most + 1], known[1][: most + 1]
 
     def observe(self, requested: int, draft: Draft, verdict: Verdict, seconds: float) -> None:

@@ -76,10 +76,10 @@ class DraftThenVerify:
     def learn(self, tokens: Sequence[int]) -> None:
         teach(self.drafter, tokens)
 
-    async def take_over(self, prompt: Sequence[int]) -> None:
-        """Goes on with a session and a drafter that are open (see ways.py)."""
+    async def resume(self, prompt: Sequence[int]) -> None:
+        """Goes on with a session and a drafter that are open (see verification_mode.py)."""
 
-    async def hand_over(self, tokens: Sequence[int]) -> None:
+    async def suspend(self, tokens: Sequence[int]) -> None:
         """Has nothing in flight between rounds."""
 
     async def close(self) -> None:

@@ -14,8 +14,8 @@ from typing import Protocol
 
 from tandem.speculation.ahead import DraftingAhead
 from tandem.speculation.drafters import Drafter, teach
+from tandem.speculation.lookahead import LookaheadPolicy
 from tandem.speculation.pipeline import ATTEMPTS, OutOfStep, RoundsLost
-from tandem.speculation.reach import Reach
 from tandem.speculation.run_on import RunMessage
 from tandem.speculation.types import Draft, SpeculationStats, Verdict
 
@@ -76,7 +76,7 @@ class NeverWaitingRounds:
 
     verifier: RunVerifier
     drafter: Drafter
-    reach: Reach
+    reach: LookaheadPolicy
     stats: SpeculationStats
     most_total: int
     chunk: int
@@ -125,14 +125,14 @@ class NeverWaitingRounds:
             self._ahead.was_used(found.verdict.token_ids)
             return draft, found.verdict
 
-    async def take_over(self, prompt: Sequence[int]) -> None:
-        """Goes on with a session and a drafter that are open (see ways.py)."""
+    async def resume(self, prompt: Sequence[int]) -> None:
+        """Goes on with a session and a drafter that are open (see verification_mode.py)."""
         self._drafter_open = True
         if self.elsewhere:
             await self._close_drafter()
         self._begin_request(prompt)
 
-    async def hand_over(self, tokens: Sequence[int]) -> None:
+    async def suspend(self, tokens: Sequence[int]) -> None:
         """Ends the run, so that the session holds `tokens` and the drafter is open."""
         await self._leave()
         await self._open_drafter()

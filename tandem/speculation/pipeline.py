@@ -100,13 +100,13 @@ class PipelinedRounds:
     async def open(self, prompt: Sequence[int]) -> None:
         await self.verifier.open(prompt)
         await self.drafter.open(prompt)
-        await self.take_over(prompt)
+        await self.resume(prompt)
 
-    async def take_over(self, prompt: Sequence[int]) -> None:
-        """Goes on with a session and a drafter that are open (see ways.py)."""
+    async def resume(self, prompt: Sequence[int]) -> None:
+        """Goes on with a session and a drafter that are open (see verification_mode.py)."""
         self._end = self.most_total if self.most_new is None else min(self.most_total, len(prompt) + self.most_new)
 
-    async def hand_over(self, tokens: Sequence[int]) -> None:
+    async def suspend(self, tokens: Sequence[int]) -> None:
         """Drops the rounds in flight, so that the session holds `tokens`."""
         lost = bool(self._flights)
         await self._drop_in_flight()

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from tandem.checkpoints.adapters import AdapterChoice, read_adapter
+from tandem.checkpoints.adapter_files import AdapterChoice, read_adapter
 from tandem.checkpoints.eagle_heads import is_eagle1
 from tandem.checkpoints.gguf_blocks import StoredWeights
 from tandem.checkpoints.head_config import is_head, read_head_config

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tandem.checkpoints.adapter_config import AdapterConfig
-from tandem.checkpoints.adapters import MOST_CHANGE, Adapter, AdapterChoice, adapter_choices, read_adapter
+from tandem.checkpoints.adapter_files import MOST_CHANGE, Adapter, AdapterChoice, adapter_choices, read_adapter
 from tandem.checkpoints.locate import CheckpointError
 from tests.adapters import write_adapter
 

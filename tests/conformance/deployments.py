@@ -7,7 +7,7 @@ import functools
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from tandem.checkpoints.adapters import AdapterChoice
+from tandem.checkpoints.adapter_files import AdapterChoice
 from tandem.engine.engine import Engine
 from tandem.engine.model_config import ModelConfig
 from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, TARGET

@@ -111,7 +111,7 @@ async def prefill_elsewhere_equals_plain(bench: Bench) -> None:
             await bench.inside.all_free()
             assert elsewhere.counts.pages >= 4 * 5 and sum(elsewhere.fallbacks.values()) >= 1
         finally:
-            engine.elsewhere = engine.prefixes = None
+            engine.remote_prefill = engine.prefixes = None
             await elsewhere.close()
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tandem.checkpoints.adapters import Adapter, AdapterChoice
+from tandem.checkpoints.adapter_files import Adapter, AdapterChoice
 from tandem.checkpoints.locate import CheckpointError
-from tandem.engine.adapters import MOST, AdapterInUse
+from tandem.engine.adapter_registry import MOST, AdapterInUse
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.fused_rounds import FusedPair, FusedRounds

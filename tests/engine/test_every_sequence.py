@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tandem.checkpoints.adapters import AdapterChoice
+from tandem.checkpoints.adapter_files import AdapterChoice
 from tandem.engine.batcher import Batcher, DeviceLost, StepHung
 from tandem.engine.engine import Engine
 from tandem.engine.fused_rounds import FusedPair, FusedRounds

@@ -59,14 +59,14 @@ def sequence(held: Sequence[int] = ()) -> tuple[KVSequence, Noting]:
 )
 def test_keep_forgets_from_the_first_difference(held: list[int], tokens: list[int], kept: int) -> None:
     kv, _ = sequence(held)
-    assert kv.keep(tokens) == kept
+    assert kv.truncate_to(tokens) == kept
     assert kv.held == held[:kept]
 
 
 @pytest.mark.parametrize("start", [0, 1, 2, 3, 9])
 def test_keep_trusts_positions_below_the_start_and_only_those(start: int) -> None:
     kv, _ = sequence([1, 2, 3])
-    assert kv.keep([1, 9, 3], start) == (1 if start <= 1 else 3)
+    assert kv.truncate_to([1, 9, 3], start) == (1 if start <= 1 else 3)
     assert kv.held == [1, 2, 3][: len(kv.held)]
 
 
@@ -81,7 +81,7 @@ def test_fill_works_chunk_by_chunk_on_what_is_missing_only() -> None:
         runner.prefills.clear()
         await kv.fill(PROMPT)
         assert not runner.prefills
-        kv.keep(PROMPT[:10])
+        kv.truncate_to(PROMPT[:10])
         await kv.fill(PROMPT[:12])
         assert runner.prefills == [PrefillRow(1, 10, tuple(PROMPT[10:12]))]
         await kv.engine.batcher.close()

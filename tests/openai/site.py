@@ -22,7 +22,7 @@ from tandem.runners.toy import VOCAB_SIZE, ToyConfig, ToyRunner, ToyTokenizer
 from tandem.services.engine_port.service import EngineService
 from tandem.services.generation import GenerateMethod
 from tandem.services.lifecycle import Lifecycle
-from tandem.services.load import Load
+from tandem.services.load import ServerLoad
 from tests.support import Interceptors, listening, toy
 
 PROMPT = tuple(b"hello")
@@ -54,7 +54,7 @@ async def engine_site(
     choice = DraftChoice("model" if drafts else "ngram")
     generator = fused_generator(Loaded(engine, ToyTokenizer()), draft, 3, choice)
     generate = GenerateMethod(generator, None, lifecycle, None, queue)
-    service = EngineService(generate, Load(slots, lambda: generate.under_way, engine.slots))
+    service = EngineService(generate, ServerLoad(slots, lambda: generate.under_way, engine.slots))
     register = partial(vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server, service)
     try:
         async with listening(register, interceptors=interceptors) as address, open_channel(address) as channel:

@@ -16,8 +16,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tandem.checkpoints.adapters import AdapterChoice
-from tandem.engine.adapters import AdapterInUse
+from tandem.checkpoints.adapter_files import AdapterChoice
+from tandem.engine.adapter_registry import AdapterInUse
 from tandem.engine.prefix_cache import PrefixCache
 from tandem.rpc.channel import DRAFT
 from tandem.rpc.verifier_client import Deadlines

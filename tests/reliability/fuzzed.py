@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from tandem.checkpoints.adapters import AdapterChoice
+from tandem.checkpoints.adapter_files import AdapterChoice
 from tandem.rpc import wire
 from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, TARGET, stub
 from tandem.runners.toy import BACKEND

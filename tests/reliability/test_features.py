@@ -90,12 +90,12 @@ def test_rejection_repeats_under_faults() -> None:
 
 MISTAKES = {
     "a feature stands one place too far": (
-        "tandem.engine.features:HandedFeatures.verify",
+        "tandem.engine.feature_output:HandedFeatures.verify",
         "row.position, verdict",
         "row.position + 1, verdict",
     ),
     "layers are sent in the target's order": (
-        "tandem.engine.features:HandedFeatures.read",
+        "tandem.engine.feature_output:HandedFeatures.read",
         "for layer in row.spec.layers",
         "for layer in self.layers",
     ),

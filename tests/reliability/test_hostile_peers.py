@@ -321,7 +321,7 @@ async def pages_walk(lies: Sequence[Change]) -> Counter[str]:
     """The tokens are the target's own, whatever its PrefillWorker says."""
     found: Counter[str] = Counter()
     async with prefill_site() as worker, lying(worker.address) as liar, asking_engine(liar.address) as engine:
-        elsewhere = engine.elsewhere
+        elsewhere = engine.remote_prefill
         assert elsewhere
         for number, change in enumerate(lies):
             for after in (0, 1, 3):

@@ -305,8 +305,8 @@ def test_who_makes_no_trial_takes_none_from_others(why: str) -> None:
 
 
 def test_a_request_that_changes_its_way_holds_one_slot_of_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem.speculation.ways.RECONSIDERED", 7)
-    monkeypatch.setattr("tandem.speculation.ways.WayChoice.runs", lambda _, now: not now)
+    monkeypatch.setattr("tandem.speculation.verification_mode.RECONSIDERED", 7)
+    monkeypatch.setattr("tandem.speculation.verification_mode.ModeChoice.runs", lambda _, now: not now)
 
     async def test() -> None:
         async with (

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.checkpoints.adapters import AdapterChoice, read_adapter
+from tandem.checkpoints.adapter_files import AdapterChoice, read_adapter
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes

@@ -70,7 +70,7 @@ def test_a_draft_draws_among_its_frequent_tokens(folder: Path, sampling: Samplin
 
 
 def test_the_same_folder_as_a_target_keeps_its_whole_head(folder: Path) -> None:
-    assert load(folder, verifies=True).model.only is None
+    assert load(folder, verifies=True).model.draft_vocab is None
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '["a"]', "[-1]", "[211]", f"[{10**200}]", "{}"])

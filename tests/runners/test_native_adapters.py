@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from tandem.checkpoints.adapters import MOST_CHANGE, Adapter, AdapterChoice, LowRank, read_adapter
+from tandem.checkpoints.adapter_files import MOST_CHANGE, Adapter, AdapterChoice, LowRank, read_adapter
 from tandem.engine.compatibility import able
 from tandem.runners.capabilities import No
 from tandem.runners.native.runner import NativeRunner

@@ -207,7 +207,7 @@ def test_rows_of_lists_that_differ_in_length_are_refused() -> None:
     for lists in (([0], [0, 0], [[1], [2]]), ([0, 0], [0], [[1], [2]])):
         with pytest.raises(ValueError, match="each has a slot"):
             RowBatch(*lists)
-    for more in ({"adapters": [1]}, {"knowns": [1]}):
+    for more in ({"adapters": [1]}, {"feature_counts": [1]}):
         with pytest.raises(ValueError, match="each has a slot"):
             RowBatch([0, 0], [0, 0], [[1], [2]], **more)  # type: ignore[arg-type]
 

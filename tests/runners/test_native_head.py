@@ -12,8 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tandem.engine.compatibility import able
-from tandem.runners.eagle.features import TargetFeatures
 from tandem.runners.eagle.files import write_head
+from tandem.runners.eagle.hidden_states import TargetFeatures
 from tandem.runners.eagle.load import load_head
 from tandem.runners.eagle.module import EagleHead
 from tandem.runners.eagle.runner import EagleRunner
@@ -179,7 +179,7 @@ def test_by_default_a_head_is_as_fast_as_its_targets_format_lets_it_be(folder: P
     head = load_head(checkpoint, blocks, Startup())
     assert isinstance(head, NativeHeadRunner) and head.model.threads is blocks.model.threads
     can = able(head)
-    assert blocks.fused_with(head) is not None and can.refeeds and "its target's pages" in can.pages  # type: ignore[operator]
+    assert blocks.fused_with(head) is not None and can.reprocess_accepted and "its target's pages" in can.pages  # type: ignore[operator]
     assert "without them" in can.adapters and "states" in able(blocks).adapters  # type: ignore[operator]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.checkpoints.adapters import AdapterChoice, read_adapter
+from tandem.checkpoints.adapter_files import AdapterChoice, read_adapter
 from tests.runners.test_native import module_of, native, sequence
 
 peft = pytest.importorskip("peft")

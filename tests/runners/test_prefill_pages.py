@@ -23,7 +23,7 @@ from tandem.engine.page_copies import PageCopies, PageRow
 from tandem.engine.prefill_pages import PrefillCosts
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.engine.sequences import LocalVerifier
-from tandem.runners.native.pages import page_format
+from tandem.runners.native.native_pages import page_format
 from tandem.runners.pages import PAGE
 from tandem.runners.protocol import Runner
 from tandem.speculation.types import Request, SamplingParams
@@ -110,11 +110,11 @@ def test_requests_say_the_same_whether_their_prompts_are_computed_here_or_there(
         await batcher.close()
         async with prefill_site(another(name)) as worker, asking_engine(worker.address, receiver) as engine:
             assert [await said(engine, prompt) for prompt in prompts[:2]] == expected[:2]
-            assert engine.elsewhere and engine.elsewhere.counts.pages == 3
+            assert engine.remote_prefill and engine.remote_prefill.counts.pages == 3
             assert engine.prefixes
             engine.prefixes.clear()
             assert await asyncio.gather(*(said(engine, prompt) for prompt in prompts)) == expected
-            assert not sum(engine.elsewhere.fallbacks.values())
+            assert not sum(engine.remote_prefill.fallbacks.values())
 
     run(test())
 
@@ -213,8 +213,8 @@ def test_the_real_target_says_the_same_with_pages_of_another_process_of_its_mode
                 await verifier.close()
                 await forgotten(engine)
                 assert torch.equal(logits[0], behind[0])
-            assert engine.elsewhere and engine.elsewhere.counts.requests == 4
-            assert not sum(engine.elsewhere.fallbacks.values())
-            assert engine.elsewhere.counts.pages == 4 * ((len(prompt) - 1) // PAGE)
+            assert engine.remote_prefill and engine.remote_prefill.counts.requests == 4
+            assert not sum(engine.remote_prefill.fallbacks.values())
+            assert engine.remote_prefill.counts.pages == 4 * ((len(prompt) - 1) // PAGE)
 
     run(test())

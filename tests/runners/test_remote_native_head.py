@@ -13,8 +13,8 @@ import torch
 
 from tandem.checkpoints.locate import Checkpoint
 from tandem.runners.capabilities import FeaturesIn
-from tandem.runners.eagle.features import TargetFeatures
 from tandem.runners.eagle.files import write_head
+from tandem.runners.eagle.hidden_states import TargetFeatures
 from tandem.runners.eagle.load import load_head, load_remote_head
 from tandem.runners.eagle.runner import EagleRunner
 from tandem.runners.loading import Execution, Shape
@@ -57,7 +57,7 @@ class Heads:
     module: EagleRunner
 
     @property
-    def away(self) -> tuple[NativeHeadRunner, EagleRunner]:
+    def excluded_from_wait(self) -> tuple[NativeHeadRunner, EagleRunner]:
         return self.native, self.module
 
     def follow(self, slot: int, first: int, end: int) -> list[FeatureInbox]:
@@ -223,7 +223,10 @@ def test_flags_choose_its_format_which_is_int8_by_default_for_a_target_that_runs
     fast = "bfloat16" if platform_of("cpu").has_bfloat16() else "float32"
     for flags, dtype in (({}, fast), ({"weights": "int8"}, "int8/float32"), ({"weights": "q4"}, "q4/float32")):
         made = alone(head, folder, **flags)
-        assert (made.identity.backend, made.identity.dtype) == ("native", dtype) and made.capabilities.refeeds
+        assert (made.identity.backend, made.identity.dtype) == (
+            "native",
+            dtype,
+        ) and made.capabilities.reprocess_accepted
     config = json.loads((folder / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": compressed("int", "channel")}))
     (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())

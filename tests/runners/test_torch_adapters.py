@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.checkpoints.adapters import Adapter, LowRank
+from tandem.checkpoints.adapter_files import Adapter, LowRank
 from tandem.engine.compatibility import EXCLUDED, able
 from tandem.runners.capabilities import No, Trait
 from tandem.runners.protocol import PrefillRow, Proposal, VerifyRow
-from tandem.runners.torch.adapters import products
 from tandem.runners.torch.model import TorchModel
+from tandem.runners.torch.module_adapters import products
 from tandem.runners.torch.runner import TorchRunner
 from tandem.speculation.types import Verdict
 from tests.adapters import applied, lora_tensors, made_adapter

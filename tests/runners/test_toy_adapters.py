@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.checkpoints.adapters import AdapterChoice
+from tandem.checkpoints.adapter_files import AdapterChoice
 from tandem.runners.protocol import PrefillRow
 from tandem.runners.toy import BACKEND, ToyConfig, ToyRunner, adapted, toy_logits
 from tandem.speculation.types import Verdict

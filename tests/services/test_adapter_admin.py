@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from tandem import Client, DraftSession
-from tandem.checkpoints.adapters import Adapter, AdapterChoice
+from tandem.checkpoints.adapter_files import Adapter, AdapterChoice
 from tandem.checkpoints.locate import CheckpointError
 from tandem.cli.configuration import adapter_admin
 from tandem.rpc.channel import TARGET, open_channel

@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
-from tandem.checkpoints.adapters import AdapterChoice
-from tandem.engine.adapters import AdapterInUse
+from tandem.checkpoints.adapter_files import AdapterChoice
+from tandem.engine.adapter_registry import AdapterInUse
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.generator import Generator

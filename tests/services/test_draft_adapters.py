@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.checkpoints.adapters import AdapterChoice
+from tandem.checkpoints.adapter_files import AdapterChoice
 from tandem.cli.main import main
 from tandem.rpc.channel import FUSED
 from tandem.rpc.generation_client import GenerationClient

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from tandem.engine.drafting import check_has_target
-from tandem.engine.features import OPENING_BYTES
+from tandem.engine.feature_output import OPENING_BYTES
 from tandem.engine.model_config import ModelConfig
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.runners.capabilities import Capabilities
 from tandem.runners.toy import ToyRunner
-from tandem.services.sessions.features import opening_features
+from tandem.services.sessions.session_features import opening_features
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.features import FeatureFormat, FeatureInbox, FeatureSpec, FeatureWish
 from tandem.speculation.types import Chunk, InvalidField, Request, Rule, SpeculationStats
@@ -281,7 +281,7 @@ def test_an_opening_brings_the_last_features_that_fit_into_two_mebibytes(start: 
 
 
 def test_a_head_goes_on_with_what_an_opening_had_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem.services.sessions.features.OPENING_BYTES", 10 * 48 + 47)
+    monkeypatch.setattr("tandem.services.sessions.session_features.OPENING_BYTES", 10 * 48 + 47)
 
     async def test() -> None:
         async with (

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub, add_HealthServicer_to_server
 from transformers import LlamaForCausalLM
 
-from tandem.checkpoints.adapters import read_adapter
+from tandem.checkpoints.adapter_files import read_adapter
 from tandem.rpc.channel import TARGET, open_channel
 from tandem.rpc.generation_client import GenerationClient
 from tandem.services.adapter_admin import AdapterAdminConfig, AdapterAdminService

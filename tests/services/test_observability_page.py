@@ -7,14 +7,14 @@ import re
 import time
 
 from tandem.cli.main import parser
-from tandem.engine.adapters import Adapters
+from tandem.engine.adapter_registry import Adapters
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.kv_memory import KVMemory
 from tandem.engine.page_copies import PageCopies
-from tandem.engine.prefill_elsewhere import PrefillElsewhere
 from tandem.engine.prefill_pages import PrefillPages
 from tandem.engine.prefix_cache import PrefixCache
+from tandem.engine.remote_prefill import RemotePrefill
 from tandem.engine.slots import SlotPool
 from tandem.engine.structures import Structures
 from tandem.services.lifecycle import Lifecycle
@@ -43,7 +43,7 @@ def exported() -> dict[str, str]:
     metrics.watch_drafter(DrafterHealth("of a test"))
     metrics.watch_fused(Engine(runner, batcher))
     engine, copies = Engine(runner, batcher), run(PageCopies.of(runner, batcher))
-    watch_prefill(metrics.states, PrefillElsewhere(engine, None, copies))  # type: ignore[arg-type]
+    watch_prefill(metrics.states, RemotePrefill(engine, None, copies))  # type: ignore[arg-type]
     watch_prefill_pages(metrics.states, PrefillPages(engine, copies))
     metrics.started({"total": 1.0})
     run(batcher.close())

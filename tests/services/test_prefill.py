@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from tandem.clients.page_wire import layout_to_wire
-from tandem.clients.remote_prefill import PrefillConfig
+from tandem.clients.prefill_client import PrefillConfig
 from tandem.engine.engine import Engine
 from tandem.engine.page_copies import PageLayout
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
@@ -52,13 +52,13 @@ both_samplings = pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["gr
 
 
 def counted(engine: Engine) -> Any:
-    assert engine.elsewhere
-    return engine.elsewhere.counts
+    assert engine.remote_prefill
+    return engine.remote_prefill.counts
 
 
 def fallbacks(engine: Engine) -> dict[str, int]:
-    assert engine.elsewhere
-    return {reason: count for reason, count in engine.elsewhere.fallbacks.items() if count}
+    assert engine.remote_prefill
+    return {reason: count for reason, count in engine.remote_prefill.fallbacks.items() if count}
 
 
 @both_samplings
@@ -75,7 +75,7 @@ def test_a_long_prompt_is_computed_elsewhere_and_only_its_end_here(sampling: Sam
             assert await said(engine, short, sampling) == (truth(short, sampling), 0)
             assert worker.faults.asked == 1, "a short prompt is processed in place"
             await until(lambda: worker.engine.slots.free == worker.engine.slots.count)
-            assert engine.slots.free == engine.slots.count and not len(engine.elsewhere.transfers)
+            assert engine.slots.free == engine.slots.count and not len(engine.remote_prefill.transfers)
 
     run(test())
 
@@ -317,7 +317,7 @@ def test_who_holds_less_than_the_first_asks_itself(sampling: SamplingParams) -> 
             assert await first == (truth(PROMPT, sampling), PAGE)
             assert await second == (truth(PROMPT, sampling), 0)
             assert counted(engine).shared == 0 and counted(engine).pages == 2 * WHOLE // PAGE - 1
-            assert engine.elsewhere and not len(engine.elsewhere.transfers)
+            assert engine.remote_prefill and not len(engine.remote_prefill.transfers)
 
     run(test())
 
@@ -348,7 +348,7 @@ def test_a_transfer_that_nobody_waits_for_any_more_is_cancelled_there_too() -> N
             await asyncio.gather(task, return_exceptions=True)
             await until(lambda: worker.engine.slots.free == worker.engine.slots.count)
             worker.faults.answer = None
-            assert engine.elsewhere and not len(engine.elsewhere.transfers)
+            assert engine.remote_prefill and not len(engine.remote_prefill.transfers)
             assert engine.slots.free == engine.slots.count
             assert (await said(engine, PROMPT))[0] == truth(PROMPT)
 

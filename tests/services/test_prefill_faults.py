@@ -151,8 +151,8 @@ def test_a_worker_that_trickles_is_given_up_where_the_rest_is_done_sooner_here()
     async def test() -> None:
         async with prefill_site() as worker, asking_engine(worker.address, seconds=10.0) as engine:
             worker.faults.answer = trickling
-            assert engine.elsewhere
-            await engine.elsewhere.measure()
+            assert engine.remote_prefill
+            await engine.remote_prefill.measure()
             chunk = engine.runner.limits.chunk
             assert engine.slots.free == engine.slots.count and engine.runner.processed == chunk
             assert (await said(engine, PROMPT))[0] == truth(PROMPT)
@@ -160,7 +160,7 @@ def test_a_worker_that_trickles_is_given_up_where_the_rest_is_done_sooner_here()
             assert fallbacks(engine) == {"slow": 1} and 1 <= pages <= 2
             compared = PAGE  # of the pages that came, the last one is computed here too
             assert engine.runner.processed == chunk + len(PROMPT) - 1 - pages * PAGE + compared
-            assert engine.elsewhere.source.endpoints[0].resting  # type: ignore[attr-defined]
+            assert engine.remote_prefill.source.endpoints[0].resting  # type: ignore[attr-defined]
             await until(lambda: worker.engine.slots.free == worker.engine.slots.count)
 
     run(test())
@@ -279,8 +279,8 @@ def test_pages_that_make_a_row_fail_are_forgotten_and_processed_here() -> None:
     async def test() -> None:
         async with prefill_site() as worker, asking_engine(worker.address) as engine:
             worker.faults.answer = changed(unsound)
-            assert engine.elsewhere
-            engine.elsewhere.chance = lambda count: 0 if count == 1 else count - 1  # compares a good page
+            assert engine.remote_prefill
+            engine.remote_prefill.chance = lambda count: 0 if count == 1 else count - 1  # compares a good page
             assert (await said(engine, PROMPT))[0] == truth(PROMPT)
             assert worker.faults.asked == 1
             assert await said(engine, PROMPT) == (truth(PROMPT), WHOLE), "what is kept now is its own"

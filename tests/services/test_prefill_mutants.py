@@ -16,10 +16,10 @@ from tests.services import test_prefill, test_prefill_faults, test_prefill_sched
 from tests.services.test_session_mutants import Caught, caught
 from tests.support import GREEDY
 
-ELSEWHERE, TRANSFERS = "tandem.engine.prefill_elsewhere:PrefillElsewhere", "tandem.engine.transfers:Transfers"
+ELSEWHERE, TRANSFERS = "tandem.engine.remote_prefill:RemotePrefill", "tandem.engine.transfers:Transfers"
 COPIES, PAGES = "tandem.engine.page_copies:PageCopies", "tandem.engine.prefill_pages:PrefillPages"
 ENDPOINT, SERVICE = (
-    "tandem.clients.remote_prefill:PrefillEndpoint",
+    "tandem.clients.prefill_client:PrefillEndpoint",
     "tandem.services.prefill_worker:PrefillWorkerService",
 )
 WIRE = "tandem.clients.page_wire:run_from_wire"
@@ -156,7 +156,7 @@ MUTANTS = (
     ),
     caught(
         "adapters share their pages",
-        f"{ELSEWHERE}._bring",
+        f"{ELSEWHERE}._fetch_pages",
         "self._engine.adapters.named(sequence.adapter)",
         '("", "")',
         test_prefill.test_adapters_have_pages_of_their_own_and_one_that_differs_there_is_processed_here,
@@ -170,7 +170,7 @@ MUTANTS = (
     ),
     caught(
         "callers of all identities share a transfer",
-        f"{ELSEWHERE}._bring",
+        f"{ELSEWHERE}._fetch_pages",
         "Wanted(sequence.scope,",
         "Wanted(None,",
         by_token(test_prefill.test_callers_of_other_identities_do_not_share_a_transfer),
@@ -184,7 +184,7 @@ MUTANTS = (
     ),
     caught(
         "the page that is compared is always the first",
-        f"{ELSEWHERE}._bring",
+        f"{ELSEWHERE}._fetch_pages",
         "if put.pages and self.chance(came) < len(put.pages):",
         "if put.pages and not picked:",
         test_prefill_trust.test_every_page_may_be_the_one_that_is_compared,
@@ -220,8 +220,8 @@ MUTANTS = (
     caught(
         "what made a row fail is asked for again",
         "tandem.engine.sequences:KVSequence.fill",
-        "None if self._distrusts else self.engine.elsewhere",
-        "self.engine.elsewhere",
+        "None if self._invalid else self.engine.remote_prefill",
+        "self.engine.remote_prefill",
         test_prefill_faults.test_pages_that_make_a_row_fail_are_forgotten_and_processed_here,
     ),
 )

@@ -109,14 +109,14 @@ async def schedule(seed: int) -> int:
         compared = sum(await asyncio.wait_for(asyncio.gather(*clients), HANG))
         resting.cancel()
         await until(lambda: engine.slots.free == engine.slots.count)
-        assert engine.elsewhere and not len(engine.elsewhere.transfers)
+        assert engine.remote_prefill and not len(engine.remote_prefill.transfers)
         for worker in (one, other):
             await until(lambda worker=worker: worker.engine.slots.free == worker.engine.slots.count)  # type: ignore[misc]
             await until(lambda worker=worker: worker.lifecycle.running == 0)  # type: ignore[misc]
         await engine.batcher.on_device(int)
         tree = engine.prefixes.tree
         assert len(tree) == tree.pages.used <= PAGES
-        assert engine.elsewhere.counts.pages and engine.batcher._away == 0
+        assert engine.remote_prefill.counts.pages and engine.batcher._away == 0
         return compared
 
 

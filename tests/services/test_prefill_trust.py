@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tandem.clients.remote_prefill import _REST_LONGEST
+from tandem.clients.prefill_client import _REST_LONGEST
 from tandem.engine.engine import Engine
 from tandem.engine.sequences import TargetSequence
 from tandem.runners.pages import PAGE
@@ -40,8 +40,8 @@ def lies_in(*numbers: int) -> Any:
 
 def compares(engine: Engine, number: int) -> None:
     """The engine compares page `number` of a prompt, whose pages come one by one."""
-    assert engine.elsewhere
-    engine.elsewhere.chance = lambda count: 0 if count <= number + 1 else count - 1
+    assert engine.remote_prefill
+    engine.remote_prefill.chance = lambda count: 0 if count <= number + 1 else count - 1
 
 
 def pages_kept(engine: Engine, prompt: list[int]) -> int:
@@ -56,7 +56,7 @@ def test_a_worker_whose_pages_are_wrong_is_found_at_its_first_prompt_and_nothing
             assert (await said(engine, PROMPT))[0] == truth(PROMPT)
             assert fallbacks(engine) == {"wrong": 1} and counted(engine).pages == PAGES
             assert engine.runner.processed == len(PROMPT) - 1 + PAGE
-            (endpoint,) = engine.elsewhere.source.endpoints  # type: ignore[union-attr]
+            (endpoint,) = engine.remote_prefill.source.endpoints  # type: ignore[union-attr]
             assert endpoint.rests_until - endpoint.clock() > _REST_LONGEST / 2
             assert await said(engine, PROMPT) == (truth(PROMPT), WHOLE), "what is kept is its own"
             assert worker.faults.asked == 1
@@ -70,7 +70,7 @@ def test_every_page_may_be_the_one_that_is_compared() -> None:
             for number in range(PAGES):
                 worker.faults.answer = lies_in(number)
                 compares(engine, number)
-                engine.elsewhere.source.endpoints[0].rests_until = 0.0  # type: ignore[union-attr]
+                engine.remote_prefill.source.endpoints[0].rests_until = 0.0  # type: ignore[union-attr]
                 assert (await said(engine, PROMPT))[0] == truth(PROMPT)
                 assert fallbacks(engine) == {"wrong": number + 1}
 
@@ -121,9 +121,9 @@ def test_pages_of_a_worker_that_another_process_has_replaced_are_forgotten() -> 
             assert (await said(engine, PROMPT))[0] == truth(PROMPT)
 
     async def until_it_answers(engine: Engine, good: Worker) -> None:
-        assert engine.elsewhere
+        assert engine.remote_prefill
         for n in range(200):
-            engine.elsewhere.source.endpoints[0].rests_until = 0.0  # type: ignore[attr-defined]
+            engine.remote_prefill.source.endpoints[0].rests_until = 0.0  # type: ignore[attr-defined]
             await said(engine, [n, *other])
             if good.faults.asked:
                 return
@@ -156,7 +156,7 @@ def test_more_pages_in_a_message_than_are_copied_at_once_cost_no_process() -> No
         async with prefill_site(big[0]) as worker, asking_engine(worker.address, big[1]) as engine:
             worker.faults.answer = all_in_one
             assert (await said(engine, prompt))[0] == truth(prompt)
-            assert joined[0] == counted(engine).pages == 90 > engine.elsewhere.copies.together  # type: ignore[union-attr]
+            assert joined[0] == counted(engine).pages == 90 > engine.remote_prefill.copies.together  # type: ignore[union-attr]
             assert not fallbacks(engine) and not engine.lost.is_set()
             assert engine.runner.processed == 4 + PAGE, "its end, and the page that is compared"
 

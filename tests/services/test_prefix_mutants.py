@@ -61,9 +61,9 @@ MUTANTS = (
     ),
     caught(
         "a failed row's pages are trusted",
-        f"{SEQUENCE}.distrust",
-        "self._distrusts = True",
-        "self._distrusts = False",
+        f"{SEQUENCE}.invalidate",
+        "self._invalid = True",
+        "self._invalid = False",
         test_prefix_cache.test_a_page_that_makes_a_row_fail_is_not_used_again,
     ),
     caught(

@@ -19,7 +19,7 @@ from tests.support import GREEDY, SAMPLED
 
 STORE, RUN = "tandem.speculation.draft_store:DraftStore", "tandem.speculation.run_on:RunOn"
 AHEAD = "tandem.speculation.ahead:DraftingAhead"
-FOLLOWER = "tandem.speculation.follower:Follower"
+FOLLOWER = "tandem.speculation.draft_follower:Follower"
 
 
 class NoLog:

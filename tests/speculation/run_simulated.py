@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tandem.speculation.length import FixedLength
+from tandem.speculation.lookahead import LookaheadPolicy, RunMeasurements
 from tandem.speculation.loop import speculate
 from tandem.speculation.never_waiting import NeverWaitingRounds, RunStep
 from tandem.speculation.pipeline import RoundsLost
-from tandem.speculation.reach import Reach, RunMeasurements
 from tandem.speculation.run_on import MAX_UNREAD, RunMessage, RunOn
 from tandem.speculation.step_times import Times
 from tandem.speculation.stopping import Stopping, StopRules
@@ -168,7 +168,9 @@ async def generate(
 ) -> Ran:
     """`count` tokens from a target that never waits. `pause`: seconds after each chunk before the next is asked for."""
     loop, stats = asyncio.get_running_loop(), SpeculationStats()
-    reach = Reach(width, known or measurements(Times(draft.seconds, target.verify_seconds, target.rtt)), fixed)
+    reach = LookaheadPolicy(
+        width, known or measurements(Times(draft.seconds, target.verify_seconds, target.rtt)), fixed
+    )
     rounds = NeverWaitingRounds(target, draft, reach, stats, len(PROMPT) + count, chunk, count, clock=loop.time)
     tokens: list[int] = []
     began = loop.time()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from tandem.speculation.ahead import DraftingAhead
+from tandem.speculation.draft_follower import AskedReach
 from tandem.speculation.drafters import NgramDrafter
-from tandem.speculation.follower import AskedReach
-from tandem.speculation.reach import Plan
+from tandem.speculation.lookahead import DraftPlan
 from tandem.speculation.run_on import RunMessage
 from tandem.speculation.types import Proposer, SpeculationStats
 from tests.support import run
@@ -17,7 +17,7 @@ class Noting(AskedReach):
     """Notes whether each token was the one drafted."""
 
     def __init__(self) -> None:
-        super().__init__(Plan(8, 4, 4))
+        super().__init__(DraftPlan(8, 4, 4))
         self.hits: list[bool] = []
 
     def observe(self, hit: bool) -> None:

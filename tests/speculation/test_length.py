@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.speculation.acceptance_rates import AcceptanceCounts
-from tandem.speculation.length import AdaptiveLength, FixedLength, Mix, RoundCosts, best_plan, expected_tokens
+from tandem.speculation.length import AdaptiveLength, FixedLength, Mix, RoundCosts, best_plan, expected_by_length
 from tandem.speculation.round_statistics import RoundStatistics, tokens_of_step
 from tandem.speculation.types import Draft, DraftLength, Proposer, Verdict
 from tests.speculation.simulated_rounds import Session, World, constant, phases, quiet, total
@@ -123,7 +123,7 @@ def test_the_best_plan_is_the_best_of_all_pairs_of_lengths() -> None:
     )
     for copied in (0.0, 0.3, 1.0):
         for a in (0.1, 0.5, 0.9):
-            copies, models, mix = expected_tokens([0.9] * MOST), expected_tokens([a] * MOST), Mix(copied, 0.1)
+            copies, models, mix = expected_by_length([0.9] * MOST), expected_by_length([a] * MOST), Mix(copied, 0.1)
             found = best_plan(copies, models, costs, mix)
             one = costs.verify[1]
 

@@ -7,8 +7,8 @@ import itertools
 
 import pytest
 
+from tandem.speculation.lookahead import MOST_AHEAD, RESTING, LookaheadPolicy, RunMeasurements, plan_for
 from tandem.speculation.never_waiting_theory import RunCosts, tpot_never_waiting
-from tandem.speculation.reach import MOST_AHEAD, RESTING, Reach, RunMeasurements, plan_for
 from tandem.speculation.step_times import Times
 from tests.speculation.run_simulated import Ran, RunningTarget, generate, measurements
 from tests.speculation.simulated import PROMPT, SimulatedDraft, said
@@ -140,7 +140,7 @@ def test_nothing_is_left_behind_by_a_request_that_is_abandoned() -> None:
 
 def test_the_reach_grows_with_the_round_trip_and_acceptance_and_is_bounded() -> None:
     def plan(rtt: float, acceptance: float, width: int = 6) -> tuple[int, int, int]:
-        reach = Reach(width, measurements(Times(0.0003, 0.009, rtt)))
+        reach = LookaheadPolicy(width, measurements(Times(0.0003, 0.009, rtt)))
         for i in range(1000):
             reach.observe((i * 0.6180339887) % 1 < acceptance)
         return reach.plan

@@ -10,14 +10,14 @@ import pytest
 
 from tandem.runners.toy import ToyConfig
 from tandem.speculation.depth import Pipeline
-from tandem.speculation.reach import Reach, RunMeasurements
+from tandem.speculation.lookahead import LookaheadPolicy, RunMeasurements
+from tandem.speculation.mode_ratios import PRIOR_RUNNING, ModeRatios
 from tandem.speculation.step_times import Times
 from tandem.speculation.types import Draft, Verdict
-from tandem.speculation.way_ratios import PRIOR_RUNNING, WayRatios
-from tandem.speculation.ways import (
+from tandem.speculation.verification_mode import (
     RECONSIDERED,
     ChosenRounds,
-    WayChoice,
+    ModeChoice,
     expectation,
     running_costs,
     waiting_costs,
@@ -28,7 +28,7 @@ from tests.support import GREEDY, SAMPLED, answer, distributed, ids, oracle, run
 STEP = 0.009
 
 
-class KnownAcceptance(Reach):
+class KnownAcceptance(LookaheadPolicy):
     """A reach whose request accepts drafts with a known probability."""
 
     def __init__(self, acceptance: float, measured: RunMeasurements, most: int = 5) -> None:
@@ -49,7 +49,7 @@ def pays(
     known: RunMeasurements | None = None,
 ) -> bool:
     known = known or measurements(Times(draft, step, rtt))
-    return WayChoice(KnownAcceptance(acceptance, known), 8).runs(running)
+    return ModeChoice(KnownAcceptance(acceptance, known), 8).runs(running)
 
 
 def test_waiting_is_chosen_near_the_target_and_never_waiting_far_from_it() -> None:
@@ -68,10 +68,10 @@ def test_the_choice_is_within_five_percent_of_the_best_by_the_costs_that_it_know
 
 def test_before_anything_is_measured_the_opening_decides_and_plain_decoding_never_waits() -> None:
     unknown = RunMeasurements()
-    choice = WayChoice(Reach(5, unknown), 8)
+    choice = ModeChoice(LookaheadPolicy(5, unknown), 8)
     assert not choice.runs(None, 0.0005)
     assert choice.runs(None, 0.02)
-    assert WayChoice(Reach(0, unknown), 8).runs(None, 0.0)
+    assert ModeChoice(LookaheadPolicy(0, unknown), 8).runs(None, 0.0)
 
 
 def test_a_way_is_changed_only_for_a_clear_gain() -> None:
@@ -84,7 +84,7 @@ def test_a_way_is_changed_only_for_a_clear_gain() -> None:
 
 def test_a_way_that_takes_longer_than_its_formula_says_is_left_and_tried_again_later() -> None:
     known = measurements(Times(0.0003, STEP, 0.0))
-    choice = WayChoice(KnownAcceptance(0.57, known), 8)
+    choice = ModeChoice(KnownAcceptance(0.57, known), 8)
     expected = expectation(known, 0.57, 5, 8)
     assert expected is not None and not choice.runs(None)
     for _ in range(10):
@@ -111,10 +111,10 @@ class Timed:
         self.rounds += 1
         return Draft((7,)), Verdict((7, 8), 1)
 
-    async def take_over(self, prompt: Sequence[int]) -> None:
+    async def resume(self, prompt: Sequence[int]) -> None:
         pass
 
-    async def hand_over(self, tokens: Sequence[int]) -> None:
+    async def suspend(self, tokens: Sequence[int]) -> None:
         pass
 
     async def close(self) -> None:
@@ -129,7 +129,7 @@ def test_rounds_of_a_way_are_timed_but_for_the_first_and_reported_at_each_choice
         lambda *report: told.append(report),
         Timed(),
         way,
-        Reach(5, RunMeasurements()),
+        LookaheadPolicy(5, RunMeasurements()),
         clock=lambda: way.now,
     )
 
@@ -148,8 +148,8 @@ def test_rounds_of_a_way_are_timed_but_for_the_first_and_reported_at_each_choice
 
 def test_nothing_is_held_against_a_formula_that_knows_no_costs() -> None:
     unknown = RunMeasurements()
-    WayChoice(Reach(5, unknown), 8).took(True, 30, 1.0)
-    assert unknown.ways == WayRatios()
+    ModeChoice(LookaheadPolicy(5, unknown), 8).took(True, 30, 1.0)
+    assert unknown.ways == ModeRatios()
 
 
 @pytest.mark.parametrize(
@@ -178,8 +178,8 @@ def test_a_request_that_changes_its_way_again_and_again_says_what_the_target_say
 ) -> None:
     """Over the wire, and every few rounds."""
     turns = itertools.count()
-    monkeypatch.setattr("tandem.speculation.ways.RECONSIDERED", 3)
-    monkeypatch.setattr(WayChoice, "runs", lambda *known: next(turns) % 2 == 0)
+    monkeypatch.setattr("tandem.speculation.verification_mode.RECONSIDERED", 3)
+    monkeypatch.setattr(ModeChoice, "runs", lambda *known: next(turns) % 2 == 0)
 
     async def test() -> None:
         async with target_site(toy(ToyConfig(step_seconds=0.002))) as site:

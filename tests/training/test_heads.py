@@ -24,8 +24,8 @@ from transformers import (
 from tandem.checkpoints.head_config import read_head_config
 from tandem.checkpoints.locate import find, weights_revision
 from tandem.comparison.measuring.workloads import Prompt
-from tandem.runners.eagle.features import TargetFeatures
 from tandem.runners.eagle.files import read_head
+from tandem.runners.eagle.hidden_states import TargetFeatures
 from tandem.runners.eagle.module import EagleHead
 from tandem.runners.eagle.runner import EagleRunner
 from tandem.runners.loading import Execution
@@ -183,7 +183,7 @@ def test_what_does_not_fit_is_refused_by_name(
         make_features(FeaturesConfig(data, str(target), (1, 2, 2), dtype="float32"), quiet)
     shutil.copytree(data, tmp_path / "data")
     (tmp_path / "data" / "features" / "features-00001.npy").unlink()
-    with pytest.raises(ValueError, match=r"1 shards have no features; run tandem\.workshops\.training\.heads\.features"):
+    with pytest.raises(ValueError, match=r"1 shards have no features; run tandem\.workshops\.training\.heads"):
         train(training(target, tmp_path / "data", tmp_path / "head"), quiet)
     with pytest.raises(ValueError, match="layout: 'zip' is not one of specforge, speculators"):
         training(target, data, tmp_path, layout="zip")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from tandem.checkpoints.adapters import Adapter, AdapterChoice
+from tandem.checkpoints.adapter_files import Adapter, AdapterChoice
 from tandem.checkpoints.head_config import is_head
 from tandem.checkpoints.locate import Checkpoint, find
 from tandem.host.cores import format_cores, parse_cores

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tandem.checkpoints.adapters import Adapter
+from tandem.checkpoints.adapter_files import Adapter
 from tandem.workshops.nxdi.adapters import lora_config
 from tandem.workshops.nxdi.refusals import EAGLE3_NEEDS, refuse_broken
 from tandem.workshops.nxdi.settings import OURS, NxdiSettings

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.checkpoints.adapters import Adapter
+from tandem.checkpoints.adapter_files import Adapter
 from tandem.runners.capabilities import Capabilities, No, Trait
 from tandem.runners.protocol import (
     FusedStep,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tandem.checkpoints.adapters import AdapterChoice
+from tandem.checkpoints.adapter_files import AdapterChoice
 from tandem.workshops.nxdi.fields import check_names
 
 PAIRS = ("both", "fused", "apart")

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem.runners.eagle.features import TargetFeatures
 from tandem.runners.eagle.graph_modules import (
     HeadFirst,
     HeadNext,
@@ -24,6 +23,7 @@ from tandem.runners.eagle.graph_modules import (
     HeadStep,
     SlotLengths,
 )
+from tandem.runners.eagle.hidden_states import TargetFeatures
 from tandem.runners.eagle.module import EagleHead
 from tandem.runners.eagle.runner import EagleRunner
 from tandem.runners.protocol import (

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from tandem.runners.eagle.features import decoder_layers
+from tandem.runners.eagle.hidden_states import decoder_layers
 
 
 def tap(module: Any, layers: Sequence[int]) -> None:

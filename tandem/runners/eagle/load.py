@@ -29,8 +29,8 @@ def load_head(checkpoint: Checkpoint, target: Runner, startup: Startup, executio
 
     Beside native steps it runs native too, in the format that `execution` asks for (None: the default one).
     """
-    from tandem.runners.eagle.features import TargetFeatures
     from tandem.runners.eagle.files import read_head
+    from tandem.runners.eagle.hidden_states import TargetFeatures
     from tandem.runners.eagle.runner import EagleRunner
     from tandem.runners.native import NativeUnavailable
     from tandem.runners.native.load_head import load_native_head

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tandem.runners.capabilities import FeaturesIn
-from tandem.runners.eagle.features import TargetFeatures
+from tandem.runners.eagle.hidden_states import TargetFeatures
 from tandem.runners.eagle.module import EagleHead
 from tandem.runners.protocol import Limits, RunnerIdentity
 from tandem.speculation.features import FeatureInbox

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tandem.runners.capabilities import UNABLE, Capabilities, Trait
-from tandem.runners.eagle.features import TargetFeatures
+from tandem.runners.eagle.hidden_states import TargetFeatures
 from tandem.runners.eagle.module import EagleHead, llama_config
 from tandem.runners.eagle.remote import RemoteHead
 from tandem.runners.protocol import (
@@ -40,8 +40,9 @@ from tandem.speculation.types import Request, Verdict
 class EagleRunner:
     """Implements Runner for a head. Its slots are the target's: row and feature are found by slot and position.
 
-    The keys of tokens that the head drafted itself come from its own hidden states. `Capabilities.refeeds` makes the
-    engine feed such tokens again once they are committed, and then they get the target's features.
+    The keys of tokens that the head drafted itself come from its own hidden states. With
+    `Capabilities.reprocess_accepted` the engine feeds such tokens again once they are committed, with the target's
+    features.
     `away`: what a head is made from whose target is elsewhere; its own states are kept by slot and position.
     """
 
@@ -85,7 +86,7 @@ class EagleRunner:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(frozenset({Trait.HEAD}), features_in=self._reads, refeeds=True)
+        return Capabilities(frozenset({Trait.HEAD}), features_in=self._reads, reprocess_accepted=True)
 
     def follow(self, slot: int, inbox: FeatureInbox) -> None:
         """Like FeaturesIn.follow."""

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from tandem.checkpoints.head_config import HeadConfig
 from tandem.runners.capabilities import UNABLE, Capabilities, No, Trait
-from tandem.runners.eagle.features import TargetFeatures
+from tandem.runners.eagle.hidden_states import TargetFeatures
 from tandem.runners.eagle.module import EagleHead
 from tandem.runners.eagle.remote import RemoteHead
-from tandem.runners.native.library import HeadInputs, LayerWeights, ModelShape, RowBatch, Table
+from tandem.runners.native.library import HeadInputs, LayerWeights, ModelShape, RowBatch, RowTable
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.native.steps import DTYPES, NativeSteps, NotNative, Threads, check_rope, check_sizes
 from tandem.runners.native.weights import Packing
@@ -85,7 +85,7 @@ class NativeHeadRunner(NativeRunner):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(frozenset({Trait.HEAD}), features_in=self._reads, refeeds=True)
+        return Capabilities(frozenset({Trait.HEAD}), features_in=self._reads, reprocess_accepted=True)
 
     def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | Any]:
         raise NotImplementedError("an EAGLE head drafts and verifies nothing")
@@ -112,7 +112,7 @@ class NativeHeadRunner(NativeRunner):
         ]
         own = [max(start - first, 0) for (first, _), start in zip(seen, starts, strict=True)]
         fed = [each[begin:] for each, begin in zip(tokens, begins, strict=True)]
-        return RowBatch(slots, own, fed, knowns=[end - first for first, end in seen])
+        return RowBatch(slots, own, fed, feature_counts=[end - first for first, end in seen])
 
     def _take(self, slot: int) -> tuple[int, int]:
         """Stores the features that have come for a slot; returns from where to where the next step reads them."""
@@ -178,5 +178,5 @@ def _rotary(head: EagleHead, length: int) -> tuple[NDArray[np.float32], NDArray[
     return half[0], half[1]
 
 
-def _table(rows: Tensor) -> Table:
-    return Table(rows.data_ptr(), rows.shape[-1], int(rows.dtype == torch.float32))
+def _table(rows: Tensor) -> RowTable:
+    return RowTable(rows.data_ptr(), rows.shape[-1], int(rows.dtype == torch.float32))

@@ -93,17 +93,17 @@ class LayerAdapter(ctypes.Structure):
 class Rows(ctypes.Structure):
     """A ragged batch: row r feeds tokens[begins[r] : begins[r + 1]] to slot slots[r] from position starts[r].
 
-    `adapters`: the number of each row's adapter, or None if no row has one. `knowns`: of how many positions of a head's
-    row features have come, or None for all.
+    `adapters`: the number of each row's adapter, or None if no row has one. `feature_counts`: of how many positions
+    of a head's row features have come, or None for all.
     """
 
     _fields_ = (
         ("count", c_int32),
-        *((name, POINTER(c_int32)) for name in ("slots", "starts", "begins", "tokens", "adapters", "knowns")),
+        *((name, POINTER(c_int32)) for name in ("slots", "starts", "begins", "tokens", "adapters", "feature_counts")),
     )
 
 
-class Table(ctypes.Structure):
+class RowTable(ctypes.Structure):
     """Table of head.h: the address of rows of `width` numbers, float32 if `wide`, else bfloat16."""
 
     _fields_ = (("rows", c_void_p), ("width", c_int32), ("wide", c_int32))
@@ -113,7 +113,7 @@ class HeadInputs(ctypes.Structure):
     """HeadInputs of transformer.h. `length`: positions of a slot in the features. `kept_states`: of the head's own."""
 
     _fields_ = (
-        *((name, Table) for name in ("embedding", "features")),
+        *((name, RowTable) for name in ("embedding", "features")),
         *((name, c_int32) for name in ("length", "residual_normed", "kept_states")),
         ("hidden_norm", c_void_p),
         ("fuse", Matrix),
@@ -154,10 +154,10 @@ class RowBatch:
         starts: Sequence[int],
         tokens: Sequence[Sequence[int]],
         adapters: Sequence[int] = (),
-        knowns: Sequence[int] | None = None,
+        feature_counts: Sequence[int] | None = None,
     ) -> None:
         """Raises ValueError if a list is not as long as the others: the library would read behind it."""
-        if not len(slots) == len(starts) == len(tokens) == len(knowns or tokens) == len(adapters or tokens):
+        if not len(slots) == len(starts) == len(tokens) == len(feature_counts or tokens) == len(adapters or tokens):
             raise ValueError("rows: each has a slot, a start, tokens, and an adapter and features where any has")
         self.begins = ints([0, *itertools.accumulate(len(row) for row in tokens)])
         self.tokens = ints([*itertools.chain.from_iterable(tokens)])
@@ -168,7 +168,7 @@ class RowBatch:
             self.begins,
             self.tokens,
             ints(adapters) if any(adapters) else None,
-            None if knowns is None else ints(knowns),
+            None if feature_counts is None else ints(feature_counts),
         )
 
 

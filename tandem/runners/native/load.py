@@ -36,7 +36,7 @@ def load_native(
     limits: Limits,
     identity: RunnerIdentity,
     verifies: bool,
-    only: Sequence[int] | None,
+    draft_vocab: Sequence[int] | None,
     packing: Packing = UNQUANTISED,
 ) -> NativeRunner:
     """Compiles the library if necessary, packs the weights, checks the logits. Raises NativeUnavailable."""
@@ -48,7 +48,7 @@ def load_native(
         length = limits.max_length + max(limits.max_draft + 1, limits.chunk)
         most_tokens = limits.slots * max(limits.max_draft + 1, TAIL, 1) + limits.chunk
         pool = Threads(load_library(library_path()), threads)
-        model = NativeModel(module, pool, limits.slots, length, most_tokens, only, packing)
+        model = NativeModel(module, pool, limits.slots, length, most_tokens, draft_vocab, packing)
         if packing.quantises:
             check_products(model, module, packing)
         check_logits(model, module, packing)
@@ -68,8 +68,8 @@ def check_logits(model: NativeModel, module: Any, packing: Packing = UNQUANTISED
     native = model.forward([0], tokens, torch.zeros(1, dtype=torch.int64))[0]
     with _plainly(module), as_packed(module, packing, model.library):
         own = module(input_ids=tokens, use_cache=False).logits[0].float()
-    if model.only is not None:
-        own = own[:, torch.from_numpy(model.only).long()]
+    if model.draft_vocab is not None:
+        own = own[:, torch.from_numpy(model.draft_vocab).long()]
     distance = float((native - own).norm() / (own - own.mean(-1, keepdim=True)).norm())
     if not distance <= (QUANTISED if packing.quantises else TOLERANCE[model.dtype]):
         raise NotNative(f"the steps' logits are {distance:.3g} away from the model's own")
@@ -82,9 +82,9 @@ def check_products(model: NativeModel, module: Any, packing: Packing) -> float:
 
     Raises NotNative if it is above what rounding explains.
     """
-    largest, only = 0.0, None if model.only is None else model.only.tolist()
+    largest, wanted = 0.0, None if model.draft_vocab is None else model.draft_vocab.tolist()
     with _plainly(module):
-        for layer, part, x, own in products(module, packing, model.library, only):
+        for layer, part, x, own in products(module, packing, model.library, wanted):
             off, size = float((model.product(layer, part, x, own.shape[1]) - own).norm()), float(own.norm())
             if not off <= PRODUCT[model.dtype] * size:
                 where = "the head" if layer < 0 else f"{', '.join(PARTS[part])} of layer {layer}"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tandem.checkpoints.gguf_blocks import Blocks
-from tandem.runners.eagle.features import TargetFeatures
+from tandem.runners.eagle.hidden_states import TargetFeatures
 from tandem.runners.eagle.module import EagleHead
 from tandem.runners.eagle.remote import RemoteHead
 from tandem.runners.native import NativeUnavailable

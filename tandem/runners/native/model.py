@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tandem.runners.eagle.features import TargetFeatures
+from tandem.runners.eagle.hidden_states import TargetFeatures
 from tandem.runners.native.library import NORMS, LayerWeights, ModelShape, ints
 from tandem.runners.native.steps import DTYPES, NativeSteps, NotNative, Threads, check_rope, check_sizes
 from tandem.runners.native.weights import UNQUANTISED, Packing
@@ -31,26 +31,28 @@ class NativeModel(NativeSteps):
         slots: int,
         length: int,
         most_tokens: int,
-        only: Sequence[int] | None = None,
+        draft_vocab: Sequence[int] | None = None,
         packing: Packing = UNQUANTISED,
     ) -> None:
         check(module)
         config, dtype = module.config, next(module.parameters()).dtype
-        outputs = module.get_output_embeddings().weight.shape[0] if only is None else len(only)
+        outputs = module.get_output_embeddings().weight.shape[0] if draft_vocab is None else len(draft_vocab)
         sizes = _shape(module, outputs, slots, length, most_tokens, threads.count)
         embedding = module.get_input_embeddings().weight.detach()
         tables = _rotary(module, length, _head_dim(config))
-        super().__init__(threads, dtype, sizes, embedding, tables, int(config.vocab_size), only)
+        super().__init__(threads, dtype, sizes, embedding, tables, int(config.vocab_size), draft_vocab)
         self.packing, self._cache = packing, (slots, length)
         self._features: torch.Tensor | None = None
         self._pack(module, packing)
 
     def _pack(self, module: Any, packing: Packing) -> None:
-        """Copies the weights; of the head, only the rows of `only`."""
+        """Copies the weights; of the head, only the rows of `draft_vocab`."""
         for index, layer in enumerate(module.base_model.layers):
             weights, _kept = _weights(index, layer, packing)
             self.done(self.library.tandem_set_layer(self.handle, index, ctypes.byref(weights)))
-        head, _kept = packing.output(module.get_output_embeddings(), None if self.only is None else self.only.tolist())
+        head, _kept = packing.output(
+            module.get_output_embeddings(), None if self.draft_vocab is None else self.draft_vocab.tolist()
+        )
         norm = module.base_model.norm.weight
         self.done(self.library.tandem_set_head(self.handle, norm.data_ptr(), ctypes.byref(head)))
 

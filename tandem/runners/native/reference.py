@@ -63,7 +63,7 @@ _LANES = 16
 
 
 def products(
-    module: Any, packing: Packing, library: Any, only: Sequence[int] | None
+    module: Any, packing: Packing, library: Any, wanted: Sequence[int] | None
 ) -> Iterator[tuple[int, int, Tensor, Tensor]]:
     """For everything that is packed together: its layer (-1: the head), its part, inputs, and what it makes of them.
 
@@ -83,7 +83,7 @@ def products(
             yield layer, part, x, _interleaved(own) if "gate" in names else torch.cat(own, 1)
     x = torch.randn(2, widths[-1], generator=chance).to(dtype)
     own = [made[-1](x).float()]
-    yield -1, 0, x, own[0] if only is None else own[0][:, torch.as_tensor(only).long()]
+    yield -1, 0, x, own[0] if wanted is None else own[0][:, torch.as_tensor(wanted).long()]
 
 
 def _interleaved(outputs: Sequence[Tensor]) -> Tensor:

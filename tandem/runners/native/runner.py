@@ -12,15 +12,15 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.checkpoints.adapters import Adapter
+from tandem.checkpoints.adapter_files import Adapter
 from tandem.runners.batch_invariance import check_batch_invariance
 from tandem.runners.capabilities import Capabilities, FeaturesOut, MemoryOnDemand, Pages, Trait
-from tandem.runners.eagle.features import TargetFeatures
-from tandem.runners.native.adapters import NativeAdapters
+from tandem.runners.eagle.hidden_states import TargetFeatures
 from tandem.runners.native.drawing import DraftDraws
 from tandem.runners.native.library import Ints, RowBatch, each_within, ints, pointer, zeros
 from tandem.runners.native.model import NativeModel
-from tandem.runners.native.pages import NativePages, page_bytes, page_format
+from tandem.runners.native.native_adapters import NativeAdapters
+from tandem.runners.native.native_pages import NativePages, page_bytes, page_format
 from tandem.runners.native.steps import NativeSteps
 from tandem.runners.protocol import (
     TAIL,
@@ -151,7 +151,7 @@ class NativeRunner:
             self.model.handle,
             ctypes.byref(tails.rows),
             counts,
-            self.model.stands_for,
+            self.model.output_to_token,
             stride,
             drafts,
             drawing and ctypes.byref(drawing.passed()),
@@ -198,7 +198,7 @@ class NativeRunner:
             counts,
             ints([bool(row.copied) for row in rows]),
             ints(adapters) if any(adapters) else None,
-            draft.model.stands_for,
+            draft.model.output_to_token,
             self.limits.vocab_size,
             stride,
             drafts,

@@ -47,7 +47,7 @@ class NativeSteps:
 
     A subclass packs the weights. Methods that TorchModel has too behave the same.
     `sizes`: what the library is told. `tables`: cosines and sines, each float32 [length, head_dim / 2]. `embedding`:
-    [vocabulary, hidden], shared, not copied. `only`: the tokens that the outputs stand for; None: each for itself.
+    [vocabulary, hidden], shared, not copied. `draft_vocab`: the tokens of the outputs; None: each its own.
     """
 
     def __init__(
@@ -58,12 +58,14 @@ class NativeSteps:
         embedding: Tensor,
         tables: tuple[NDArray[np.float32], NDArray[np.float32]],
         vocab_size: int,
-        only: Sequence[int] | None = None,
+        draft_vocab: Sequence[int] | None = None,
     ) -> None:
         self.threads, self.library, self.dtype, self.sizes = threads, threads.library, dtype, sizes
         self.device, self.vocab_size = "cpu", vocab_size
-        self.only: NDArray[np.int32] | None = None if only is None else np.array(only, dtype=np.int32)
-        self.stands_for: Ints | None = None if only is None else ints(only)
+        self.draft_vocab: NDArray[np.int32] | None = (
+            None if draft_vocab is None else np.array(draft_vocab, dtype=np.int32)
+        )
+        self.output_to_token: Ints | None = None if draft_vocab is None else ints(draft_vocab)
         self.outputs, self.most_tokens, self.layer_count = int(sizes.outputs), int(sizes.most_tokens), int(sizes.layers)
         self._scratch = np.empty((0, self.outputs), dtype=np.float32)
         self._wide = np.empty((0, vocab_size), dtype=np.float32)
@@ -164,21 +166,21 @@ class NativeSteps:
         """The token of `mask`, bool [vocabulary], with the largest logit, float32 [outputs]; -1 if there is none."""
         if len(mask) < self.vocab_size:
             mask = np.concatenate([mask, np.zeros(self.vocab_size - len(mask), dtype=np.bool_)])
-        allowed = mask[: self.vocab_size] if self.only is None else mask[self.only]
+        allowed = mask[: self.vocab_size] if self.draft_vocab is None else mask[self.draft_vocab]
         best = best_token(np.where(allowed, logits, np.float32(-np.inf)))
-        return best if best < 0 or self.stands_for is None else self.stands_for[best]
+        return best if best < 0 or self.output_to_token is None else self.output_to_token[best]
 
     def widened(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """Logits [rows, vocabulary] from logits [rows, outputs]; -inf for tokens that the head lacks.
 
         The next call may overwrite them.
         """
-        if self.only is None:
+        if self.draft_vocab is None:
             return logits
         if len(self._wide) < len(logits):
             self._wide = np.full((len(logits), self.vocab_size), -np.inf, dtype=np.float32)
         wide = self._wide[: len(logits)]
-        wide[:, self.only] = logits
+        wide[:, self.draft_vocab] = logits
         return wide
 
     def tensor(self, values: Sequence[Sequence[int]] | Sequence[int]) -> Tensor:

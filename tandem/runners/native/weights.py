@@ -64,15 +64,15 @@ class Packing:
         blocks = self.stored.matrix(layer, name) if self.stored else None
         return _matrix(linear.weight, linear.bias, self.layers, blocks)
 
-    def output(self, head: Any, only: Sequence[int] | None) -> tuple[Matrix, object]:
+    def output(self, head: Any, wanted: Sequence[int] | None) -> tuple[Matrix, object]:
         """Like `matrix`, for the rows `only` (None: all) of the output matrix."""
         import torch
 
         blocks = self.stored.head() if self.stored else None
         weight, bias = head.weight.detach(), head.bias
-        if only is not None:
-            which = torch.as_tensor(only).long()
-            weight = weight.new_empty(len(only), weight.shape[1]) if weight.is_meta else weight[which].contiguous()
+        if wanted is not None:
+            which = torch.as_tensor(wanted).long()
+            weight = weight.new_empty(len(wanted), weight.shape[1]) if weight.is_meta else weight[which].contiguous()
             bias = None if bias is None else bias[which].contiguous()
             blocks = blocks and Blocks(blocks.format, np.ascontiguousarray(blocks.rows[which.numpy()]))
         return _matrix(weight, bias, self.head, blocks)

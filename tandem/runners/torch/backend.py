@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from tandem.checkpoints.adapters import Adapter, AdapterChoice, read_adapter
+from tandem.checkpoints.adapter_files import Adapter, AdapterChoice, read_adapter
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.head_config import is_head
 from tandem.checkpoints.locate import Checkpoint, find

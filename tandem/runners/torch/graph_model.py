@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem.runners.eagle.features import TargetFeatures
 from tandem.runners.eagle.graph_taps import tap
+from tandem.runners.eagle.hidden_states import TargetFeatures
 from tandem.runners.protocol import TAIL, ProposeRow
 from tandem.runners.torch.buckets import Buckets
 from tandem.runners.torch.graph_modules import PrefillModule, ProposeModule, VerifyModule, padded, propose_row
@@ -56,7 +56,7 @@ class GraphModel(TorchModel):
         positions, cache = self._placed(buffers, slots, tokens, starts, length)
         out = self._run(tokens, positions, length, cache, head)
         if self._layers:
-            cache.keep(buffers[-1], self._layers)
+            cache.store(buffers[-1], self._layers)
         return out
 
     @property

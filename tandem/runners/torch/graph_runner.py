@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tandem.runners.batch_invariance import check_fused_invariance, check_graph_invariance
 from tandem.runners.capabilities import Capabilities, Trait
-from tandem.runners.eagle.features import TargetFeatures
+from tandem.runners.eagle.hidden_states import TargetFeatures
 from tandem.runners.protocol import (
     TAIL,
     FusedResult,

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tandem.runners.eagle.features import Taps, TargetFeatures, decoder_layers
-from tandem.runners.torch.adapters import TorchAdapters
+from tandem.runners.eagle.hidden_states import Taps, TargetFeatures, decoder_layers
 from tandem.runners.torch.kernels import ATTENTION, attention_rows, can_pack, pack_linears
+from tandem.runners.torch.module_adapters import TorchAdapters
 from tandem.runners.torch.platforms import Platform, platform_of
 from tandem.runners.torch.slot_cache import GatheredSlots, SlotCache
 
@@ -90,7 +90,7 @@ class TorchModel:
         with self.adapters.of_rows(adapters):
             out = self._run(tokens, positions, length, self.slots.cache, head)
         if self._taps is not None:
-            self._taps.keep(slots, positions)
+            self._taps.store(slots, positions)
         return out
 
     @property

@@ -8,18 +8,18 @@ import sys
 
 import torch
 
-PAGE = mmap.PAGESIZE
+MAPPED_PAGE = mmap.PAGESIZE
 
 
 def page_stride(positions: int, row_bytes: int) -> int:
     """Returns the least number of positions from `positions` on that fills whole pages with rows of `row_bytes`."""
-    step = PAGE // math.gcd(PAGE, row_bytes)
+    step = MAPPED_PAGE // math.gcd(MAPPED_PAGE, row_bytes)
     return -(-positions // step) * step
 
 
 def whole_pages(count: int) -> int:
     """Returns the bytes of the pages that `count` bytes lie on, from the start of a page."""
-    return -(-count // PAGE) * PAGE
+    return -(-count // MAPPED_PAGE) * MAPPED_PAGE
 
 
 def available() -> bool:

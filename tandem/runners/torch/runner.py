@@ -14,10 +14,10 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from tandem.checkpoints.adapters import Adapter
+from tandem.checkpoints.adapter_files import Adapter
 from tandem.runners.batch_invariance import check_batch_invariance
 from tandem.runners.capabilities import Capabilities, FeaturesOut, MemoryOnDemand, No, Pages, Trait
-from tandem.runners.eagle.features import TargetFeatures
+from tandem.runners.eagle.hidden_states import TargetFeatures
 from tandem.runners.protocol import (
     TAIL,
     FusedStep,
@@ -36,7 +36,7 @@ from tandem.runners.protocol import (
 )
 from tandem.runners.startup import Startup
 from tandem.runners.torch.model import TorchModel
-from tandem.runners.torch.pages import TorchPages, page_bytes, page_format
+from tandem.runners.torch.module_pages import TorchPages, page_bytes, page_format
 from tandem.speculation.acceptance import agree
 from tandem.speculation.draws import BadLogits, Drawn
 from tandem.speculation.types import Request, SparseDistribution, Verdict

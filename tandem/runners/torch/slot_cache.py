@@ -201,7 +201,7 @@ class GatheredSlots:
         self._slot_length, self._length = slot_length, length
         self.caught: dict[int, Tensor] = {}
 
-    def keep(self, values: Tensor, layers: Sequence[int]) -> None:
+    def store(self, values: Tensor, layers: Sequence[int]) -> None:
         """Writes the hidden states of `layers`, side by side, to values [1, slots * slot_length, layers * hidden]."""
         found = torch.cat([self.caught[layer] for layer in layers], dim=-1)
         values.index_copy_(1, self._write, found.reshape(1, -1, found.shape[-1]))

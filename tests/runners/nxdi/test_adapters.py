@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.checkpoints.adapters import AdapterChoice
+from tandem.checkpoints.adapter_files import AdapterChoice
 from tandem.checkpoints.locate import CheckpointError
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine

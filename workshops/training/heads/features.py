@@ -108,7 +108,7 @@ class FeatureTarget:
     ) -> None:
         from transformers import AutoModelForCausalLM
 
-        from tandem.runners.eagle.features import Taps, decoder_layers
+        from tandem.runners.eagle.hidden_states import Taps, decoder_layers
         from tandem.runners.loading import choose_device, choose_dtype, transformers_logging
 
         transformers_logging()

@@ -57,7 +57,7 @@ class PrefillCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class Brought:
+class PrefillOutcome:
     """How a slot was filled before the rest is processed here.
 
     `copied`: tokens from known prefixes. `looked`: these were looked up.
@@ -67,7 +67,7 @@ class Brought:
     looked: bool = False
 
 
-class PrefillElsewhere:
+class RemotePrefill:
     """Where an engine has the beginnings of prompts computed of which at least `least` tokens are not held yet.
 
     Prompts whose pages are under way already wait for them instead of asking again. `chance(n)`: a number below n.
@@ -100,42 +100,42 @@ class PrefillElsewhere:
         finally:
             engine.slots.release(slot)
 
-    async def fill(self, sequence: KVSequence, tokens: Sequence[int]) -> Brought:
+    async def fill(self, sequence: KVSequence, tokens: Sequence[int]) -> PrefillOutcome:
         """Fills the sequence's slot with as many pages of `tokens` as come. Raises what steps raise."""
         if len(tokens) - len(sequence.held) < self._least:
-            return Brought()
-        copied = await self._known(sequence, tokens)
-        brought = Brought(copied, self._engine.prefixes is not None)
+            return PrefillOutcome()
+        copied = await self._copy_cached(sequence, tokens)
+        outcome = PrefillOutcome(copied, self._engine.prefixes is not None)
         if len(tokens) - len(sequence.held) < self._least:
-            return brought
+            return outcome
         began = time.perf_counter()
         self.counts.requests += 1
         try:
-            with self._engine.batcher.away():
-                await self._bring(sequence, tokens)
+            with self._engine.batcher.excluded_from_wait():
+                await self._fetch_pages(sequence, tokens)
         except PrefillFailed as error:
             self.fallbacks[error.reason] += 1
             if error.reason == "corrupt":
                 self._forget()
         self.counts.seconds += time.perf_counter() - began
-        return brought
+        return outcome
 
     async def close(self) -> None:
         await self.transfers.close()
         await self.source.close()
 
-    async def _known(self, sequence: KVSequence, tokens: Sequence[int]) -> int:
-        """Copies what is known of the tokens here; returns how many it were."""
+    async def _copy_cached(self, sequence: KVSequence, tokens: Sequence[int]) -> int:
+        """Copies cached pages into the sequence; returns the number of tokens copied."""
         prefixes, start = self._engine.prefixes, len(sequence.held)
         if prefixes is None:
             return 0
         step = functools.partial(prefixes.copy, sequence.scope, tuple(tokens))
         row = PrefillRow(sequence.slot, start, tuple(tokens[start : start + 1]), sequence.adapter)
         filled: Filled = (await sequence.step(step, row, prefill=True)).value
-        sequence.held += tokens[start : filled.held]
+        sequence.held += tokens[start : filled.end_position]
         return filled.copied
 
-    async def _bring(self, sequence: KVSequence, tokens: Sequence[int]) -> None:
+    async def _fetch_pages(self, sequence: KVSequence, tokens: Sequence[int]) -> None:
         whole = len(tokens) // PAGE * PAGE
         name, revision = self._engine.adapters.named(sequence.adapter)
         seconds = self.in_place.per_token
@@ -165,7 +165,7 @@ class PrefillElsewhere:
         step = functools.partial(self.copies.agree, tokens, sequence.adapter)
         if not (await sequence.step(step, PageRow(sequence.slot, run=page), prefill=True)).value:
             self._forget()
-            sequence.distrust()
+            sequence.invalidate()
             error = PrefillFailed("wrong", f"page {page.first} of a prompt is not what this target computes")
             self.source.found_wrong(page.source, error)
             raise error

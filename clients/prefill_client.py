@@ -16,8 +16,8 @@ import grpc
 
 from tandem.clients.page_wire import Corrupt, layout_from_wire, layout_to_wire, run_from_wire
 from tandem.engine.page_copies import PageLayout, PageRun
-from tandem.engine.prefill_elsewhere import MIN_TOKENS
 from tandem.engine.prefill_pace import SLOWER, Pace
+from tandem.engine.remote_prefill import MIN_TOKENS
 from tandem.engine.transfers import PrefillFailed, Wanted
 from tandem.rpc.channel import open_channel
 from tandem.rpc.credentials import Credentials

@@ -37,7 +37,7 @@ class _Ratio:
 
 
 @dataclass(slots=True)
-class WayRatios:
+class ModeRatios:
     """Measured seconds per token of each way, as a ratio to the expected ones, of the requests of a process."""
 
     _waiting: _Ratio = field(default_factory=_Ratio)

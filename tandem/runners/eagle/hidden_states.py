@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tandem.runners.features import FeatureSpan
+from tandem.runners.feature_rows import FeatureSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Taps:
         """The features of the module's last run, [rows, width, 3 * hidden]."""
         return torch.cat([self._caught[layer] for layer in self._layers], dim=-1)
 
-    def keep(self, slots: Sequence[int], positions: Tensor) -> None:
+    def store(self, slots: Sequence[int], positions: Tensor) -> None:
         """Stores the features of the last run at positions [rows, width] of `slots`."""
         which = torch.tensor(list(slots), device=positions.device)
         self.values[which[:, None], positions] = self.caught()

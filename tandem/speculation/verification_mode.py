@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from tandem.speculation.depth import expected_tpot
+from tandem.speculation.lookahead import LookaheadPolicy, RunMeasurements, cycle_of, late_steps
 from tandem.speculation.loop import Rounds
 from tandem.speculation.never_waiting_theory import MIN_STEP
-from tandem.speculation.reach import Reach, RunMeasurements, cycle_of, late_steps
 from tandem.speculation.round_statistics import ANY_ROWS
 from tandem.speculation.step_times import Times
 from tandem.speculation.theory import expected_tokens
@@ -42,7 +42,7 @@ class Cost(NamedTuple):
     width: int
 
 
-class Load(NamedTuple):
+class StepLoad(NamedTuple):
     """What shares the target's steps: rows that commit `company` tokens in a step, of `step` seconds.
 
     `row[n]`: the seconds that a row with n draft tokens adds to a step.
@@ -108,7 +108,7 @@ def expectation(measured: RunMeasurements, acceptance: float, most: int, most_in
 def _expected(times: Times, rate: float, around: tuple[float, ...], company: float, most_in_flight: int) -> Expected:
     """See `expectation`. `around[n]`: seconds of a step with n tokens of ours, beside those of others."""
     table = around[1:]
-    load = Load(company, table[0], [seconds - around[0] for seconds in table])
+    load = StepLoad(company, table[0], [seconds - around[0] for seconds in table])
     waiting = max(waiting_costs(times, rate, table, most_in_flight), key=load.rate)
     running = max(running_costs(times, rate, table), key=load.rate)
     best = load.rate(waiting)
@@ -117,13 +117,13 @@ def _expected(times: Times, rate: float, around: tuple[float, ...], company: flo
 
 
 @dataclass(slots=True)
-class WayChoice:
+class ModeChoice:
     """Chooses the way of one request, by what the requests of its process measured.
 
     The ways that wait have at most `most_in_flight` rounds under way.
     """
 
-    reach: Reach
+    reach: LookaheadPolicy
     most_in_flight: int
 
     def runs(self, running: bool | None, opening_rtt: float = 0.0) -> bool:
@@ -153,13 +153,13 @@ class WayChoice:
         return expectation(self.reach.measured, self.reach.acceptance, self.reach.most, self.most_in_flight)
 
 
-class Way(Rounds, Protocol):
+class VerificationMode(Rounds, Protocol):
     """Rounds that can be taken over between two of them, at the same open session and with the same drafter."""
 
-    async def take_over(self, prompt: Sequence[int]) -> None:
+    async def resume(self, prompt: Sequence[int]) -> None:
         """Goes on with a session and a drafter that are open."""
 
-    async def hand_over(self, tokens: Sequence[int]) -> None:
+    async def suspend(self, tokens: Sequence[int]) -> None:
         """Drops what is in flight, so that the session holds `tokens`, which are all that is committed."""
 
 
@@ -174,16 +174,16 @@ class ChosenRounds:
     opens: Callable[[Sequence[int]], Awaitable[None]]
     runs: Callable[[bool | None], bool]
     took: Callable[[bool, int, float], None]
-    waiting: Way
-    running: Way
-    reach: Reach
+    waiting: VerificationMode
+    running: VerificationMode
+    reach: LookaheadPolicy
     measures_steps: bool = False
     """The rounds that wait do not record how long steps take."""
     clock: Callable[[], float] = time.perf_counter
     _since: float | None = None  # when the first of the rounds that are timed together ended
     _until: float = 0.0  # when the last one did
     _tokens: int = 0  # that were committed after the first one
-    _chosen: Way | None = None
+    _chosen: VerificationMode | None = None
     _rounds: int = 0
     _prompt: Sequence[int] = ()
 
@@ -224,8 +224,8 @@ class ChosenRounds:
         self._report()
         now = self.running if self.runs(before is self.running) else self.waiting
         if now is not before:
-            await before.hand_over(tokens)
-            await now.take_over(self._prompt)
+            await before.suspend(tokens)
+            await now.resume(self._prompt)
             self._chosen = now
 
     def learn(self, tokens: Sequence[int]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tandem.speculation.ahead import DraftingAhead
 from tandem.speculation.draft_store import AheadDraft
 from tandem.speculation.drafters import Drafter, teach
-from tandem.speculation.reach import Plan, RunMeasurements
+from tandem.speculation.lookahead import DraftPlan, RunMeasurements
 from tandem.speculation.run_on import RunMessage
 from tandem.speculation.types import Proposer, SpeculationStats
 
@@ -22,7 +22,7 @@ _MOST_UNANSWERED = 32
 class AskedReach:
     """The reach that the target's side chose, which measures too."""
 
-    plan: Plan
+    plan: DraftPlan
     measured: RunMeasurements = field(default_factory=RunMeasurements)
 
     def observe(self, hit: bool) -> None:
@@ -49,7 +49,7 @@ class Follower:
     """
 
     def __init__(
-        self, drafter: Drafter, tokens: Sequence[int], plan: Plan, end: int, chunk: int, news: Callable[[], None]
+        self, drafter: Drafter, tokens: Sequence[int], plan: DraftPlan, end: int, chunk: int, news: Callable[[], None]
     ) -> None:
         self._drafter, self._news = drafter, news
         self._reach, self._stats = AskedReach(plan), SpeculationStats()
@@ -61,7 +61,7 @@ class Follower:
         self._found: tuple[RunMessage, tuple[Proposer, ...], int] | None = None
         self._told = (0, 0.0, 0.0)  # tokens and seconds of drafting in the drafts taken
 
-    def arrived(self, token_ids: Sequence[int], plan: Plan) -> None:
+    def arrived(self, token_ids: Sequence[int], plan: DraftPlan) -> None:
         """Follows tokens that the target committed."""
         self._reach.plan = plan
         self._arrivals += 1

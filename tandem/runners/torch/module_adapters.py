@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tandem.checkpoints.adapters import Adapter, LowRank
+from tandem.checkpoints.adapter_files import Adapter, LowRank
 
 _PATH = re.compile(r"model\.layers\.\d+\.(self_attn|mlp)\.\w+_proj")
 _TERMS = 2**21  # numbers that a product holds at once

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tandem.checkpoints.adapters import Adapter, AdapterChoice
+from tandem.checkpoints.adapter_files import Adapter, AdapterChoice
 from tandem.engine.compatibility import able, refusal
 from tandem.runners.capabilities import No, TakesAdapters
 from tandem.speculation.types import InvalidField, Verdict

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tandem.speculation.contention import Contention
+from tandem.speculation.mode_ratios import ModeRatios
 from tandem.speculation.never_waiting_theory import MIN_STEP, plain_steps
 from tandem.speculation.round_statistics import ANY_ROWS, tokens_of_step
 from tandem.speculation.step_times import MeasuredTimes, StepTimes
 from tandem.speculation.theory import expected_tokens
 from tandem.speculation.types import Verdict
-from tandem.speculation.way_ratios import WayRatios
 
 PRIOR_RATE, PRIOR_TRIALS = 0.6, 4.0
 """Acceptance per token before anything was drafted, and its weight in trials."""
@@ -69,7 +69,7 @@ class RunMeasurements:
     steps: StepTimes = field(default_factory=lambda: StepTimes(growing_share=0.1))
     acceptance: _Share = field(default_factory=lambda: _Share(PRIOR_RATE, PRIOR_TRIALS, PROCESS_FADING))
     contention: Contention = field(default_factory=Contention)
-    ways: WayRatios = field(default_factory=WayRatios)
+    ways: ModeRatios = field(default_factory=ModeRatios)
     others: float = 0.0
     """Tokens that other rows add to a step."""
     rows: float = 1.0
@@ -92,7 +92,7 @@ class RunMeasurements:
         return self.steps.table(ANY_ROWS, most, 1 + round(self.others))
 
 
-class Plan(NamedTuple):
+class DraftPlan(NamedTuple):
     """How far to draft: `depth` tokens ahead, the first `fresh` of them before any is sent; `width` for each step.
 
     With a width of 0 nothing is sent.
@@ -103,10 +103,10 @@ class Plan(NamedTuple):
     width: int
 
 
-RESTING = Plan(1, 1, 0)
+RESTING = DraftPlan(1, 1, 0)
 
 
-class Reach:
+class LookaheadPolicy:
     """The reach of one request's drafts. `most`: the most draft tokens that a step verifies.
 
     `fixed`: the draft tokens of a step, if they are not chosen here; the drafter never rests then.
@@ -118,7 +118,7 @@ class Reach:
         self.most = most_width if fixed is None else min(most_width, fixed)
         self._fixed, self.measured = fixed, measured
         self._acceptance = _Share(measured.acceptance.rate, PROCESS_TRIALS, FADING)
-        self._plan: Plan | None = None
+        self._plan: DraftPlan | None = None
         self._tokens_per_step = 1.0  # that the plan promises
         self._resting = False
         self._changed = 0  # steps since the drafter began to rest or to draft
@@ -148,19 +148,19 @@ class Reach:
                 self.measured.contention.committed(len(verdict.token_ids), self._tokens_per_step)
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> DraftPlan:
         """The reach to draft with now."""
         waits = REFRESH if self._changed >= self._under_way + REFRESH else self._under_way + REFRESH
         if self._plan is None or self._since >= waits:
             self._plan, self._since = self._choose(), 0
         return self._plan
 
-    def _choose(self) -> Plan:
+    def _choose(self) -> DraftPlan:
         if self.most == 0:
-            return Plan(0, 0, 0)
+            return DraftPlan(0, 0, 0)
         known = self.measured.times.known
         if known is None or not self.measured.steps.steps:
-            return Plan(2 * self.most, self.most, self.most)
+            return DraftPlan(2 * self.most, self.most, self.most)
         plan, gain, table = self._best()
         rests = self._rests(gain)
         if rests != self._resting:
@@ -178,7 +178,7 @@ class Reach:
             return not (self._resting and contention.unknown(False) and gain >= least)
         return gain < SURE_GAIN and contention.unknown(True) and not contention.unknown(False)
 
-    def _best(self) -> tuple[Plan, float, tuple[float, ...]]:
+    def _best(self) -> tuple[DraftPlan, float, tuple[float, ...]]:
         """Returns the plan that is fastest, how much faster than no drafts, and the seconds of steps by width."""
         known, table = self.measured.times.known, self.measured.step_table(self.most)
         assert known is not None
@@ -230,10 +230,10 @@ def cycle_of(acceptance: float, width: int, late: int) -> Cycle:
     return Cycle(plain, 1 / (1 - rate ** (width + 1)), plain + 1 / (1 - rate))
 
 
-def plan_for(acceptance: float, width: int, late: int) -> Plan:
+def plan_for(acceptance: float, width: int, late: int) -> DraftPlan:
     """Returns the depth that fills steps of `width` until the next drafts come, as far as they are likely."""
     rate = min(max(acceptance, 0.01), HIGHEST_RATE)
     wanted = math.ceil(late * expected_tokens(rate, width)) + width
     likely = math.ceil(math.log(UNLIKELY) / math.log(rate))
     depth = max(width, min(wanted, likely, MOST_AHEAD))
-    return Plan(depth, min(late + width, depth), width)
+    return DraftPlan(depth, min(late + width, depth), width)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 
-from tandem.checkpoints.adapters import Adapter, LowRank
+from tandem.checkpoints.adapter_files import Adapter, LowRank
 from tandem.runners.native import library
 from tandem.runners.native.library import MATRICES, LayerAdapter, ModelShape
 from tandem.runners.native.steps import NativeSteps
