@@ -39,7 +39,7 @@ class OwnDrafter(Protocol):
 
 
 class OwnTokenizer(Protocol):
-    """The caller's tokenizer, for text prompts and output; transformers' fit. Its ids must be the target's."""
+    """The caller's tokenizer for text, such as one of transformers. Its ids must be the target's."""
 
     def encode(self, text: str) -> Sequence[int]: ...
 

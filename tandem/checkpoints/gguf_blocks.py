@@ -86,7 +86,7 @@ class StoredWeights:
         return self._named(f"blk.{layer}.{_NAMES[name]}.weight")
 
     def head(self) -> Blocks | None:
-        """Like `matrix`: the output matrix, that of the embedding where there is none of its own."""
+        """Like `matrix`: the output matrix, or the embedding if they are tied."""
         return self._named("output.weight" if "output.weight" in self._tensors else "token_embd.weight")
 
     def _named(self, name: str) -> Blocks | None:

@@ -38,7 +38,7 @@ class AdapterInUse(RuntimeError):
 
 @dataclass(slots=True)
 class AdapterCounts:
-    """What an adapter was used for since it is there.
+    """Counts the uses of an adapter since it was loaded.
 
     `requests`: those and sessions that took it. `committed`: tokens of its rounds, those beyond a stop included.
     """

@@ -38,7 +38,7 @@ class HandedFeatures:
     source: HandedOut
 
     def spec(self, layers: Sequence[int], number_format: FeatureFormat) -> FeatureSpec:
-        """What a session gets that asks for these layers. Raises InvalidField for a layer that is not handed out."""
+        """Returns what a session is granted. Raises InvalidField for a layer that is not handed out."""
         for layer in layers:
             if layer not in self.layers:
                 known = ", ".join(map(str, self.layers))

@@ -40,7 +40,7 @@ class HeadSequence(DraftSequence):
         return 0
 
     async def row(self, tokens: Sequence[int], k: int) -> ProposeRow | None:
-        """Like DraftSequence.row; None if so many features are missing that a draft would be no good."""
+        """Like DraftSequence.row; None if too many features are missing to draft."""
         if not self._inbox.handed_out:
             return None
         if self._known_rows() > self._sound or self._epoch != self._inbox.epoch:

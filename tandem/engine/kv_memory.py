@@ -1,4 +1,4 @@
-"""Admits sequences by the memory of their KV slots: a sequence that got its slot has memory to its end.
+"""Admits sequences by the memory of their KV slots: an admitted sequence never runs out of memory.
 
 Slots take memory as they are written (`MemoryOnDemand`), so there may be more of them than memory for all at full
 length. A sequence reserves what it may come to take, when it gets its slot. A freed slot keeps its pages for the next

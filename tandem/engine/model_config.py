@@ -63,7 +63,7 @@ def _shipped_head(target: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The models that a role runs, the backend and device, and their shape. `settings`: those of that backend only.
+    """The models that a role runs, the backend and device, and their shape. `settings`: backend-specific.
 
     `default_k`: draft tokens if a request does not set a number; None: chosen by measurement. `adapters`: those of the
     target. `draft_adapters`: those of the draft model, which requests get by the same names. `hand_out_features`: after

@@ -1,4 +1,4 @@
-"""Shares transfers of pages among the sequences that wait for the same ones. Knows neither a device nor a wire.
+"""Shares transfers of pages among the sequences that wait for the same ones. Independent of device and transport.
 
 A transfer runs in a task of its own. It ends when its pages do, or when nobody waits for it any more: a request that is
 cancelled takes nothing from the others.

@@ -102,7 +102,7 @@ class Backend(Protocol):
     def load_remote_head(
         self, checkpoint: Checkpoint, target: Checkpoint, request: LoadRequest, startup: Startup
     ) -> Runner:
-        """Loads a head whose target is elsewhere; like `load`. `target`: of which at most the embedding is read."""
+        """Loads a head whose target is elsewhere; like `load`. Of `target` only the embedding may be read."""
 
     def fuses(self, request: LoadRequest) -> bool:
         """Whether `load_pair` is to be called; else a pair is loaded apart alone."""

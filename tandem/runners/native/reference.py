@@ -65,7 +65,7 @@ _LANES = 16
 def products(
     module: Any, packing: Packing, library: Any, wanted: Sequence[int] | None
 ) -> Iterator[tuple[int, int, Tensor, Tensor]]:
-    """For everything that is packed together: its layer (-1: the head), its part, inputs, and what it makes of them.
+    """Yields (layer, part, inputs, outputs) for each packed matrix; layer -1 is the head.
 
     Inputs are [2, inputs] in the module's dtype, outputs float32 [2, outputs] in the order of NativeModel.product.
     """
