@@ -1,8 +1,10 @@
-"""Compares the pipelined loop with stop-and-wait and with theory, on the embedded pair over an emulated link.
+"""Compares the pipelined loop with other ways to verify and with theory, on the embedded pair over an emulated link.
 
 `python -m benchmarks.pipelined`. Draft workers that differ only in `--pipeline` share one target and get the same
-prompts in turn, at every round trip and speculation length. Theory is t_d + (1 - a)(RTT + t_v) and, for stop-and-wait,
-(g t_d + RTT + t_v) / E, with the acceptance and the component times of the stop-and-wait requests of the same cell.
+prompts in turn, at every round trip and speculation length. A target that never waits (`--rule agreement` alone) is
+measured too, and said is which of the three ways was the fastest. Theory is t_d + (1 - a)(RTT + t_v) and, for
+stop-and-wait, (g t_d + RTT + t_v) / E, with the acceptance and the component times of the stop-and-wait requests of the
+same cell.
 """
 
 from __future__ import annotations
@@ -31,10 +33,13 @@ from tandem.comparison.measuring.servers import Fleet
 from tandem.comparison.measuring.workloads import Prompt, built_in_prompts
 from tandem.launch import LAUNCH
 from tandem.rpc.generation_client import GenerationClient
+from tandem.speculation.request import Rule
 from tandem.speculation.theory import StepCosts, expected_tokens, rate_for, tpot_pipelined
 from tandem.speculation.types import SamplingParams
 
 MODES = ("off", "on", "auto")
+NEVER = "never-waiting"
+WAYS = ("off", "on", NEVER)
 ALLOWED = 1.15
 
 
@@ -61,6 +66,11 @@ class Cell:
     def bound_s(self) -> float:
         """Of pipelining, with the round trip as set: what a call costs beyond it counts against us."""
         return tpot_pipelined(self.costs, self.acceptance, self.rtt_ms / 1000)
+
+    @property
+    def fastest(self) -> str:
+        """The way of the least time per token: `auto` is none of its own."""
+        return min((way for way in WAYS if way in self.tpot_s), key=self.tpot_s.__getitem__)
 
     @property
     def stop_and_wait_s(self) -> float:
@@ -122,7 +132,7 @@ async def _start(
     target = await fleet.start("target", [*LAUNCH, "--role", "target", *common])
     host, _, port = (await link.listen(target.address)).rpartition(":")
     contenders = []
-    for mode in MODES:
+    for mode in MODES + (NEVER,) * (arguments.rule == "agreement"):
         worker = [*LAUNCH, "--role", "draft_worker", *common, "--draft", arguments.draft]
         worker += ["--target_host", host, "--target_port", port, "--pipeline", mode]
         server = await fleet.start(mode, worker)
@@ -135,7 +145,10 @@ async def _measured(
     contenders: Sequence[Contender], prompts: Sequence[Prompt], length: int, arguments: argparse.Namespace
 ) -> dict[str, list[Measurement]]:
     settings = RequestSettings(
-        arguments.max_new_tokens, length, SamplingParams(arguments.temperature, seed=arguments.seed)
+        arguments.max_new_tokens,
+        length,
+        SamplingParams(arguments.temperature, seed=arguments.seed),
+        rule=Rule[arguments.rule.upper()],
     )
     for contender in contenders:
         await measure(contender, settings.request(prompts[0]))
@@ -151,7 +164,7 @@ def table(cells: Sequence[Cell]) -> Table:
     shown = Table(title="TPOT in ms, and over the bound t_d + (1 - a)(RTT + t_v)")
     for heading in (
         "RTT", "k", "a", "t_d", "t_v", "call", "bound", "off", "on", "auto", "off/\ntheory", "on/\nbound",
-        "auto/\nbound", "off/\nauto", "in\nflight", "stale/\nround", "same\ntokens",
+        "auto/\nbound", "off/\nauto", "in\nflight", "stale/\nround", "never\nwaiting", "fastest", "same\ntokens",
     ):  # fmt: skip
         shown.add_column(heading, justify="right")
     for c in cells:
@@ -164,6 +177,8 @@ def table(cells: Sequence[Cell]) -> Table:
             f"{c.acceptance:.3f}",
             *(f"{1000 * seconds:.1f}" for seconds in times),
             *(f"{ratio:.2f}" for ratio in (*ratios, c.mean_in_flight["auto"], c.stale_share["auto"])),
+            f"{1000 * c.tpot_s[NEVER]:.1f}" if NEVER in c.tpot_s else "-",
+            c.fastest,
             "yes" if c.identical else "NO",
         )
     return shown
@@ -189,6 +204,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog="python -m benchmarks.pipelined", description=__doc__)
     parser.flag("--rtt-ms", type=float, nargs="+", default=[0.0, 20.0, 50.0, 100.0], metavar="MS")
     parser.flag("--lengths", type=int, nargs="+", default=[3], metavar="K", help="speculation lengths (default 3)")
+    parser.flag(
+        "--rule", choices=("agreement", "rejection"), default="agreement", help="rejection samples: set --temperature"
+    )
     add_request_flags(parser)
     parser.flag("--output", type=Path, metavar="FILE", help="write every cell as JSON")
     return parser.parse_args(argv)
@@ -210,7 +228,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     with kept(arguments.output, document, raw) if arguments.output else contextlib.nullcontext():
         asyncio.run(run(arguments, cells))
-    Console(width=140).print(table(cells))
+    Console(width=160).print(table(cells))
     print(verdict(cells))
     return 0
 
