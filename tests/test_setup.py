@@ -127,8 +127,8 @@ def test_the_generator_of_the_stubs_is_the_pinned_one():
 
 
 def test_the_packages_to_install_are_those_on_disk():
-    """services/ and clients/ are links inside tandem/, and are packaged from where they are."""
-    tools, elsewhere = TOOLS["setuptools"], {"tandem/services": "services", "tandem/clients": "clients"}
+    """services/, clients/ and workshops/ are links inside tandem/, and are packaged from where they are."""
+    tools, elsewhere = TOOLS["setuptools"], {f"tandem/{top}": top for top in ("services", "clients", "workshops")}
     found = {path.parent.relative_to(ROOT) for path in (ROOT / "tandem").rglob("*.py")}
     for inside, top in elsewhere.items():
         assert (ROOT / inside).is_symlink() and (ROOT / inside).resolve() == ROOT / top

@@ -30,7 +30,7 @@ from tandem.runners.torch.tensor_parallel import Ranks
 if TYPE_CHECKING:
     from tandem.runners.native.weights import Packing
 
-Only = Sequence[int] | None  # the token ids that a draft model's head is cut down to
+DraftVocab = Sequence[int] | None  # the token ids that a draft model's head is cut down to
 log = logging.getLogger("tandem.engine")
 COMPILE = ("auto", "native", "inductor", "neuron", "off")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -225,7 +225,7 @@ class RunnerInputs:
     ranks: int
 
     @property
-    def only(self) -> Only:
+    def draft_vocab(self) -> DraftVocab:
         return None if self.verifies else frequent_tokens(self.checkpoint, self.limits.vocab_size)
 
     @property
@@ -268,7 +268,9 @@ def _native(inputs: RunnerInputs) -> Runner:
     small = sum(p.numel() for p in inputs.module.parameters()) < SMALL
     threads = 1 if small else inputs.execution.threads or torch.get_num_threads()
     identity = inputs.identity("native", inputs.packing.describe(inputs.dtype))
-    return load_native(inputs.module, threads, inputs.limits, identity, inputs.verifies, inputs.only, inputs.packing)
+    return load_native(
+        inputs.module, threads, inputs.limits, identity, inputs.verifies, inputs.draft_vocab, inputs.packing
+    )
 
 
 def _off(inputs: RunnerInputs) -> Runner:
@@ -284,7 +286,7 @@ def _off(inputs: RunnerInputs) -> Runner:
         limits.max_length,
         inputs.widest,
         device,
-        inputs.only,
+        inputs.draft_vocab,
         ranks=ranks,
         on_demand=on_demand,
     )
@@ -298,9 +300,15 @@ def _graphs(inputs: RunnerInputs) -> Runner:
 
     limits, platform, identity = inputs.limits, inputs.platform, inputs.identity("torch")
     model = GraphModel(
-        inputs.module, limits.slots, limits.max_length, inputs.widest, platform.device, inputs.only, ranks=inputs.ranks
+        inputs.module,
+        limits.slots,
+        limits.max_length,
+        inputs.widest,
+        platform.device,
+        inputs.draft_vocab,
+        ranks=inputs.ranks,
     )
-    make = graph_compiler(platform, identity, limits, inputs.only, inputs.execution.compiled)
+    make = graph_compiler(platform, identity, limits, inputs.draft_vocab, inputs.execution.compiled)
     return GraphRunner(model, limits, identity, make, inputs.verifies, inputs.execution.exact, inputs.requested_buckets)
 
 

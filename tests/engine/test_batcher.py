@@ -293,7 +293,7 @@ def test_a_step_begins_once_every_open_sequence_is_here_and_else_after_some_turn
 def test_two_that_come_back_from_elsewhere_share_steps_however_they_began() -> None:
     """Each drafts for 4 ms after its answer; a step takes 15 times as long. Left alone they would take turns."""
 
-    async def excluded_from_wait() -> float:
+    async def away() -> float:
         """What 4 ms are on this machine now."""
         began = time.perf_counter()
         for _ in range(20):
@@ -301,7 +301,7 @@ def test_two_that_come_back_from_elsewhere_share_steps_however_they_began() -> N
         return (time.perf_counter() - began) / 20
 
     async def test() -> None:
-        seconds = 15 * await excluded_from_wait()
+        seconds = 15 * await away()
         batcher, slots = Batcher("test"), SlotPool(2)
         batcher.serves(slots)
         sizes: list[int] = []

@@ -160,7 +160,7 @@ class GraphModel(TorchModel):
 
     def _noise(self, rows: Sequence[ProposeRow], batch: int, k: int) -> tuple[Tensor, Tensor]:
         """SampledProposeModule's noise [batch, k, head] and warping [batch, WARPING], float32."""
-        only = None if self.only is None else self.only.cpu().numpy()
+        only = None if self.draft_vocab is None else self.draft_vocab.cpu().numpy()
         greedy = [warping_of(SamplingParams())] * (batch - len(rows))
         warping = torch.tensor([*(warping_of(row.request.sampling) for row in rows), *greedy])
         noise = torch.from_numpy(noise_of(rows, batch, k, self.vocab_size, only))

@@ -207,7 +207,7 @@ class GraphRunner(TorchRunner):
 
     def compile_fused(self, draft: GraphRunner, startup: Startup) -> tuple[FusedGraph, CompileStatistics]:
         """Compiles the pair's fused graphs, without running them, and seals the compiler."""
-        only = draft.model.only
+        only = draft.model.draft_vocab
         facts = draft.identity.weights_revision, draft.limits, None if only is None else only.tolist()
         compiler = self._compiler_for(f"fused with {facts}")
         with startup.stage("compiling"):

@@ -49,9 +49,9 @@ class TorchModel:
         check_fits(config, max_length, ranks)
         self.module: Any = module.eval()
         self.platform, self.ranks = platform or platform_of(device), ranks
-        self.only = None if only is None else torch.tensor(only, dtype=self.ids, device=device)
-        if self.only is not None:
-            _narrow_head(module, self.only)
+        self.draft_vocab = None if only is None else torch.tensor(only, dtype=self.ids, device=device)
+        if self.draft_vocab is not None:
+            _narrow_head(module, self.draft_vocab)
         self.dtype: torch.dtype = next(module.parameters()).dtype
         self.device = device
         if packed and ranks == 1 and self.platform.packs and can_pack(self.dtype):
@@ -160,16 +160,16 @@ class TorchModel:
 
     def tokens_of(self, columns: Tensor) -> Tensor:
         """Token ids of columns of the logits; same shape."""
-        if self.only is None:
+        if self.draft_vocab is None:
             return columns
-        return self.only.index_select(0, columns.reshape(-1)).view(columns.shape)
+        return self.draft_vocab.index_select(0, columns.reshape(-1)).view(columns.shape)
 
     def widened(self, logits: Tensor) -> Tensor:
         """float32 logits [..., vocabulary] from logits [..., head]; -inf for tokens that the head lacks."""
-        if self.only is None:
+        if self.draft_vocab is None:
             return logits.float()
         full = torch.full((*logits.shape[:-1], self.vocab_size), -torch.inf, device=logits.device)
-        return full.index_copy_(-1, self.only.to(logits.device, torch.int64), logits.float())
+        return full.index_copy_(-1, self.draft_vocab.to(logits.device, torch.int64), logits.float())
 
     def tensor(self, values: Sequence[Sequence[int]] | Sequence[int]) -> Tensor:
         """The values as integers on the device: [n] or [n, m]."""
