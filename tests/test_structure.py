@@ -68,12 +68,17 @@ def modules_of(room: str) -> list[Path]:
 PACKAGE_MODULES = [module for room in MAY_IMPORT for module in modules_of(room)]
 
 
+def _name(node: ast.expr) -> str | None:
+    """The last name of `a.b.c`."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else None
+
+
 def imports_in(body: ast.AST, module: Path, *, deferred: bool = True) -> Iterator[tuple[str, int]]:
     """Yields each imported dotted name with its line; without `deferred`, only what importing the module imports."""
     for node in ast.iter_child_nodes(body):
         if not deferred and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             continue
-        if not deferred and isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+        if not deferred and isinstance(node, ast.If) and _name(node.test) == "TYPE_CHECKING":
             yield from imports_in(ast.Module(node.orelse, []), module, deferred=deferred)
             continue
         if isinstance(node, ast.Import):
@@ -84,7 +89,7 @@ def imports_in(body: ast.AST, module: Path, *, deferred: bool = True) -> Iterato
             source = ".".join(part for part in (base, node.module) if part)
             yield source, node.lineno
             yield from ((f"{source}.{alias.name}", node.lineno) for alias in node.names)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+        elif isinstance(node, ast.Call) and _name(node.func) in ("import_module", "__import__"):
             name = node.args[0] if node.args else None
             if isinstance(name, ast.Constant) and isinstance(name.value, str):
                 yield name.value, node.lineno
@@ -96,6 +101,7 @@ def tree_of(module: Path) -> ast.Module:
     return ast.parse((ROOT / module).read_text(encoding="utf-8"), filename=str(module))
 
 
+@cache
 def imports_of(module: Path, *, deferred: bool = True) -> list[tuple[str, int]]:
     return list(imports_in(tree_of(module), module, deferred=deferred))
 
@@ -291,7 +297,7 @@ def private_names() -> set[str]:
         for node in ast.walk(tree_of(module)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 found.add(node.name)
-            elif isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self", "cls"):
+            elif isinstance(node, ast.Attribute) and _name(node.value) in ("self", "cls"):
                 found.add(node.attr)
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 found.add(node.id)
@@ -303,7 +309,7 @@ def private_accesses(source: str, private: set[str]) -> list[int]:
     return [
         node.lineno
         for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Attribute) and node.attr in private and ast.unparse(node.value) not in ("self", "cls")
+        if isinstance(node, ast.Attribute) and node.attr in private and _name(node.value) not in ("self", "cls")
     ]
 
 

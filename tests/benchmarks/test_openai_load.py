@@ -23,6 +23,7 @@ from benchmarks.openai_runs import Bench, Outcome, Result
 from benchmarks.openai_servers import Served, vllm_environment
 from benchmarks.openai_tables import tables
 from benchmarks.tool_runs import ToolRunner
+from tests.daily import daily
 from tests.support import HANG
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -135,13 +136,14 @@ def eventually(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.thorough
 def test_a_tool_that_takes_too_long_is_ended_with_its_processes(root: Path, tmp_path: Path) -> None:
     with pytest.raises(ToolFailed, match="aiperf: not done after 5 s"):
         asyncio.run(ToolRunner(root, 5.0).measure(AIPerf(), run_of(users=99), tmp_path / "run"))
     eventually(lambda: gone(tmp_path / "run" / "log.txt"), "a process of the tool is left")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", daily([signal.SIGINT, signal.SIGTERM], 0))
 def test_a_signal_ends_the_tool_and_the_servers_and_prints_what_was_measured(
     number: signal.Signals, root: Path, tmp_path: Path
 ) -> None:

@@ -286,7 +286,7 @@ async def cancel_everywhere(way: Way, how: dict[str, Any]) -> int:
 
 @pytest.mark.parametrize(
     "how",
-    [pytest.param(how, marks=pytest.mark.thorough if how.get("again") in (2, 5) else ()) for how in HOW],
+    [pytest.param(how, marks=pytest.mark.thorough if how.get("again") in (2, 3, 5) else ()) for how in HOW],
     ids=str,
 )
 @pytest.mark.parametrize("opened", WAYS, ids=lambda way: way.__name__)

@@ -19,6 +19,7 @@ from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.features import FeatureFormat, FeatureWish
 from tandem.speculation.types import Rule
+from tests.daily import daily
 from tests.planting import planted
 from tests.reliability.campaign import DEADLINES, _expire
 from tests.reliability.faults import FaultInterceptor, Schedule
@@ -58,7 +59,7 @@ async def schedule(seed: int, pipeline: Pipeline, rule: Rule = Rule.AGREEMENT) -
     return count_faults(history.events), stats.feature_bytes
 
 
-@pytest.mark.parametrize("pipeline", WAYS)
+@pytest.mark.parametrize("pipeline", daily(WAYS, 2))
 def test_no_fault_spoils_a_feature(pipeline: Pipeline) -> None:
     async def test() -> None:
         found = await asyncio.gather(*(schedule(seed, pipeline) for seed in range(6)))

@@ -27,6 +27,7 @@ from tandem.services.errors import to_status
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.retry import Backoff
 from tandem.speculation.types import GenerationRequest, Rule
+from tests.daily import daily
 from tests.engine.test_prefix_cache import said, truth
 from tests.reliability.hostile_peers import Change, Liar, changes, lying
 from tests.services.prefill_sites import asking_engine, prefill_site
@@ -174,7 +175,7 @@ def of_way(way: str, lies: Sequence[Change]) -> list[Change]:
     return list(lies[list(WAYS).index(way) :: len(WAYS)])[::3]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", daily(WAYS, 0, 5, 7, 9))
 def test_a_lie_in_a_verdict_ends_no_process_and_the_request_goes_on_at_another_target(
     way: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -75,6 +75,7 @@ async def survives(
     await batcher.close()
 
 
+@pytest.mark.thorough
 def test_no_number_of_a_target_ends_a_worker_with_native_steps(folder: Path, tmp_path: Path) -> None:
     """A2 of the audit: a token id outside the vocabulary was read from the embedding, which is a segmentation fault."""
     fields = ("token_ids", "accepted", "drafted", "committed_length")

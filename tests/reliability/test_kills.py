@@ -25,6 +25,7 @@ def run(seeds: list[int], folder: Path) -> list[Result]:
     return results
 
 
+@pytest.mark.thorough
 def test_a_few_schedules_with_kills_hold(tmp_path: Path) -> None:
     results = run(list(range(FEW)), tmp_path)
     assert sum(result.kills for result in results) >= FEW

@@ -51,6 +51,7 @@ def note(result: Soaked, processes: int) -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.thorough
 def test_a_short_storm_leaves_nothing_behind(tmp_path: Path) -> None:
     result = soaked(tmp_path, 4.0, 2, 0.5)
     assert result.done["client processes killed"] >= 1

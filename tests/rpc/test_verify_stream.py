@@ -29,6 +29,7 @@ from tandem.speculation.retry import Persistence, RetryBudget
 from tandem.speculation.types import Rule, SpeculationStats
 from tandem.v1 import target_verifier_pb2 as pb
 from tandem.v1 import target_verifier_pb2_grpc
+from tests.daily import daily
 from tests.support import (
     GREEDY,
     HANG,
@@ -68,7 +69,7 @@ def pipelined(address: str, draft: str | None = "miss=0.2", **rest: Any) -> Any:
     return distributed(address, draft, pipeline=Pipeline.ON, **rest)
 
 
-@pytest.mark.parametrize("rounds", [1, 2, 3, 8])
+@pytest.mark.parametrize("rounds", daily([1, 2, 3, 8], 0, 2))
 def test_tokens_are_the_targets_for_every_depth_length_draft_and_sampling(
     rounds: int, depth: Callable[[int], None]
 ) -> None:
@@ -116,7 +117,7 @@ def test_wrong_guesses_are_stale_and_cost_the_target_no_step(depth: Callable[[in
     run(test())
 
 
-@pytest.mark.parametrize("rounds", [1, 2, 5])
+@pytest.mark.parametrize("rounds", daily([1, 2, 5], 1))
 def test_under_the_rejection_rule_tokens_are_those_of_stop_and_wait(rounds: int, depth: Callable[[int], None]) -> None:
     depth(rounds)
     warm = replace(SAMPLED, temperature=1.0)

@@ -19,6 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tandem.rpc.verifier_client import Deadlines
 from tandem.speculation.depth import Pipeline
 from tandem.v1.target_verifier_pb2_grpc import TargetVerifierServicer, add_TargetVerifierServicer_to_server
+from tests.daily import daily
 from tests.support import SAMPLED, Site, answer, distributed, ids, listening, oracle, run, target_site, until
 
 PROMPT = list(b"abcabcabcab")
@@ -124,7 +125,7 @@ async def first_hangs(pipeline: Pipeline = Pipeline.OFF, deadlines: Deadlines = 
 
 @BOTH
 @pytest.mark.parametrize("silent", [True, False], ids=["silent", "serving"])
-@pytest.mark.parametrize("seconds", [None, 30.0], ids=["no deadline", "deadline"])
+@pytest.mark.parametrize("seconds", daily([None, 30.0], 1), ids=["no deadline", "deadline"])
 def test_a_request_is_opened_at_the_second(pipeline: Pipeline, silent: bool, seconds: float | None) -> None:
     async def test() -> None:
         async with first_hangs(pipeline, SILENT if silent else SERVING) as (first, second, _, loop, client):
@@ -141,7 +142,7 @@ def test_a_request_is_opened_at_the_second(pipeline: Pipeline, silent: bool, sec
 
 @BOTH
 @pytest.mark.parametrize("silent", [True, False], ids=["silent", "serving"])
-@pytest.mark.parametrize("seconds", [None, 30.0], ids=["no deadline", "deadline"])
+@pytest.mark.parametrize("seconds", daily([None, 30.0], 1), ids=["no deadline", "deadline"])
 def test_a_request_that_is_under_way_goes_on_at_the_second(
     pipeline: Pipeline, silent: bool, seconds: float | None, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -31,6 +31,7 @@ from tandem.speculation.types import (
 )
 from tandem.v1 import generation_pb2, target_verifier_pb2_grpc
 from tandem.v1 import target_verifier_pb2 as pb
+from tests.daily import daily
 from tests.speculation.laws import chain_law, chi_square_p_value, reference_law
 from tests.support import (
     GREEDY,
@@ -76,7 +77,7 @@ async def everywhere(draft: str | None) -> AsyncIterator[dict[str, Generate]]:
         yield {"fused": fused_client.generate, "worker": worker_client.generate, "role": generator.generate}
 
 
-@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("draft", daily(DRAFTS, 1))
 def test_one_draft_one_seed_one_output_wherever_the_draft_runs(draft: str) -> None:
     async def test() -> None:
         async with everywhere(DRAFTS[draft]) as generates:
@@ -106,6 +107,7 @@ def test_greedy_output_is_the_targets_own_and_nothing_drafted_is_plain_decoding(
     run(test())
 
 
+@pytest.mark.thorough
 def test_the_output_over_the_wire_follows_the_targets_law() -> None:
     """Chi-square over seeds of three tokens, each of which can be three, drafted two at a time by another model."""
     sampling, seeds = SamplingParams(temperature=3.0, top_k=3), 700

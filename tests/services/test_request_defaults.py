@@ -9,6 +9,7 @@ import pytest
 
 from tandem.rpc.generation_client import GenerationClient
 from tandem.speculation.types import GenerationEnd, GenerationRequest, SamplingParams
+from tests.daily import daily
 from tests.support import GREEDY, ServerProcess, oracle, run, run_client, server_process
 
 SERVICES = {"target": "TargetVerifier", "fused_target": "FusedSpeculativeServer", "draft_worker": "DraftWorker"}
@@ -35,7 +36,7 @@ def expected(sampling: SamplingParams, count: int) -> tuple[int, ...]:
     return oracle(PROMPT, sampling, count, past_the_end=True)
 
 
-@pytest.mark.parametrize("role", ["target", "fused_target", "draft_worker"])
+@pytest.mark.parametrize("role", daily(["target", "fused_target", "draft_worker"], 1))
 def test_what_a_request_does_not_say_is_the_servers_and_what_it_says_its_own(role: str, tmp_path: Path) -> None:
     """Explicit zeros are said: greedy stays greedy, also where the target behind a draft worker samples."""
     service = {"target": "TargetVerifier", "fused_target": "FusedSpeculativeServer", "draft_worker": "DraftWorker"}[

@@ -21,6 +21,7 @@ from tandem.rpc.errors import TandemError
 from tandem.runners.toy import ToyConfig
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import Chunk
+from tests.daily import daily
 from tests.support import (
     GREEDY,
     HANG,
@@ -40,9 +41,8 @@ from tests.support import (
 )
 
 PROMPT = list(b"abcabcabcab")
-BOTH = pytest.mark.parametrize(
-    "pipeline", [Pipeline.OFF, Pipeline.ON, Pipeline.NEVER_WAITING], ids=["unary", "stream", "run"]
-)
+MODES, NAMES = (Pipeline.OFF, Pipeline.ON, Pipeline.NEVER_WAITING), ("unary", "stream", "run")
+BOTH = pytest.mark.parametrize("pipeline", MODES, ids=NAMES)
 LONG = ids(PROMPT, 90, sampling=SAMPLED, ignore_end_of_sequence=True)
 TRUTH = oracle(PROMPT, SAMPLED, 90, past_the_end=True)
 
@@ -74,7 +74,7 @@ async def through(generator: Any, at: int, then: Any) -> tuple[int, ...]:
     return tuple(seen)
 
 
-@BOTH
+@pytest.mark.parametrize("pipeline", daily(MODES, 2), ids=["unary", "stream", "run"])
 def test_a_verifier_killed_and_started_again_on_its_port_costs_no_token(tmp_path: Path, pipeline: Pipeline) -> None:
     """G1, G4: kill -9 in the middle; the session is rebuilt from its prefix."""
     role = ("--role", "target", "--model", "step=0.004")
@@ -91,7 +91,7 @@ def test_a_verifier_killed_and_started_again_on_its_port_costs_no_token(tmp_path
         run(test(server, stack))
 
 
-@BOTH
+@pytest.mark.parametrize("pipeline", daily(MODES, 1), ids=["unary", "stream", "run"])
 def test_of_two_verifiers_the_other_takes_over(
     tmp_path: Path, pipeline: Pipeline, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -118,7 +118,7 @@ def test_of_two_verifiers_the_other_takes_over(
     assert len([line for line in said if "answers, after" in line]) == 1
 
 
-@BOTH
+@pytest.mark.parametrize("pipeline", daily(MODES, 0), ids=["unary", "stream", "run"])
 def test_a_verifier_that_runs_another_model_does_not_take_over_and_the_reason_is_said(
     tmp_path: Path, pipeline: Pipeline, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -195,7 +195,7 @@ def test_a_session_that_expires_between_rounds_is_opened_again(pipeline: Pipelin
     run(test())
 
 
-@BOTH
+@pytest.mark.parametrize("pipeline", daily(MODES, 1), ids=["unary", "stream", "run"])
 def test_while_none_answers_it_tries_again_and_then_ends_with_the_tokens_so_far(
     tmp_path: Path, pipeline: Pipeline
 ) -> None:

@@ -42,6 +42,7 @@ from tandem.speculation.types import (
     TokenLogprobs,
 )
 from tandem.v1 import target_verifier_pb2 as pb
+from tests.daily import daily
 from tests.services.test_exactness_over_the_wire import ARCHITECTURES, DRAFTS, asking
 from tests.services.test_resume import started_again
 from tests.support import (
@@ -146,7 +147,10 @@ def reference(sampling: SamplingParams, count: int) -> tuple[tuple[int, ...], tu
 @pytest.mark.parametrize("lengths", [((0, 3), (5,)), pytest.param(((0, 3, 5),) * 2, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(
     ("architecture", "draft"),
-    [*((each, draft) for each in ARCHITECTURES for draft in ("perfect", "noisy")), ("fused", "n-gram")],
+    [
+        *daily(((each, draft) for draft in ("noisy", "perfect") for each in ARCHITECTURES), *range(len(ARCHITECTURES))),
+        ("fused", "n-gram"),
+    ],
 )
 def test_every_architecture_gives_the_tokens_and_log_probabilities_of_plain_decoding(
     architecture: str, draft: str, lengths: tuple[tuple[int, ...], ...]
@@ -298,7 +302,7 @@ def test_a_session_replays_log_probabilities_and_goes_on_from_any_prefix() -> No
 
 
 @pytest.mark.parametrize(
-    "pipeline", [Pipeline.OFF, Pipeline.ON, Pipeline.NEVER_WAITING], ids=["unary", "stream", "run"]
+    "pipeline", daily([Pipeline.OFF, Pipeline.ON, Pipeline.NEVER_WAITING], 2), ids=["unary", "stream", "run"]
 )
 def test_a_verifier_killed_in_the_middle_costs_no_token_and_no_log_probability(
     tmp_path: Path, pipeline: Pipeline

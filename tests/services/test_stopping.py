@@ -18,6 +18,7 @@ from tandem.rpc.errors import TandemError
 from tandem.services.server import freeze_gc
 from tandem.speculation.depth import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
+from tests.daily import daily
 from tests.services.test_errors import opening, refusal
 from tests.support import (
     GREEDY,
@@ -37,9 +38,8 @@ from tests.support import toy as toy_runner
 PROMPT = list(b"abcabcabcab")
 LONG = ids(PROMPT, 90, sampling=SAMPLED, ignore_end_of_sequence=True)
 TRUTH = oracle(PROMPT, SAMPLED, 90, past_the_end=True)
-BOTH = pytest.mark.parametrize(
-    "pipeline", [Pipeline.OFF, Pipeline.ON, Pipeline.NEVER_WAITING], ids=["unary", "stream", "run"]
-)
+MODES, NAMES = (Pipeline.OFF, Pipeline.ON, Pipeline.NEVER_WAITING), ("unary", "stream", "run")
+BOTH = pytest.mark.parametrize("pipeline", MODES, ids=NAMES)
 
 
 async def after(count: int, generate: Any, then: Callable[[], Any]) -> tuple[int, ...]:
@@ -121,7 +121,7 @@ def test_drain_seconds_bound_the_stop_and_the_session_goes_on_elsewhere(tmp_path
         assert server.process.wait(HANG) == 0
 
 
-@BOTH
+@pytest.mark.parametrize("pipeline", daily(MODES, 2), ids=["unary", "stream", "run"])
 def test_a_lost_device_ends_the_process_and_its_sessions_go_on_elsewhere(tmp_path: Path, pipeline: Pipeline) -> None:
     """G12, G1: ENGINE_LOST, NOT_SERVING, a non-zero end; clients re-open elsewhere and say the same tokens."""
 

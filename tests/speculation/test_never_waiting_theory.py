@@ -14,6 +14,7 @@ import pytest
 from benchmarks.run_simulation import simulate_never_waiting, simulate_stop_and_wait
 from tandem.speculation.never_waiting_theory import RunCosts, plain_steps, steps_late, tpot_never_waiting
 from tandem.speculation.theory import StepCosts, tpot_pipelined
+from tests.daily import daily
 
 RANKS = Path(__file__).resolve().parent / "ranks"
 EMBEDDED = (9.0, 0.3, 0.6)  # milliseconds: a step, a draft token, a row beyond eight
@@ -81,7 +82,7 @@ def test_the_simulation_on_measured_ranks_gives_the_milliseconds_per_token_that_
     assert min(simulate_stop_and_wait(sequences, near, k) for k in range(1, 9)) == pytest.approx(fused, abs=0.051)
 
 
-@pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.6, 0.8, 0.9])
+@pytest.mark.parametrize("acceptance", daily([0.0, 0.3, 0.6, 0.8, 0.9], 0, 2))
 @pytest.mark.parametrize(("pair", "depths"), [(EMBEDDED, (8, 16, 24, 48)), (SECOND, (8, 16, 32))])
 def test_the_formula_is_within_a_tenth_of_the_simulation_with_the_best_depth(
     acceptance: float, pair: tuple[float, ...], depths: tuple[int, ...]

@@ -55,6 +55,7 @@ def test_a_retry_decides_the_same_again():
     laws.check_rounds_repeat(rejection)
 
 
+@pytest.mark.thorough
 def test_decisions_of_a_position_and_of_its_neighbours_are_independent():
     laws.check_decisions_are_independent(rejection, seeds=10_000)
 
@@ -63,6 +64,7 @@ def test_tokens_that_the_target_does_not_have_are_not_proposed():
     laws.check_only_tokens_of_the_target_are_proposed(rejection)
 
 
+@pytest.mark.thorough
 def test_acceptance_is_one_minus_the_total_variation_and_above_agreements():
     laws.check_acceptance_is_the_most_there_can_be(rejection, seeds=6000)
 

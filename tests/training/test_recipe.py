@@ -136,6 +136,7 @@ def test_generation_cut_short_goes_on_with_the_same_data(target: Path, data: Pat
         assert answers(tmp_path, number) == answers(data, number)
 
 
+@pytest.mark.thorough
 def test_data_of_another_seed_or_target_is_refused(target: Path, data: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds data made with seed 1, not 2"):
         generate(generating(target, data, seed=2), quiet)
@@ -155,6 +156,7 @@ def trained(target: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) 
     return folder, train(training(target, data, folder), quiet)
 
 
+@pytest.mark.thorough
 def test_training_makes_the_draft_agree_and_transformers_loads_it(
     target: Path, data: Path, trained: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -166,6 +168,7 @@ def test_training_makes_the_draft_agree_and_transformers_loads_it(
     assert not (folder / "training_state.pt").exists()
 
 
+@pytest.mark.thorough
 def test_training_goes_on_from_another_draft_in_that_ones_shape(target: Path, data: Path, tmp_path: Path) -> None:
     first = train(training(target, data, tmp_path / "first", epochs=6), quiet)
     wide = StudentConfig(hidden=48, layers=2, heads=2, feed_forward=64)
@@ -175,6 +178,7 @@ def test_training_goes_on_from_another_draft_in_that_ones_shape(target: Path, da
     assert abs(second["held_out_agreement"]["all"] - first["held_out_agreement"]["all"]) < 0.02
 
 
+@pytest.mark.thorough
 def test_a_draft_of_another_vocabulary_is_no_start(target: Path, data: Path, tmp_path: Path) -> None:
     LlamaForCausalLM(
         LlamaConfig(vocab_size=99, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
@@ -187,6 +191,7 @@ class CutShort(Exception):
     pass
 
 
+@pytest.mark.thorough
 def test_training_cut_short_ends_with_the_same_weights(
     target: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +216,7 @@ def test_training_cut_short_ends_with_the_same_weights(
     assert weights[0] == weights[1]
 
 
+@pytest.mark.thorough
 def test_evaluation_writes_figures_and_a_card(
     target: Path, data: Path, trained: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
