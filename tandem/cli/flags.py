@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tandem.cli.model_flags import Converting, Figures, Models, Planning
+from tandem.cli.model_flags import Models
 from tandem.cli.option import ADDRESS, ADDRESSES, FILE, HOST, LIST, NAME, SECONDS, URL, flags_of, option, switch
 from tandem.cli.role_names import (
     APART,
@@ -26,11 +26,13 @@ from tandem.cli.values import auto_or_count
 _CALLING = {"nxdi": (*ASKING, *SESSIONS)}  # a fused_target calls PrefillWorkers alone
 
 
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class Network:
-    """network"""
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Options(Models):
+    """The parsed options of a role. `argv`: the arguments that were parsed; `given`: the names of those options."""
 
-    host: HOST = option("address a server listens on; 127.0.0.1 is for this machine only", SERVING, default="127.0.0.1")
+    host: HOST = option(
+        "address a server listens on; 127.0.0.1 is for this machine only", SERVING, default="127.0.0.1", group="network"
+    )
     port: int = option(
         "port a server listens on, or a client connects to; 0: any free port", (*LISTENING, *ASKING), default=50051
     )
@@ -84,24 +86,22 @@ class Network:
     )
     timeout: SECONDS | None = option("deadline of a request (default: none)", ASKING)
 
-
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class OpenAI:
-    """gateway of OpenAI clients (docs/openai.md)"""
-
-    workers: ADDRESSES | None = option("engine ports of servers (default: start a server of its own)", ("gateway",))
+    workers: ADDRESSES | None = option(
+        "engine ports of servers (default: start a server of its own)",
+        ("gateway",),
+        group="gateway of OpenAI clients (docs/openai.md)",
+    )
     worker_flags: str = option(
         "flags of that server, in one argument (default: a fused_target on the embedded pair)", ("gateway",), default=""
     )
     http_port: int = option("port for HTTP; 0: any free port", ("gateway",), default=8080)
     gateway_flags: str = option("further flags of smg, in one argument", ("gateway",), default="")
 
-
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class Taking:
-    """security of a server (docs/security.md)"""
-
-    tls_cert: FILE | None = option("the server's certificate (PEM, with its chain); turns TLS on", SERVING)
+    tls_cert: FILE | None = option(
+        "the server's certificate (PEM, with its chain); turns TLS on",
+        SERVING,
+        group="security of a server (docs/security.md)",
+    )
     tls_key: FILE | None = option("its private key", SERVING)
     tls_client_ca: FILE | None = option("require client certificates that one of these CAs signed", LISTENING)
     accept_tokens: FILE | None = option("require a token from this file of `identity token` lines", SERVING)
@@ -128,13 +128,11 @@ class Taking:
     prefix_cache_mb: int = option("memory for them in MiB, of target and draft together", LISTENING, default=64)
     log_prompts: bool = switch("log prompts and answers; otherwise they are never logged", SERVERS)
 
-
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class Calling:
-    """security of outgoing calls, from clients and from servers that call another server"""
-
     tls_ca: FILE | None = option(
-        "call with TLS; one of these CAs signed the server's certificate", CALLING, only=_CALLING
+        "call with TLS; one of these CAs signed the server's certificate",
+        CALLING,
+        only=_CALLING,
+        group="security of outgoing calls, from clients and from servers that call another server",
     )
     tls_client_cert: FILE | None = option(
         "the caller's own certificate, for a server with mTLS", CALLING, only=_CALLING
@@ -148,12 +146,12 @@ class Calling:
         "the environment variable with that token, instead of a file", CALLING, only=_CALLING
     )
 
-
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class Requests:
-    """requests (on a server: the defaults for requests that leave them out)"""
-
-    prompt: tuple[str, ...] = option("a prompt; may be repeated", PROMPTS, default=())
+    prompt: tuple[str, ...] = option(
+        "a prompt; may be repeated",
+        PROMPTS,
+        default=(),
+        group="requests (on a server: the defaults for requests that leave them out)",
+    )
     prompt_text: FILE | None = option("a file with one prompt per line", PROMPTS, also="prompt_file")
     chat: bool = switch("put each prompt into the model's chat template", PROMPTS)
     max_new_tokens: int | None = option(
@@ -197,12 +195,50 @@ class Requests:
         "TargetVerifier, FusedSpeculativeServer or DraftWorker (default: whichever answers)", ("client",)
     )
 
+    output: str | None = option(
+        "accept: file to write the figures to, as JSON; convert: empty folder to write to",
+        ("accept", "convert"),
+        group="measuring and advice (roles accept and advise)",
+    )
+    report: str | None = option("the comparison.json, or prefill_apart.json, to use", ("advise",))
+    rtt_ms: float | None = option("round trip between client and target (default: as measured)", ("advise",))
+    link_mbps: float | None = option(
+        "on prefill apart: bandwidth between target and PrefillWorker in Mbit/s (default: no limit)", ("advise",)
+    )
+    clients: int = option("concurrent clients of one target", ("advise",), default=1)
 
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class Seeing:
-    """observability (docs/observability.md)"""
+    convert: str | None = option(
+        "rescale FP8 weights for Neuron; complete an EAGLE head (--draft_model) for its target "
+        "(--target_model); or write safetensors",
+        ("convert",),
+        metavar="fp8|eagle|safetensors",
+        group="converting checkpoints (role convert, docs/trainium-nxdi.md)",
+    )
+    shard_gb: float = option("most GB of a file", ("convert",), default=5.0)
 
-    metrics_port: int | None = option("port for Prometheus metrics; 0: any free port (default: none)", SERVING)
+    instance: str | None = option(
+        "an instance type such as trn2.48xlarge, or FAMILY:CHIPS such as trn3:4",
+        ("plan",),
+        group="planning (roles plan and doctor; plan also takes the models' flags)",
+    )
+    lnc: int | None = option("physical cores per logical one (default: the chip's, 2 on Trn2 and Trn3)", ("plan",))
+    core_count: int | None = option("cores for each placement (default: tp_degree, or as few as suffice)", ("plan",))
+    context_buckets: LIST | None = option("nxdi: prompt lengths compiled, as in 1024,2048; or auto", ("plan",))
+    decode_buckets: LIST | None = option("cache lengths compiled (default: sequence_length); or auto", ("plan",))
+    quantization: str = option(
+        "quantization of the target: none, int8, f8e4m3, f8e5m2, or auto (as config.json says)",
+        ("plan",),
+        default="auto",
+    )
+    modules_to_not_convert: LIST = option("modules to leave unquantized", ("plan",), default="lm_head")
+    compile_minutes: float = option("minutes to assume for compiling a graph", ("plan",), default=10.0)
+    json: bool = switch("print JSON", ("plan", "doctor"))
+
+    metrics_port: int | None = option(
+        "port for Prometheus metrics; 0: any free port (default: none)",
+        SERVING,
+        group="observability (docs/observability.md)",
+    )
     metrics_host: HOST = option("address for metrics", SERVING, default="127.0.0.1")
     otlp_endpoint: URL | None = option(
         "http://HOST:PORT of the OTLP/gRPC collector to send traces to (default: none)", (*LISTENING, *PROMPTED)
@@ -213,11 +249,6 @@ class Seeing:
         (*SERVERS, *PROMPTED),
     )
     debug: bool = switch("log more, and show tracebacks", EVERY)
-
-
-@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class Options(Models, Network, OpenAI, Taking, Calling, Requests, Figures, Converting, Planning, Seeing):
-    """The parsed options of a role. `argv`: the arguments that were parsed; `given`: the names of those options."""
 
     role: str
     argv: tuple[str, ...]

@@ -27,10 +27,12 @@ ADAPTED = (*TARGETS, "prefill", *ALONE, "accept")
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class Models:
-    """models (default: the embedded SmolLM2-135M-Instruct)"""
+    """The options of models, with which those of the roles begin."""
 
     model: str | None = option(
-        "model folder, .gguf file or hub id of the role's own model", (*LOADING, "plan", "convert")
+        "model folder, .gguf file or hub id of the role's own model",
+        (*LOADING, "plan", "convert"),
+        group="models (default: the embedded SmolLM2-135M-Instruct)",
     )
     target_model: str | None = option(
         "the target, for roles with two models; draft, draft_worker: whose tokenizer n-gram lookup uses, and an "
@@ -162,50 +164,3 @@ class Models:
         default="both",
         metavar="both|fused|apart",
     )
-
-
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class Figures:
-    """measuring and advice (roles accept and advise)"""
-
-    output: str | None = option(
-        "accept: file to write the figures to, as JSON; convert: empty folder to write to", ("accept", "convert")
-    )
-    report: str | None = option("the comparison.json, or prefill_apart.json, to use", ("advise",))
-    rtt_ms: float | None = option("round trip between client and target (default: as measured)", ("advise",))
-    link_mbps: float | None = option(
-        "on prefill apart: bandwidth between target and PrefillWorker in Mbit/s (default: no limit)", ("advise",)
-    )
-    clients: int = option("concurrent clients of one target", ("advise",), default=1)
-
-
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class Converting:
-    """converting checkpoints (role convert, docs/trainium-nxdi.md)"""
-
-    convert: str | None = option(
-        "rescale FP8 weights for Neuron; complete an EAGLE head (--draft_model) for its target "
-        "(--target_model); or write safetensors",
-        ("convert",),
-        metavar="fp8|eagle|safetensors",
-    )
-    shard_gb: float = option("most GB of a file", ("convert",), default=5.0)
-
-
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class Planning:
-    """planning (roles plan and doctor; plan also takes the models' flags)"""
-
-    instance: str | None = option("an instance type such as trn2.48xlarge, or FAMILY:CHIPS such as trn3:4", ("plan",))
-    lnc: int | None = option("physical cores per logical one (default: the chip's, 2 on Trn2 and Trn3)", ("plan",))
-    core_count: int | None = option("cores for each placement (default: tp_degree, or as few as suffice)", ("plan",))
-    context_buckets: LIST | None = option("nxdi: prompt lengths compiled, as in 1024,2048; or auto", ("plan",))
-    decode_buckets: LIST | None = option("cache lengths compiled (default: sequence_length); or auto", ("plan",))
-    quantization: str = option(
-        "quantization of the target: none, int8, f8e4m3, f8e5m2, or auto (as config.json says)",
-        ("plan",),
-        default="auto",
-    )
-    modules_to_not_convert: LIST = option("modules to leave unquantized", ("plan",), default="lm_head")
-    compile_minutes: float = option("minutes to assume for compiling a graph", ("plan",), default=10.0)
-    json: bool = switch("print JSON", ("plan", "doctor"))
