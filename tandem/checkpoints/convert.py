@@ -69,28 +69,6 @@ class ConvertConfig:
             raise ValueError(f"output: {self.output} is not an empty folder")
 
 
-@dataclass(slots=True)
-class Rescaled:
-    """Counts rescaled FP8 weights, and keeps the largest before and after and the largest relative error."""
-
-    weights: int = 0
-    largest_before: float = 0.0
-    largest_after: float = 0.0
-    error: float = 0.0
-
-    def note(self, before: Tensor, after: Tensor) -> None:
-        """Compares weights with `after`, those that Neuron will multiply by the larger scale."""
-        import torch
-
-        old, new = before.to(torch.float32), after.to(torch.float32)
-        self.weights += 1
-        self.largest_before = max(self.largest_before, float(old.abs().max()))
-        self.largest_after = max(self.largest_after, float(new.abs().max()))
-        normal = new.abs() >= SMALLEST_NORMAL
-        off = (new * (OCP_MOST / NEURON_MOST) - old).abs()[normal] / old.abs()[normal]
-        self.error = max(self.error, float(off.max()) if off.numel() else 0.0)
-
-
 @dataclass(frozen=True, slots=True)
 class Conversion:
     """The tensors to write: their sizes in order, and how each is made. `said`: a line about them, afterwards."""
@@ -133,7 +111,8 @@ def _fp8(config: ConvertConfig, tensors: Tensors) -> Conversion:
     first = next(name for name in tensors.files if name in scaled)
     if _largest(tensors[first]) <= NEURON_MOST:
         raise CheckpointError(f"{config.source}: {first} is within ±{NEURON_MOST:g} already; it looks rescaled")
-    found, factor = Rescaled(), OCP_MOST / NEURON_MOST
+    factor = OCP_MOST / NEURON_MOST
+    found: list[tuple[float, float, float]] = []  # of each weight: the largest before and after, the relative error
 
     def load(name: str) -> Tensor:
         tensor = tensors[name]
@@ -146,15 +125,16 @@ def _fp8(config: ConvertConfig, tensors: Tensors) -> Conversion:
         if tensor.dtype != torch.float8_e4m3fn:
             raise CheckpointError(f"{config.source}: {name} has a scale, and is {tensor.dtype}, not float8_e4m3fn")
         rescaled = (tensor.to(torch.float32) / factor).to(torch.float8_e4m3fn)
-        found.note(tensor, rescaled)
-        if found.largest_after > NEURON_MOST or found.error > MOST_ERROR:
-            raise CheckpointError(f"{config.source}: {name} could not be rescaled: {found}")
+        found.append((_largest(tensor), _largest(rescaled), _error(tensor, rescaled)))
+        if found[-1][1] > NEURON_MOST or found[-1][2] > MOST_ERROR:
+            raise CheckpointError(f"{config.source}: {name} could not be rescaled: {found[-1]}")
         return rescaled
 
     def said() -> str:
+        before, after, error = map(max, zip(*found, strict=True))
         return (
-            f"{found.weights} FP8 weights: largest {found.largest_before:g} before, {found.largest_after:g} after; a"
-            f" weight times its scale moved by at most {found.error:.2%}"
+            f"{len(found)} FP8 weights: largest {before:g} before, {after:g} after; a"
+            f" weight times its scale moved by at most {error:.2%}"
         )
 
     return Conversion(tensors.sizes(), load, said)
@@ -164,6 +144,16 @@ def _largest(tensor: Tensor) -> float:
     import torch
 
     return float(tensor.to(torch.float32).abs().max())
+
+
+def _error(weights: Tensor, rescaled: Tensor) -> float:
+    """The largest relative error of weights that are multiplied by a larger scale."""
+    import torch
+
+    old, new = weights.to(torch.float32), rescaled.to(torch.float32)
+    normal = new.abs() >= SMALLEST_NORMAL
+    off = (new * (OCP_MOST / NEURON_MOST) - old).abs()[normal] / old.abs()[normal]
+    return float(off.max()) if off.numel() else 0.0
 
 
 def _eagle(config: ConvertConfig, tensors: Tensors) -> Conversion:
