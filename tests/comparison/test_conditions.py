@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.comparison.measuring.conditions import LinkChoice, plan
+from tandem.comparison.links.settings import LinkSettings
+from tandem.comparison.measuring.conditions import plan
 from tandem.speculation.types import Rule, SamplingParams
 
 
@@ -15,7 +16,7 @@ def names(*args, **settings) -> list[str]:  # type: ignore[no-untyped-def]
 def test_nothing_varied_is_the_base_alone_with_nothing_between() -> None:
     (base,) = plan(SamplingParams())
     assert (base.name, base.varies, base.rule) == ("base", "base", Rule.AGREEMENT)
-    assert base.link.settings is None
+    assert base.link.rtt_ms is None
     assert str(base.link) == "not emulated"
 
 
@@ -30,7 +31,7 @@ def test_links_and_sampling_are_varied_one_at_a_time() -> None:
         "temperature 1, rejection",
     ]
     assert [condition.varies for condition in found] == ["base", "link", "sampling", "sampling", "sampling"]
-    assert {condition.link for condition in found if condition.varies == "sampling"} == {LinkChoice(0.0, 100.0)}
+    assert {condition.link for condition in found if condition.varies == "sampling"} == {LinkSettings(0.0, 100.0)}
     assert {condition.sampling.seed for condition in found} == {7}
 
 
@@ -45,6 +46,6 @@ def test_names_are_unique() -> None:
 
 
 def test_a_payload_takes_its_time_on_a_limited_link() -> None:
-    assert LinkChoice(20.0, 8.0).transfer(1_000_000) == pytest.approx(1.0)
-    assert LinkChoice(20.0).transfer(1_000_000) == 0.0
-    assert LinkChoice(20.0).seconds == 0.02
+    assert LinkSettings(20.0, 8.0).transfer(1_000_000) == pytest.approx(1.0)
+    assert LinkSettings(20.0).transfer(1_000_000) == 0.0
+    assert LinkSettings(20.0).seconds == 0.02

@@ -8,7 +8,8 @@ from tandem.comparison.analysis.decision import Decision, decide
 from tandem.comparison.analysis.findings import Theory
 from tandem.comparison.analysis.predictions import best_length
 from tandem.comparison.analysis.summary import summarize
-from tandem.comparison.measuring.conditions import LinkChoice, plan
+from tandem.comparison.links.settings import LinkSettings
+from tandem.comparison.measuring.conditions import plan
 from tandem.comparison.measuring.records import Record
 from tandem.speculation.types import SamplingParams
 from tests.comparison.test_predictions import request, theory
@@ -101,7 +102,7 @@ def test_a_run_cut_short_before_its_own_length_was_costed_is_decided() -> None:
     whole = theory()
     costs = {n: replace(c, draft_s_by_length={1: 0.003}) for n, c in whole.model.costs.items()}
     model = replace(whole.model, costs=costs)
-    cut = replace(whole, model=model, best_lengths=(best_length(model, "fused", LinkChoice()),))
+    cut = replace(whole, model=model, best_lengths=(best_length(model, "fused", LinkSettings()),))
     assert len(cut.best_lengths[0].tpot_s_by_length) == 4  # up to the 3 that ran
     found = decision(cut)
     assert found is not None

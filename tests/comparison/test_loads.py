@@ -12,7 +12,8 @@ import pytest
 
 from tandem.comparison.analysis.summary import Summary, summarize
 from tandem.comparison.analysis.under_load import UnderLoad, load_figures, under_load
-from tandem.comparison.measuring.conditions import Condition, LinkChoice
+from tandem.comparison.links.settings import LinkSettings
+from tandem.comparison.measuring.conditions import Condition
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.loading import Loader
 from tandem.comparison.measuring.loads import Length, Load, arrivals
@@ -23,7 +24,7 @@ from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, Sa
 from tests.comparison.fakes import FakeGenerator, prompt, record
 
 SETTINGS = RequestSettings(16, 3, SamplingParams(seed=7))
-BASE = Condition("base", "base", LinkChoice(), SamplingParams())
+BASE = Condition("base", "base", LinkSettings(), SamplingParams())
 
 
 class Words:

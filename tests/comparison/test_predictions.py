@@ -10,8 +10,9 @@ from tandem.comparison.analysis.costs import costs_by_architecture
 from tandem.comparison.analysis.findings import Theory, model_from_json, theory_as_json, theory_of
 from tandem.comparison.analysis.predictions import best_length, crossing, drafted
 from tandem.comparison.analysis.summary import summarize
+from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.measuring.calibration import Calibration
-from tandem.comparison.measuring.conditions import LinkChoice, plan
+from tandem.comparison.measuring.conditions import plan
 from tandem.comparison.measuring.records import Measurement, Record, Seconds
 from tandem.speculation.types import SamplingParams
 from tests.comparison.fakes import MEASUREMENT
@@ -75,7 +76,8 @@ def theory(rtts: tuple[float, ...] = (0.0, 20.0, 60.0), names: tuple[str, ...] =
 
 
 def test_component_times_are_found_again() -> None:
-    costs = costs_by_architecture([Calibration("distributed", g, request("distributed", g)) for g in range(1, 6)])
+    found = [Calibration("distributed", g, request("distributed", g)) for g in range(1, 6)]
+    costs = costs_by_architecture(found, LinkSettings())
     of = costs["distributed"]
     assert (of.verify_fixed_s, of.verify_slope_s) == pytest.approx((FIXED, SLOPE))
     assert (of.draft_fixed_s, of.draft_slope_s) == pytest.approx((DRAFT_FIXED, DRAFT))
@@ -85,11 +87,11 @@ def test_component_times_are_found_again() -> None:
 
 def test_a_link_that_was_there_while_calibrating_is_taken_out() -> None:
     found = [Calibration("distributed", 3, request("distributed", 3, rtt=0.05))]
-    assert costs_by_architecture(found, LinkChoice(50.0))["distributed"].rpc_s == pytest.approx(RPC)
+    assert costs_by_architecture(found, LinkSettings(50.0))["distributed"].rpc_s == pytest.approx(RPC)
 
 
 def test_so_is_the_time_that_its_bandwidth_takes() -> None:
-    sending = LinkChoice(50.0, 0.4)
+    sending = LinkSettings(50.0, 0.4)
     found = [Calibration("distributed", 3, request("distributed", 3, rtt=sending.round_trip(50)))]
     assert costs_by_architecture(found, sending)["distributed"].rpc_s == pytest.approx(RPC)
 
@@ -114,13 +116,13 @@ def test_a_target_that_never_waits_is_predicted_from_the_costs_of_rounds_and_nev
     made = theory()
     plain = made.model.plain_tpot
     rtts = (0.0, 5.0, 20.0, 60.0, 500.0)
-    found = [made.model.tpot("never_waiting", LinkChoice(rtt)) for rtt in rtts]
+    found = [made.model.tpot("never_waiting", LinkSettings(rtt)) for rtt in rtts]
     assert found == sorted(found)
-    assert made.model.tpot("fused", LinkChoice(0.0)) < found[0] < found[-1] <= plain * (1 + 1e-9)
+    assert made.model.tpot("fused", LinkSettings(0.0)) < found[0] < found[-1] <= plain * (1 + 1e-9)
     assert made.waiting_pays_until_s is not None
-    until = LinkChoice(1000 * made.waiting_pays_until_s)
+    until = LinkSettings(1000 * made.waiting_pays_until_s)
     assert made.model.tpot("never_waiting", until) < made.model.tpot("distributed", until)
-    assert made.model.tpot("never_waiting", LinkChoice(0.0)) > made.model.tpot("distributed", LinkChoice(0.0))
+    assert made.model.tpot("never_waiting", LinkSettings(0.0)) > made.model.tpot("distributed", LinkSettings(0.0))
 
 
 def test_a_pipelined_run_stands_beside_its_bound_and_is_no_prediction_that_missed() -> None:
@@ -145,13 +147,13 @@ def test_the_break_even_lies_where_predicted_and_measured_lines_cross() -> None:
 
 def test_the_best_length_is_least_in_its_own_list_and_grows_with_the_round_trip() -> None:
     model = theory().model
-    near, far = (best_length(model, "distributed", LinkChoice(rtt)) for rtt in (0.0, 200.0))
+    near, far = (best_length(model, "distributed", LinkSettings(rtt)) for rtt in (0.0, 200.0))
     assert len(near.tpot_s_by_length) == 6  # 0 to 5 were costed
     assert near.tpot_s == min(near.tpot_s_by_length)
     assert near.tpot_s_by_length[0] == pytest.approx(PLAIN + OVERHEAD)
     assert near.closed_form is not None and far.closed_form is not None
     assert near.closed_form < far.closed_form
-    without = [best_length(model, "fused", LinkChoice(rtt)).tpot_s_by_length for rtt in (0.0, 200.0)]
+    without = [best_length(model, "fused", LinkSettings(rtt)).tpot_s_by_length for rtt in (0.0, 200.0)]
     assert without[0] == without[1]
 
 
@@ -160,7 +162,7 @@ def test_the_closed_form_is_next_to_the_integer_optimum_where_all_rates_are_one(
     of = model.drafts["distributed"]
     alike = replace(model, drafts={"distributed": replace(of, rates=(0.7, 0.7, 0.7))})
     for rtt in (0.0, 10.0, 20.0):
-        found = best_length(alike, "distributed", LinkChoice(rtt))
+        found = best_length(alike, "distributed", LinkSettings(rtt))
         lengths = range(1, len(found.tpot_s_by_length))
         best = min(lengths, key=lambda g, found=found: found.tpot_s_by_length[g] / _shape(of.tokens, 0.7, g))
         assert found.closed_form == pytest.approx(best, abs=1)
@@ -174,9 +176,9 @@ def _shape(tokens: float, rate: float, g: int) -> float:
 
 def test_bandwidth_costs_what_a_round_sends() -> None:
     model = theory().model
-    more = model.tpot("distributed", LinkChoice(20.0, 0.4)) - model.tpot("distributed", LinkChoice(20.0))
+    more = model.tpot("distributed", LinkSettings(20.0, 0.4)) - model.tpot("distributed", LinkSettings(20.0))
     assert more == pytest.approx(50 * 8 / 0.4e6 / 2.7, rel=0.05)
-    assert model.tpot("fused", LinkChoice(20.0, 0.4)) == model.tpot("fused", LinkChoice(0.0))
+    assert model.tpot("fused", LinkSettings(20.0, 0.4)) == model.tpot("fused", LinkSettings(0.0))
 
 
 def test_the_target_is_busy_with_drafts_only_where_they_are_beside_it() -> None:
@@ -191,7 +193,7 @@ def test_what_was_written_predicts_as_before() -> None:
     made = theory()
     again = model_from_json(theory_as_json(made))
     for name in ("autoregressive", "distributed", "fused", "pipelined"):
-        assert again.tpot(name, LinkChoice(33.0)) == pytest.approx(made.model.tpot(name, LinkChoice(33.0)))
+        assert again.tpot(name, LinkSettings(33.0)) == pytest.approx(made.model.tpot(name, LinkSettings(33.0)))
 
 
 def test_without_plain_decoding_or_drafts_there_is_no_theory() -> None:

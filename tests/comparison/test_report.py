@@ -13,8 +13,8 @@ from rich.console import Console
 from tandem.comparison.analysis.identity import MarginTrace
 from tandem.comparison.analysis.summary import summarize
 from tandem.comparison.links.overhead import LinkOverhead
+from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, FUSED
-from tandem.comparison.measuring.conditions import LinkChoice
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint
 from tandem.comparison.measuring.environment import these_versions, this_machine
@@ -162,7 +162,7 @@ def test_a_server_elsewhere_is_named_in_the_link(tmp_path: Path) -> None:
 
 def test_what_an_emulated_link_takes_and_adds_is_printed(tmp_path: Path) -> None:
     plain = comparison(tmp_path, record("autoregressive"), record("fused"))
-    base = replace(plain.base.condition, link=LinkChoice(20.0))
+    base = replace(plain.base.condition, link=LinkSettings(20.0))
     result = replace(plain.base, condition=base, link=LinkOverhead(0.02, 0.0001, 0.0202, 0.021, 50))
     text = shown(replace(plain, results=(result,)))
     link = next(line for line in text.splitlines() if "emulated: a delay proxy on loopback" in line)

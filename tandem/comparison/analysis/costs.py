@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tandem.comparison.analysis.line_fit import LineFit, Point, fit_line
+from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.measuring.calibration import Calibration
-from tandem.comparison.measuring.conditions import LinkChoice
 from tandem.comparison.measuring.records import Measurement
 
 
@@ -43,16 +43,16 @@ class ArchitectureCosts:
         return self.verify_fixed_s + self.verify_slope_s * (length + 1)
 
 
-def costs_by_architecture(found: Sequence[Calibration], link: LinkChoice | None = None) -> dict[str, ArchitectureCosts]:
+def costs_by_architecture(found: Sequence[Calibration], link: LinkSettings) -> dict[str, ArchitectureCosts]:
     """Computes costs by architecture. The configured delay of `link` is subtracted from round trips."""
     grouped: defaultdict[str, list[Calibration]] = defaultdict(list)
     for one in found:
         if one.measurement.rounds:
             grouped[one.architecture].append(one)
-    return {name: _costs(group, link or LinkChoice()) for name, group in grouped.items()}
+    return {name: _costs(group, link) for name, group in grouped.items()}
 
 
-def _costs(group: Sequence[Calibration], link: LinkChoice) -> ArchitectureCosts:
+def _costs(group: Sequence[Calibration], link: LinkSettings) -> ArchitectureCosts:
     by_length: defaultdict[int, list[Measurement]] = defaultdict(list)
     for one in group:
         by_length[one.length].append(one.measurement)

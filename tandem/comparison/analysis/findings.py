@@ -24,7 +24,7 @@ from tandem.comparison.analysis.predictions import (
 from tandem.comparison.analysis.summary import Summary
 from tandem.comparison.measuring import architectures as arch
 from tandem.comparison.measuring.calibration import NOT_COSTED, Calibration
-from tandem.comparison.measuring.conditions import BASE, LINK, Condition, LinkChoice
+from tandem.comparison.measuring.conditions import BASE, LINK, Condition
 from tandem.comparison.measuring.json_form import decoded, encoded
 from tandem.comparison.measuring.records import Measurement, Record
 from tandem.comparison.report import formatting as fmt
@@ -189,8 +189,3 @@ def model_from_json(theory: Mapping[str, Any]) -> Model:
         name: Drafted(tuple(of["conditional"]), (), of["output_tokens"]) for name, of in theory["acceptance"].items()
     }
     return Model(theory["costs"]["plain_s"], costs, drafts, theory["length"])
-
-
-def link_of(link: Mapping[str, Any]) -> LinkChoice:
-    """Restores a condition's link from comparison.json."""
-    return LinkChoice(None if link["kind"] == "direct" else link["rtt_ms"], link["bandwidth_mbps"])

@@ -166,7 +166,8 @@ class ComparisonConfig:
         if self.temperatures and self.temperatures[0] != self.sampling.temperature:
             raise ValueError("temperature: the first of the list is the base's")
         for condition in self.conditions:
-            if condition.link.settings is not None and self.connect:
+            condition.link.check()
+            if condition.link.rtt_ms is not None and self.connect:
                 raise ValueError("rtt-ms: only servers that are started here can be put behind an emulated link")
 
     def _check_adapters(self) -> None:

@@ -166,7 +166,7 @@ class _Session:
 @contextlib.asynccontextmanager
 async def _open_link(config: ComparisonConfig) -> AsyncGenerator[Link, None]:
     """Opens the link that the conditions of a comparison need. Raises LinkUnavailable."""
-    emulated = any(condition.link.settings is not None for condition in config.conditions)
+    emulated = any(condition.link.rtt_ms is not None for condition in config.conditions)
     link = Link() if not emulated else NetnsLink() if config.link == "netns" else DelayLink()
     async with contextlib.AsyncExitStack() as stack:
         try:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from tandem.comparison.analysis.identity import diverged_prompts
 from tandem.comparison.links.link import Link
+from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE
 from tandem.comparison.measuring.calibration import NOT_COSTED, Calibrator
-from tandem.comparison.measuring.conditions import Condition, LinkChoice
+from tandem.comparison.measuring.conditions import Condition
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint
 from tandem.comparison.measuring.loading import Loader
@@ -128,9 +129,9 @@ class Measuring:
         )
         return Stage(condition.name, settings, partial(self._set, condition.link))
 
-    async def _set(self, choice: LinkChoice) -> None:
-        if choice.settings is not None and choice.settings != self.link.settings:
-            await self.link.set(choice.settings)
+    async def _set(self, settings: LinkSettings) -> None:
+        if settings.rtt_ms is not None and settings != self.link.settings:
+            await self.link.set(settings)
 
     def _lengths(self) -> tuple[int, ...]:
         """Returns the speculation lengths to calibrate: those that every speculating server supports."""
@@ -147,7 +148,7 @@ class Measuring:
     async def _links(self) -> None:
         """Measures the overhead of every link, the base's last so that it stays set."""
         for link in reversed(dict.fromkeys(condition.link for condition in self.config.conditions)):
-            if link.settings is not None:
+            if link.rtt_ms is not None:
                 self.progress.say(f"measuring the link: {link}")
                 await self._set(link)
                 self.log.link(link, await self.link.overhead())
