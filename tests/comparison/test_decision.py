@@ -11,7 +11,7 @@ from tandem.comparison.analysis.summary import summarize
 from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.measuring.conditions import plan
 from tandem.comparison.measuring.records import Record
-from tandem.speculation.types import SamplingParams
+from tests.comparison.fakes import ASKED
 from tests.comparison.test_predictions import request, theory
 
 
@@ -32,7 +32,7 @@ def decision(of: Theory | None, tokens: tuple[int, ...] | None = None, slower: f
         for r in same
     ]
     summaries = summarize(diverged_prompts, "autoregressive", "autoregressive")
-    return decide(plan(SamplingParams())[0], summaries, of)
+    return decide(plan(ASKED)[0], summaries, of)
 
 
 def test_the_headline_names_the_best_and_by_how_much_and_the_break_even() -> None:
@@ -77,7 +77,7 @@ def test_plain_decoding_wins_with_length_0_where_drafts_only_cost() -> None:
         for name, tpot in (("autoregressive", 0.04), ("fused", 0.05))
         for i in range(3)
     ]
-    found = decide(plan(SamplingParams())[0], summarize(records, "autoregressive", None), None)
+    found = decide(plan(ASKED)[0], summarize(records, "autoregressive", None), None)
     assert found is not None
     assert (found.architecture, found.speculation_length) == ("autoregressive", 0)
     assert found.headline == "On this link (not emulated) plain decoding is 1.25 times faster than fused."
@@ -85,7 +85,7 @@ def test_plain_decoding_wins_with_length_0_where_drafts_only_cost() -> None:
 
 def test_nothing_is_decided_from_one_architecture() -> None:
     records = [Record("fused", "code/a", "code", 0, request("fused", 3))]
-    assert decide(plan(SamplingParams())[0], summarize(records, None, None), None) is None
+    assert decide(plan(ASKED)[0], summarize(records, None, None), None) is None
 
 
 def test_an_emulated_link_is_called_so() -> None:
@@ -93,7 +93,7 @@ def test_an_emulated_link_is_called_so() -> None:
         Record(name, "code/a", "code", 0, request(name, length))
         for name, length in (("autoregressive", 0), ("fused", 3))
     ]
-    (base,) = plan(SamplingParams(), (20.0,))
+    (base,) = plan(ASKED, (20.0,))
     found = decide(base, summarize(records, "autoregressive", None), None)
     assert found is not None and found.headline.startswith("On this link (emulated, RTT 20 ms) fused is")
 

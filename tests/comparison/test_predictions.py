@@ -14,8 +14,7 @@ from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.measuring.calibration import Calibration
 from tandem.comparison.measuring.conditions import plan
 from tandem.comparison.measuring.records import Measurement, Record, Seconds
-from tandem.speculation.types import SamplingParams
-from tests.comparison.fakes import MEASUREMENT
+from tests.comparison.fakes import ASKED, MEASUREMENT
 
 PLAIN, FIXED, SLOPE, DRAFT_FIXED, DRAFT, OVERHEAD, RPC = 0.040, 0.036, 0.004, 0.001, 0.002, 0.0005, 0.001
 PREFILL = 0.1
@@ -50,7 +49,7 @@ def request(name: str, length: int, rounds: int = 20, rtt: float = 0.0) -> Measu
 
 
 def theory(rtts: tuple[float, ...] = (0.0, 20.0, 60.0), names: tuple[str, ...] = ("distributed", "fused")) -> Theory:
-    conditions = plan(SamplingParams(), rtts)
+    conditions = plan(ASKED, rtts)
     records = [
         Record(
             name,
@@ -197,7 +196,7 @@ def test_what_was_written_predicts_as_before() -> None:
 
 
 def test_without_plain_decoding_or_drafts_there_is_no_theory() -> None:
-    conditions = plan(SamplingParams())
+    conditions = plan(ASKED)
     records = [Record("fused", "code/a", "code", 0, request("fused", 3))]
     summaries = {"base": summarize(records, None, None)}
     assert theory_of(conditions, summaries, records, [Calibration("fused", 3, request("fused", 3))], 3) is None
@@ -224,7 +223,7 @@ def test_steps_that_grow_faster_than_a_line_are_costed_without_a_negative_part_a
     found = [Calibration("fused", g, bent("fused", g)) for g in range(1, 6) for _ in range(2)]
     found.append(Calibration("autoregressive", 0, bent("autoregressive", 0)))
     summaries = {"base": summarize(records, "autoregressive", None)}
-    made = theory_of(plan(SamplingParams()), summaries, records, found, 3)
+    made = theory_of(plan(ASKED), summaries, records, found, 3)
     assert made is not None
     costs = made.model.costs["fused"]
     assert costs.verify_fixed_s == 0

@@ -56,7 +56,7 @@ def _summaries(measured: RunData, condition: Condition, records: Sequence[Record
     has_plain = any(e.architecture == AUTOREGRESSIVE for e in measured.endpoints)
     faster = baseline.architecture.name if baseline else None
     # The rejection rule preserves the distribution, not the tokens.
-    same = AUTOREGRESSIVE.name if has_plain and condition.rule is Rule.AGREEMENT else None
+    same = AUTOREGRESSIVE.name if has_plain and condition.request.rule is Rule.AGREEMENT else None
     plain = _with_fewest_beside(records) if condition.varies == LOAD else None
     traces = {prompt: trace for (name, prompt), trace in measured.margins.items() if name == condition.name}
     found: list[Summary] = []

@@ -38,7 +38,7 @@ def server_command(
         "--neuron_config": config.neuron_config,
     }
     if role == "fused_target":
-        temperatures = [condition.sampling.temperature for condition in config.conditions]
+        temperatures = [condition.request.sampling.temperature for condition in config.conditions]
         chosen["--draft_neuron_config"] = config.draft_neuron_config
         chosen["--pair"] = pair_for(config.backend, temperatures)
     for flag, value in chosen.items():

@@ -7,20 +7,22 @@ from dataclasses import dataclass, replace
 
 from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.measuring.loads import Load
-from tandem.speculation.types import Rule, SamplingParams
+from tandem.speculation.types import GenerationRequest, Rule
 
 BASE, LINK, SAMPLING, LOAD = "base", "link", "sampling", "load"
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One combination of link, sampling and rule. `name` is unique in a comparison. `load` None: one at a time."""
+    """One combination of link, sampling and rule. `name` is unique in a comparison. `load` None: one at a time.
+
+    request: what is asked, except for the prompt.
+    """
 
     name: str
     varies: str
     link: LinkSettings
-    sampling: SamplingParams
-    rule: Rule = Rule.AGREEMENT
+    request: GenerationRequest
     load: Load | None = None
 
     def under(self, load: Load) -> Condition:
@@ -29,25 +31,25 @@ class Condition:
 
 
 def plan(
-    sampling: SamplingParams,
+    request: GenerationRequest,
     rtts_ms: Sequence[float] = (),
     bandwidth_mbps: float | None = None,
     temperatures: Sequence[float] = (),
     rules: Sequence[Rule] = (Rule.AGREEMENT,),
 ) -> tuple[Condition, ...]:
-    """Returns the base (`sampling`, the first link, the first rule), every other link, and every other sampling.
+    """Returns the base (`request` on the first link, by the first rule), every other link, and every other sampling.
 
     Links and samplings vary separately, since they do not affect each other's figures. Greedy tokens are the same
     under every rule, so temperature 0 is measured under the first rule only.
     """
     emulated = bool(rtts_ms) or bandwidth_mbps is not None
     links = [LinkSettings(rtt, bandwidth_mbps) for rtt in (rtts_ms or (0.0,))] if emulated else [LinkSettings()]
-    base = Condition("base", BASE, links[0], sampling, rules[0])
+    base = Condition("base", BASE, links[0], replace(request, rule=rules[0]))
     conditions = [base, *(replace(base, name=str(link), varies=LINK, link=link) for link in links[1:])]
-    for temperature in temperatures or (sampling.temperature,):
+    for temperature in temperatures or (request.sampling.temperature,):
         for rule in rules if temperature else rules[:1]:
-            drawn = replace(sampling, temperature=temperature)
-            if (drawn, rule) != (base.sampling, base.rule):
+            drawn = replace(request, sampling=replace(request.sampling, temperature=temperature), rule=rule)
+            if drawn != base.request:
                 name = f"temperature {temperature:g}, {rule.value}"
-                conditions.append(replace(base, name=name, varies=SAMPLING, sampling=drawn, rule=rule))
+                conditions.append(replace(base, name=name, varies=SAMPLING, request=drawn))
     return tuple(conditions)

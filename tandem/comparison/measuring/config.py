@@ -16,7 +16,7 @@ from tandem.comparison.measuring.loads import Length, Load, check_loads, length_
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.comparison.report.write import FORMATS
 from tandem.rpc.credentials import Credentials
-from tandem.speculation.types import Rule, SamplingParams
+from tandem.speculation.types import GenerationRequest, Rule, SamplingParams
 from tandem.workshops.planning.head_shape import holds_head
 from tandem.workshops.planning.host_placement import BACKENDS, HostPlacement
 
@@ -200,7 +200,14 @@ class ComparisonConfig:
     @property
     def conditions(self) -> tuple[Condition, ...]:
         """The conditions under which requests are sent one at a time, the base first."""
-        return plan(self.sampling, self.rtts_ms, self.bandwidth_mbps, self.temperatures, self.rules)
+        request = GenerationRequest(
+            text="",
+            sampling=self.sampling,
+            max_new_tokens=self.max_new_tokens,
+            speculation_length=self.speculation_length,
+            adapter=self.adapter,
+        )
+        return plan(request, self.rtts_ms, self.bandwidth_mbps, self.temperatures, self.rules)
 
     @property
     def loads(self) -> tuple[Load, ...]:

@@ -155,7 +155,7 @@ class _Session:
             _check_tokenizer(self.tokenizer, endpoints)
             if config.placement and any(e.architecture == AUTOREGRESSIVE and wants_width_1(e) for e in endpoints):
                 later.append((WIDTH_1.name,))
-            contenders = [await _connected(stack, self.connect, endpoint) for endpoint in endpoints]
+            contenders = [await _connected(stack, self.connect, endpoint, config.timeout_s) for endpoint in endpoints]
             measuring = Measuring(config, endpoints, contenders, self.link, progress, log, self.tokenizer)
             await while_all_live(measuring.run(), fleet, log)
             if not later:
@@ -207,6 +207,8 @@ def _describing(connect: Connect) -> Describe:
     return describe
 
 
-async def _connected(stack: contextlib.AsyncExitStack, connect: Connect, endpoint: Endpoint) -> Contender:
+async def _connected(
+    stack: contextlib.AsyncExitStack, connect: Connect, endpoint: Endpoint, timeout_s: float
+) -> Contender:
     client = await stack.enter_async_context(connect(endpoint.reached, endpoint.architecture.service))
-    return Contender(endpoint.architecture.name, client, endpoint.architecture.split)
+    return Contender(endpoint.architecture.name, client, endpoint.architecture.split, timeout_s)

@@ -9,7 +9,6 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from tandem.comparison.measuring.config import ComparisonConfig
-from tandem.comparison.measuring.run import RequestSettings
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.speculation.types import GenerationRequest
 
@@ -29,16 +28,14 @@ class Asked:
     request: GenerationRequest
 
 
-def requests_of(
-    config: ComparisonConfig, count: int, settings: RequestSettings, tokenizer: Tokenizer | None = None
-) -> tuple[Asked, ...]:
+def requests_of(config: ComparisonConfig, count: int, tokenizer: Tokenizer | None = None) -> tuple[Asked, ...]:
     """Returns `count` requests. `tokenizer` is needed to cut prompts to a length.
 
     Lengths are drawn as in LLMPerf, an input and an output length for each request, from the comparison's seed. An
     output of a set length ignores ends of sequence, and is shortened to what fits beside its prompt.
     """
     random = Random(f"lengths {config.sampling.seed}")
-    made = itertools.islice(_as_they_are(config, settings), count)
+    made = itertools.islice(_as_they_are(config), count)
     return tuple(_shaped(asked, number, config, random, tokenizer) for number, asked in enumerate(made))
 
 
@@ -52,10 +49,11 @@ def _name(number: int) -> str:
     return f"load/{number}"
 
 
-def _as_they_are(config: ComparisonConfig, settings: RequestSettings) -> Iterator[Asked]:
+def _as_they_are(config: ComparisonConfig) -> Iterator[Asked]:
+    request = config.conditions[0].request
     for run in itertools.count():
         for prompt in config.prompts:
-            yield Asked(prompt.name, prompt.kind, run, settings.request(prompt, run))
+            yield Asked(prompt.name, prompt.kind, run, prompt.into(request, run))
 
 
 def _shaped(asked: Asked, number: int, config: ComparisonConfig, random: Random, tokenizer: Tokenizer | None) -> Asked:

@@ -119,8 +119,8 @@ def _condition_as_json(comparison: Comparison, condition: Condition) -> dict[str
             "round_trip_s": measured.link_p50_s if measured else None,
             "added_s": measured.added_s if measured else None,
         },
-        "sampling": encoded(condition.sampling),
-        "rule": condition.rule.value,
+        "sampling": encoded(condition.request.sampling),
+        "rule": condition.request.rule.value,
         "load": encoded(condition.load),
         "architectures": {summary.architecture: encoded(summary) for summary in comparison.summaries[condition.name]},
     }
