@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,40 +69,31 @@ class ConvertConfig:
             raise ValueError(f"output: {self.output} is not an empty folder")
 
 
-@dataclass(frozen=True, slots=True)
-class Conversion:
-    """The tensors to write: their sizes in order, and how each is made. `said`: a line about them, afterwards."""
-
-    sizes: dict[str, int]
-    load: Callable[[str], Tensor]
-    said: Callable[[], str]
-    config: dict[str, Any] = field(default_factory=dict)
-
-
 def run_convert(config: ConvertConfig) -> int:
     """Converts, and prints what was done. Returns the exit code. Raises CheckpointError or ValueError, one line."""
-    conversion = _MAKERS[config.to](config, Tensors(config.source))
-    config.output.mkdir(parents=True, exist_ok=True)
-    shards = shards_of(conversion.sizes, config.shard_bytes)
-    files = write_tensors(config.output, shards, conversion.load)
-    _copy_the_rest(config, conversion)
-    print(f"{len(conversion.sizes)} tensors in {len(files)} {'file' if len(files) == 1 else 'files'}: {config.output}")
-    if said := conversion.said():
-        print(said)
+    _MAKERS[config.to](config, Tensors(config.source))
     return 0
 
 
-def _copy_the_rest(config: ConvertConfig, conversion: Conversion) -> None:
-    """Copies tokenizer and configuration. config.json is written last: without it a folder is no model."""
+def _write(
+    config: ConvertConfig, sizes: Mapping[str, int], load: Callable[[str], Tensor], changed: Mapping[str, Any]
+) -> None:
+    """Writes tensors of these sizes, tokenizer and configuration. config.json is last: without it a folder is no model.
+
+    `changed`: the fields of config.json that change.
+    """
+    config.output.mkdir(parents=True, exist_ok=True)
+    files = write_tensors(config.output, shards_of(sizes, config.shard_bytes), load)
     for file in sorted(config.source.iterdir()):
         if file.is_file() and file.name != "config.json" and not any(fnmatch(file.name, one) for one in WEIGHT_FILES):
             shutil.copyfile(file, config.output / file.name)
     settings = json.loads((config.source / "config.json").read_text(encoding="utf-8"))
-    text = json.dumps(settings | conversion.config, indent=2)
+    text = json.dumps({**settings, **changed}, indent=2)
     (config.output / "config.json").write_text(text + "\n", encoding="utf-8")
+    print(f"{len(sizes)} tensors in {len(files)} {'file' if len(files) == 1 else 'files'}: {config.output}")
 
 
-def _fp8(config: ConvertConfig, tensors: Tensors) -> Conversion:
+def _fp8(config: ConvertConfig, tensors: Tensors) -> None:
     import torch
 
     scaled = {name.removesuffix(SCALE) for name in tensors.files if name.endswith(f".weight{SCALE}")}
@@ -130,14 +121,12 @@ def _fp8(config: ConvertConfig, tensors: Tensors) -> Conversion:
             raise CheckpointError(f"{config.source}: {name} could not be rescaled: {found[-1]}")
         return rescaled
 
-    def said() -> str:
-        before, after, error = map(max, zip(*found, strict=True))
-        return (
-            f"{len(found)} FP8 weights: largest {before:g} before, {after:g} after; a"
-            f" weight times its scale moved by at most {error:.2%}"
-        )
-
-    return Conversion(tensors.sizes(), load, said)
+    _write(config, tensors.sizes(), load, {})
+    before, after, error = map(max, zip(*found, strict=True))
+    print(
+        f"{len(found)} FP8 weights: largest {before:g} before, {after:g} after; a weight times its scale moved by at"
+        f" most {error:.2%}"
+    )
 
 
 def _largest(tensor: Tensor) -> float:
@@ -156,7 +145,7 @@ def _error(weights: Tensor, rescaled: Tensor) -> float:
     return float(off.max()) if off.numel() else 0.0
 
 
-def _eagle(config: ConvertConfig, tensors: Tensors) -> Conversion:
+def _eagle(config: ConvertConfig, tensors: Tensors) -> None:
     if config.target is None:
         raise ValueError("target_model: name the target whose output matrix the head gets")
     head, eagle3 = check_head(config.source, tensors), is_head(config.source)
@@ -191,7 +180,9 @@ def _eagle(config: ConvertConfig, tensors: Tensors) -> Conversion:
         own = {"num_hidden_layers": 1, "tie_word_embeddings": False, "fc_bias": "fc.bias" in names}
         if INPUT_NORM in names:
             said.append("it norms its inputs: serve it with enable_eagle_draft_input_norm true in --neuron_config")
-    return Conversion(sizes, load, lambda: "\n".join(said), own)
+    _write(config, sizes, load, own)
+    for line in said:
+        print(line)
 
 
 def _text_config(folder: Path) -> dict[str, Any]:
@@ -214,8 +205,8 @@ def _first(tensors: Tensors, names: tuple[str, ...]) -> str:
     return found
 
 
-def _safetensors(config: ConvertConfig, tensors: Tensors) -> Conversion:
-    return Conversion(tensors.sizes(), tensors.__getitem__, lambda: "")
+def _safetensors(config: ConvertConfig, tensors: Tensors) -> None:
+    _write(config, tensors.sizes(), tensors.__getitem__, {})
 
 
 _MAKERS = {"fp8": _fp8, "eagle": _eagle, "safetensors": _safetensors}

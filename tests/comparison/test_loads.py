@@ -16,7 +16,7 @@ from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.measuring.conditions import Condition
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.loading import measure_loads
-from tandem.comparison.measuring.loads import Length, Load, arrivals
+from tandem.comparison.measuring.loads import Load, arrivals, drawn_length
 from tandem.comparison.measuring.records import Failure, Record
 from tandem.comparison.measuring.run import Contender
 from tandem.comparison.measuring.traffic import Asked, names_of, requests_of
@@ -160,7 +160,7 @@ def test_no_draw_exceeds_the_sequence(sequence_length: int) -> None:
 
 
 def test_draws_are_positive() -> None:
-    assert {Length(1, 1).draw(Random(i), 3) for i in range(200)} == {1, 2, 3}
+    assert {drawn_length(Random(i), 1, 1, 3) for i in range(200)} == {1, 2, 3}
 
 
 def test_all_loads_answer_the_same_number_of_requests() -> None:

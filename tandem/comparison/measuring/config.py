@@ -12,7 +12,7 @@ from tandem.comparison.links.settings import LINK_KINDS, LinkKind
 from tandem.comparison.measuring.architectures import COMPARED, CONNECTABLE, DEFAULT, HEADED
 from tandem.comparison.measuring.conditions import Condition, plan
 from tandem.comparison.measuring.json_form import HIDDEN, encoded
-from tandem.comparison.measuring.loads import Length, Load, check_loads, length_of, plan_loads
+from tandem.comparison.measuring.loads import Load, check_length, check_loads, plan_loads
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.comparison.report.write import FORMATS
 from tandem.rpc.credentials import Credentials
@@ -189,8 +189,9 @@ class ComparisonConfig:
         for flag, value in shaped.items():
             if value is not None and not (self.concurrency or self.rate):
                 raise ValueError(f"{flag}: is for --concurrency and --rate, and neither is given")
-        longest_input = self.input_length.mean if self.input_length else 1
-        longest_output = self.output_length.mean if self.output_length else self.max_new_tokens
+        check_length("input", self.mean_input_tokens, self.stddev_input_tokens, self.sequence_length - 1)
+        check_length("output", self.mean_output_tokens, self.stddev_output_tokens, self.sequence_length - 1)
+        longest_input, longest_output = self.mean_input_tokens or 1, self.mean_output_tokens or self.max_new_tokens
         if longest_input + longest_output > self.sequence_length:
             raise ValueError(
                 f"mean-input-tokens: {longest_input} and {longest_output} new tokens"
@@ -219,16 +220,6 @@ class ComparisonConfig:
     def load_conditions(self) -> tuple[Condition, ...]:
         """The base condition under each load."""
         return tuple(self.conditions[0].under(load) for load in self.loads)
-
-    @property
-    def input_length(self) -> Length | None:
-        """The length of a load's prompts in tokens; None: prompts as they are."""
-        return length_of("input", self.mean_input_tokens, self.stddev_input_tokens, self.sequence_length - 1)
-
-    @property
-    def output_length(self) -> Length | None:
-        """The length of a load's outputs in tokens; None: up to `max_new_tokens`, or the end of the sequence."""
-        return length_of("output", self.mean_output_tokens, self.stddev_output_tokens, self.sequence_length - 1)
 
     @property
     def slots(self) -> int | None:

@@ -9,6 +9,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from tandem.comparison.measuring.config import ComparisonConfig
+from tandem.comparison.measuring.loads import drawn_length
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.speculation.types import GenerationRequest
 
@@ -41,7 +42,7 @@ def requests_of(config: ComparisonConfig, count: int, tokenizer: Tokenizer | Non
 
 def names_of(config: ComparisonConfig) -> tuple[str, ...]:
     """Returns the names of prompts that only loads have, in the order of their requests."""
-    shaped = config.input_length or config.output_length
+    shaped = config.mean_input_tokens or config.mean_output_tokens
     return tuple(_name(number) for number in range(config.loads[0].requests)) if shaped else ()
 
 
@@ -57,17 +58,18 @@ def _as_they_are(config: ComparisonConfig) -> Iterator[Asked]:
 
 
 def _shaped(asked: Asked, number: int, config: ComparisonConfig, random: Random, tokenizer: Tokenizer | None) -> Asked:
-    inputs, outputs, room = config.input_length, config.output_length, config.sequence_length
+    inputs, outputs, room = config.mean_input_tokens, config.mean_output_tokens, config.sequence_length
     request = asked.request
     if inputs is None and outputs is None:
         return asked
     if inputs is not None:
         assert tokenizer is not None, "prompts are cut with a tokenizer"
-        length = inputs.draw(random, room - (outputs.mean if outputs else config.max_new_tokens))
+        length = drawn_length(random, inputs, config.stddev_input_tokens, room - (outputs or config.max_new_tokens))
         room -= length
         request = replace(request, text=None, token_ids=cut(config.prompts, number, length, tokenizer), chat=False)
     if outputs is not None:
-        length = min(outputs.draw(random, config.sequence_length), room)
+        drawn = drawn_length(random, outputs, config.stddev_output_tokens, config.sequence_length)
+        length = min(drawn, room)
         request = replace(request, max_new_tokens=length, ignore_end_of_sequence=True)
     return Asked(_name(number), asked.workload, 0, request)
 
