@@ -144,16 +144,13 @@ class CompareOptions:
 COMPARE_FLAGS = flags_of(CompareOptions, ComparisonConfig)
 
 
-class Parser(OptionParser[CompareOptions]):
-    said = "error: "
-
-
-def build_parser(program: str = "compare_architectures.py") -> Parser:
+def build_parser(program: str = "compare_architectures.py") -> OptionParser[CompareOptions]:
     """Builds the parser; `program` is the name that help and errors show."""
-    return Parser(
+    return OptionParser(
         CompareOptions,
         COMPARE_FLAGS,
         hyphens=True,
+        said="error: ",
         prog=program,
         description="Compare autoregressive, distributed, fused and remote-draft decoding on the same prompts.",
         epilog="Exit code: 0; 1 when a request or a file failed; 2 for a bad argument; 3 for a regression against"

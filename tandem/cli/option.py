@@ -119,13 +119,14 @@ class OptionParser(argparse.ArgumentParser, Generic[Parsed]):
     """Parses into a frozen dataclass of options, which has `given`: the names of those that were given.
 
     Each flag has two spellings, --top_p and --top-p; `hyphens` shows the latter first. An error is one line, exit 2.
+    `said`: before an error's message.
     """
 
-    said = ""  # before an error's message
-
-    def __init__(self, options: type[Parsed], flags: Mapping[str, Flag], hyphens: bool = False, **named: Any) -> None:
+    def __init__(
+        self, options: type[Parsed], flags: Mapping[str, Flag], hyphens: bool = False, said: str = "", **named: Any
+    ) -> None:
         super().__init__(allow_abbrev=False, **named)
-        self._flags = flags
+        self._flags, self._said = flags, said
         self._parsed: Callable[..., Parsed] = options
         for title, group in itertools.groupby(flags.values(), lambda flag: flag.group):
             titled = self.add_argument_group(title)
@@ -142,7 +143,7 @@ class OptionParser(argparse.ArgumentParser, Generic[Parsed]):
         return self._parsed(argv=argv, given=frozenset(found) - {"role"}, **values)
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {self.said}{message}\n")
+        self.exit(2, f"{self.prog}: {self._said}{message}\n")
 
 
 def built(kind: type[Config], options: object, **computed: Any) -> Config:

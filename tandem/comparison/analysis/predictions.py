@@ -219,12 +219,9 @@ def best_length(model: Model, name: str, link: LinkSettings) -> BestLength:
 def curve(
     model: Model, names: Sequence[str], link: LinkSettings, up_to_ms: float
 ) -> list[tuple[float, dict[str, float]]]:
-    """Yields the predicted TPOT at 41 round trips from 0, at the link's bandwidth."""
-    points: list[tuple[float, dict[str, float]]] = []
-    for i in range(41):
-        at = LinkSettings(up_to_ms * i / 40, link.bandwidth_mbps)
-        points.append((up_to_ms * i / 40, {name: model.tpot(name, at) for name in names}))
-    return points
+    """Returns the predicted TPOT at 41 round trips from 0, at the link's bandwidth."""
+    links = (LinkSettings(up_to_ms * i / 40, link.bandwidth_mbps) for i in range(41))
+    return [(at.rtt_ms or 0.0, {name: model.tpot(name, at) for name in names}) for at in links]
 
 
 def crossing(rtts_ms: Sequence[float], differences: Sequence[float]) -> float | None:

@@ -152,7 +152,10 @@ def regression_lines(changes: Sequence[Change], remarks: Iterable[str]) -> Itera
 
 
 def _line(change: Change) -> str:
-    spread = "too few prompts for an interval" if change.interval is None else _percent_range(change.interval)
+    spread = "too few prompts for an interval"
+    if change.interval is not None:
+        low, high = (100 * (value - 1) for value in change.interval)
+        spread = f"95 % interval {low:+.1f} to {high:+.1f} %"
     verdict = "REGRESSION" if change.regression else "beyond noise" if change.beyond_noise else "within noise"
     if change.beyond_noise and not change.judged:
         verdict = "informational"
@@ -160,11 +163,6 @@ def _line(change: Change) -> str:
         f"{change.condition}, {change.architecture}, {change.figure}: {change.before:.4g} then, {change.after:.4g} now"
         f" ({100 * (change.ratio - 1):+.1f} %, {spread}): {verdict}"
     )
-
-
-def _percent_range(interval: Interval) -> str:
-    low, high = (100 * (value - 1) for value in interval)
-    return f"95 % interval {low:+.1f} to {high:+.1f} %"
 
 
 def judge(before: Mapping[str, Any], after: Mapping[str, Any]) -> int:
