@@ -123,10 +123,8 @@ def _waits_until(points: Sequence[tuple[float, Mapping[str, float]]]) -> float |
 
     None if no point of the curve is beyond it.
     """
-    for rtt_ms, tpots in points:
-        if arch.NEVER_WAITING.name in tpots and tpots[arch.NEVER_WAITING.name] < tpots[arch.DISTRIBUTED.name]:
-            return rtt_ms / 1000
-    return None
+    names = arch.NEVER_WAITING.name, arch.DISTRIBUTED.name
+    return next((rtt_ms / 1000 for rtt_ms, tpots in points if (_difference(tpots, *names) or 0.0) < 0), None)
 
 
 def _difference(tpots: Mapping[str, float], name: str, other: str) -> float | None:

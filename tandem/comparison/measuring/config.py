@@ -12,7 +12,7 @@ from tandem.comparison.links.settings import LINK_KINDS, LinkKind
 from tandem.comparison.measuring.architectures import COMPARED, CONNECTABLE, DEFAULT, HEADED
 from tandem.comparison.measuring.conditions import Condition, plan
 from tandem.comparison.measuring.json_form import HIDDEN, encoded
-from tandem.comparison.measuring.loads import Load, check_length, check_loads, plan_loads
+from tandem.comparison.measuring.loads import Load, check_length, check_loads
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.comparison.report.write import FORMATS
 from tandem.rpc.credentials import Credentials
@@ -20,12 +20,8 @@ from tandem.speculation.types import GenerationRequest, Rule, SamplingParams
 from tandem.workshops.planning.head_shape import holds_head
 from tandem.workshops.planning.host_placement import BACKENDS, HostPlacement
 
-DEVICES: tuple[str, ...] = ("auto", "cpu", "cuda", "neuron")
 DTYPES: tuple[str, ...] = ("auto", "float32", "bfloat16", "float16")
-WEIGHTS: tuple[str, ...] = ("auto", "bfloat16", "float32", "int8", "q4", "as-stored")
 DRAFTERS: tuple[str, ...] = ("auto", "hybrid", "ngram", "model", "eagle")
-FEATURE_FORMATS: tuple[str, ...] = ("bfloat16", "int8")
-PIPELINES: tuple[str, ...] = ("off", "on", "never-waiting", "auto")
 REQUESTS_PER_USER = 4
 """The least number of requests of a load, for each concurrent user."""
 MIN_SLOTS = 4
@@ -136,13 +132,13 @@ class ComparisonConfig:
             )
         for flag, chosen, known in (
             ("backend", (self.backend,), BACKENDS),
-            ("device", (self.device,), DEVICES),
+            ("device", (self.device,), ("auto", "cpu", "cuda", "neuron")),
             ("draft-device", (self.draft_device or "cpu",), ("cpu",)),
             ("dtype", (self.dtype,), DTYPES),
-            ("weights", (self.weights,), WEIGHTS),
+            ("weights", (self.weights,), ("auto", "bfloat16", "float32", "int8", "q4", "as-stored")),
             ("draft", (self.draft,), DRAFTERS),
-            ("feature-format", (self.feature_format,), FEATURE_FORMATS),
-            ("pipeline", (self.pipeline,), PIPELINES),
+            ("feature-format", (self.feature_format,), ("bfloat16", "int8")),
+            ("pipeline", (self.pipeline,), ("off", "on", "never-waiting", "auto")),
             ("link", (self.link,), LINK_KINDS),
             ("format", self.formats, FORMATS),
         ):
@@ -212,9 +208,11 @@ class ComparisonConfig:
 
     @property
     def loads(self) -> tuple[Load, ...]:
-        """The loads, all with the same number of requests."""
+        """The closed loops, then the open ones, each in the order given and with the same number of requests."""
         least = max(len(self.prompts) * self.num_runs, REQUESTS_PER_USER * max(self.concurrency, default=1))
-        return plan_loads(self.concurrency, self.rate, self.max_num_completed_requests or least)
+        requests = self.max_num_completed_requests or least
+        closed = (Load(requests, concurrency=users) for users in self.concurrency)
+        return (*closed, *(Load(requests, rate=each) for each in self.rate))
 
     @property
     def load_conditions(self) -> tuple[Condition, ...]:

@@ -39,12 +39,6 @@ def drawn_length(random: Random, mean: int, stddev: int, most: int) -> int:
             return drawn
 
 
-def plan_loads(concurrency: Sequence[int], rate: Sequence[float], requests: int) -> tuple[Load, ...]:
-    """Returns the closed loops, then the open ones, each in the order given."""
-    closed = (Load(requests, concurrency=users) for users in concurrency)
-    return (*closed, *(Load(requests, rate=each) for each in rate))
-
-
 def arrivals(rate: float, count: int, seed: int) -> tuple[float, ...]:
     """Returns the arrival times in seconds of a Poisson process: equal for equal seeds, so for every architecture."""
     random, at = Random(f"arrivals {seed}"), 0.0

@@ -43,11 +43,7 @@ def requests_of(config: ComparisonConfig, count: int, tokenizer: Tokenizer | Non
 def names_of(config: ComparisonConfig) -> tuple[str, ...]:
     """Returns the names of prompts that only loads have, in the order of their requests."""
     shaped = config.mean_input_tokens or config.mean_output_tokens
-    return tuple(_name(number) for number in range(config.loads[0].requests)) if shaped else ()
-
-
-def _name(number: int) -> str:
-    return f"load/{number}"
+    return tuple(f"load/{number}" for number in range(config.loads[0].requests)) if shaped else ()
 
 
 def _as_they_are(config: ComparisonConfig) -> Iterator[Asked]:
@@ -71,7 +67,7 @@ def _shaped(asked: Asked, number: int, config: ComparisonConfig, random: Random,
         drawn = drawn_length(random, outputs, config.stddev_output_tokens, config.sequence_length)
         length = min(drawn, room)
         request = replace(request, max_new_tokens=length, ignore_end_of_sequence=True)
-    return Asked(_name(number), asked.workload, 0, request)
+    return Asked(f"load/{number}", asked.workload, 0, request)
 
 
 def cut(prompts: Sequence[Prompt], number: int, length: int, tokenizer: Tokenizer) -> tuple[int, ...]:
