@@ -229,7 +229,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     try:
         for rtt_ms in args.rtt_ms:
-            LinkSettings(rtt_ms, args.bandwidth_mbps)
+            LinkSettings(rtt_ms, args.bandwidth_mbps).check()
     except ValueError as error:
         parser.error(f"--{error}")
     return args
