@@ -37,9 +37,8 @@ def publish(measured: RunData, new: bool = True) -> int:
             print("wrote " + ", ".join(str(path) for path in files if path.suffix != ".png"))
         if any(path.suffix == ".png" for path in files):
             print(f"plots as PNG are in {folder / 'plots'}")
-        if new and (
-            index := tried(remarks, "The line in the index of runs", lambda: append_run(as_json, folder), None)
-        ):
+        index = new and tried(remarks, "The line in the index of runs", lambda: append_run(as_json, folder), None)
+        if index:
             print(f"the run is a line in {index}")
         if before is not None:
             verdict = tried(remarks, "The comparison with the baseline", lambda: judge(before, as_json), OK)
