@@ -29,11 +29,11 @@ from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint, baseline_of, deploy
 from tandem.comparison.measuring.environment import these_versions, this_machine
 from tandem.comparison.measuring.prompts import BUILT_IN
-from tandem.comparison.measuring.run import Contender, RequestSettings, measure
+from tandem.comparison.measuring.run import Contender, measure
 from tandem.comparison.measuring.servers import Fleet
 from tandem.comparison.measuring.workloads import Prompt, built_in_prompts
 from tandem.rpc.generation_client import GenerationClient
-from tandem.speculation.types import ModelInfo, SamplingParams
+from tandem.speculation.types import GenerationRequest, ModelInfo, SamplingParams
 
 ADAPTIVE, PLAIN = "auto", "plain"
 OVER_BEST, OVER_PLAIN = 1.05, 1.03
@@ -131,15 +131,16 @@ async def _describe(address: str, service: str) -> ModelInfo:
 
 async def _contender(stack: contextlib.AsyncExitStack, endpoint: Endpoint) -> Contender:
     client = await stack.enter_async_context(GenerationClient.connect(endpoint.reached, endpoint.architecture.service))
-    return Contender(endpoint.architecture.name, client)
+    return Contender(endpoint.architecture.name, client, timeout_s=300.0)
 
 
 async def _ask(
     args: argparse.Namespace, architecture: str, length: str, contender: Contender, prompt: Prompt, run_number: int
 ) -> Sample:
     k = {ADAPTIVE: None, PLAIN: 0}[length] if length in (ADAPTIVE, PLAIN) else int(length)
-    request = RequestSettings(args.max_new_tokens, k, SamplingParams(args.temperature)).request(prompt)
-    found = await measure(contender, request, 300.0)
+    sampling = SamplingParams(args.temperature)
+    request = GenerationRequest(text="", sampling=sampling, max_new_tokens=args.max_new_tokens, speculation_length=k)
+    found = await measure(contender, prompt.into(request))
     return Sample(
         architecture,
         length,

@@ -27,7 +27,7 @@ from benchmarks.keeping import kept
 from benchmarks.tables import contender_table, kind_table
 from tandem.comparison.measuring.architectures import DISTRIBUTED
 from tandem.comparison.measuring.architectures import FUSED as FUSED_ARCHITECTURE
-from tandem.comparison.measuring.commands import drafting_command
+from tandem.comparison.measuring.commands import server_command
 from tandem.comparison.measuring.config import DTYPES, ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint, baseline_of, deploy
 from tandem.comparison.measuring.environment import these_versions, this_machine
@@ -120,7 +120,7 @@ async def _our_endpoints(args: argparse.Namespace, fleet: Fleet) -> dict[str, En
     }
     if args.draft_model:
         config = replace(args.config, draft="model", draft_model=args.draft_model)
-        server = await fleet.start("fused_draft_model", drafting_command(config, "fused_target"))
+        server = await fleet.start("fused_draft_model", server_command(config, "fused_target"))
         ours[FUSED_MODEL] = Endpoint(FUSED_ARCHITECTURE, server.address, await describe(server.address, FUSED))
     return ours
 

@@ -145,13 +145,13 @@ async def measure(sides: Sequence[Side], rtt_ms: float, args: argparse.Namespace
     echoes = [side.echo for side in sides]
     for side in sides:
         await side.link.set(settings)
-    nominal = settings.round_trip_s()
+    nominal = settings.with_headers()
     messages = await asyncio.to_thread(round_trips, echoes, args.samples, spacing_for(nominal))
     calls = await call_seconds([side.client for side in sides], args.calls)
     for side in sides:
         await side.link.set(limited)
     transfers = await asyncio.to_thread(transfer_seconds, echoes, args.bytes)
-    expected = limited.round_trip_s(args.bytes, REPLY_BYTES)
+    expected = limited.with_headers(args.bytes, REPLY_BYTES)
     figures: list[Figure] = []
     for side, sent, called, (cold, *later) in zip(sides, messages, calls, transfers, strict=True):
         figures += [
@@ -229,7 +229,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     try:
         for rtt_ms in args.rtt_ms:
-            LinkSettings(rtt_ms, args.bandwidth_mbps)
+            LinkSettings(rtt_ms, args.bandwidth_mbps).check()
     except ValueError as error:
         parser.error(f"--{error}")
     return args

@@ -36,12 +36,12 @@ from tandem.comparison.links.link import DelayLink
 from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.measuring.environment import these_versions, this_machine
 from tandem.comparison.measuring.records import Measurement
-from tandem.comparison.measuring.run import Contender, RequestSettings, measure, rotated
+from tandem.comparison.measuring.run import Contender, measure, rotated
 from tandem.comparison.measuring.servers import Fleet
 from tandem.comparison.measuring.workloads import Prompt, built_in_prompts
 from tandem.launch import LAUNCH
 from tandem.rpc.generation_client import GenerationClient
-from tandem.speculation.types import SamplingParams
+from tandem.speculation.types import GenerationRequest, SamplingParams
 
 WAITING = "off"
 MODES = (WAITING, "on", "never-waiting", "auto")
@@ -59,7 +59,7 @@ async def run(arguments: argparse.Namespace, rows: list[Row], requests: list[dic
             await link.set(LinkSettings(rtt_ms=rtt_ms))
             chosen_ways = [one for one in contenders if one.name in (PLAIN, *arguments.modes)]
             waiting = next(one for one in contenders if one.name == WAITING)
-            round_trip = await round_trip_seconds(waiting, request_settings(arguments), prompts[:2])
+            round_trip = await round_trip_seconds(waiting, request_of(arguments), prompts[:2])
             asked, found = await _measured(chosen_ways, prompts, arguments)
             requests += [
                 {"rtt_ms": rtt_ms, "mode": mode, "prompt": prompt.name, **asdict(one)}
@@ -124,24 +124,26 @@ async def start(stack: contextlib.AsyncExitStack, arguments: argparse.Namespace)
     return link, contenders
 
 
-def request_settings(arguments: argparse.Namespace) -> RequestSettings:
-    return RequestSettings(arguments.max_new_tokens, None, SamplingParams(arguments.temperature, seed=arguments.seed))
+def request_of(arguments: argparse.Namespace) -> GenerationRequest:
+    """Returns what is asked, except for the prompt."""
+    sampling = SamplingParams(arguments.temperature, seed=arguments.seed)
+    return GenerationRequest(text="", sampling=sampling, max_new_tokens=arguments.max_new_tokens)
 
 
 async def _inputs(
     contenders: Sequence[Contender], prompts: Sequence[Prompt], arguments: argparse.Namespace
 ) -> tuple[list[list[int]], Callable[[int], float]]:
     """Returns the ranks of the drafter's choices for each prompt, and the seconds of a step by its tokens."""
-    settings, by_name = request_settings(arguments), {contender.name: contender for contender in contenders}
-    found = [await measure(by_name[PLAIN], settings.request(prompt)) for prompt in prompts]
+    request, by_name = request_of(arguments), {contender.name: contender for contender in contenders}
+    found = [await measure(by_name[PLAIN], prompt.into(request)) for prompt in prompts]
     plain = sum(m.seconds_by_cause.verify for m in found) / sum(m.rounds for m in found)
-    step = await step_seconds(by_name[WAITING], settings, prompts[:: max(1, len(prompts) // 5)], plain)
+    step = await step_seconds(by_name[WAITING], request, prompts[:: max(1, len(prompts) // 5)], plain)
     client = by_name[PLAIN].generator
     assert isinstance(client, GenerationClient), "what asks the target describes its model"
     vocab_size = (await client.model_info()).vocab_size
     async with drafter_of(_drafts(arguments)) as drafting:
         sequences = [
-            await ranks(drafting, prompt, m.output_token_ids, settings.sampling, vocab_size)
+            await ranks(drafting, prompt, m.output_token_ids, request.sampling, vocab_size)
             for prompt, m in zip(prompts, found, strict=True)
         ]
     return sequences, step
@@ -150,15 +152,15 @@ async def _inputs(
 async def _measured(
     contenders: Sequence[Contender], prompts: Sequence[Prompt], arguments: argparse.Namespace
 ) -> tuple[list[Prompt], dict[str, list[Measurement]]]:
-    settings = request_settings(arguments)
+    request = request_of(arguments)
     for contender in contenders:  # what adapts, adapts to the link first
         for prompt in prompts[: arguments.warm_up]:
-            await measure(contender, settings.request(prompt))
+            await measure(contender, prompt.into(request))
     found: dict[str, list[Measurement]] = {contender.name: [] for contender in contenders}
     asked = list(prompts) * arguments.runs
     for turn, prompt in enumerate(asked):
         for contender in rotated(contenders, turn):
-            found[contender.name].append(await measure(contender, settings.request(prompt)))
+            found[contender.name].append(await measure(contender, prompt.into(request)))
     return asked, found
 
 

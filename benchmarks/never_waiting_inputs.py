@@ -16,12 +16,12 @@ from benchmarks.run_simulation import simulate_never_waiting
 from tandem.cli.main import parser
 from tandem.cli.models import model_config
 from tandem.comparison.measuring.records import Measurement
-from tandem.comparison.measuring.run import Contender, RequestSettings, measure
+from tandem.comparison.measuring.run import Contender, measure
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.engine.batcher import Batcher
 from tandem.engine.drafting import Drafting, load_drafting
 from tandem.speculation.never_waiting_theory import RunCosts
-from tandem.speculation.types import Request, SamplingParams
+from tandem.speculation.types import GenerationRequest, Request, SamplingParams
 
 CALIBRATED = (1, 3, 5)
 """Draft tokens of the rounds that are timed, beside plain steps."""
@@ -59,21 +59,21 @@ async def ranks(
 
 
 async def step_seconds(
-    contender: Contender, settings: RequestSettings, prompts: Sequence[Prompt], plain: float
+    contender: Contender, request: GenerationRequest, prompts: Sequence[Prompt], plain: float
 ) -> Callable[[int], float]:
     """Returns the seconds of a step by its tokens, as `contender` measured it; `plain`: of one without a draft."""
     sizes, seconds = [1.0], [plain]
     for length in CALIBRATED:
-        found = [await measure(contender, replace(settings, speculation_length=length).request(p)) for p in prompts]
+        found = [await measure(contender, p.into(replace(request, speculation_length=length))) for p in prompts]
         rounds = sum(m.rounds for m in found)
         sizes.append(1 + sum(m.drafted for m in found) / rounds)
         seconds.append(max(plain, sum(m.seconds_by_cause.verify for m in found) / rounds))
     return lambda tokens: float(np.interp(tokens, sizes, seconds))
 
 
-async def round_trip_seconds(contender: Contender, settings: RequestSettings, prompts: Sequence[Prompt]) -> float:
+async def round_trip_seconds(contender: Contender, request: GenerationRequest, prompts: Sequence[Prompt]) -> float:
     """Returns the seconds of a round of `contender` that are spent neither drafting nor at the target."""
-    found = [await measure(contender, settings.request(prompt)) for prompt in prompts]
+    found = [await measure(contender, prompt.into(request)) for prompt in prompts]
     return sum(m.seconds_by_cause.network for m in found) / sum(m.rounds for m in found)
 
 

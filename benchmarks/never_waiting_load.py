@@ -22,7 +22,7 @@ from rich.table import Table
 
 from benchmarks.arguments import positive
 from benchmarks.keeping import kept
-from benchmarks.never_waiting import WAITING, keep_apart, request_settings, start
+from benchmarks.never_waiting import WAITING, keep_apart, request_of, start
 from benchmarks.never_waiting import parser as single_parser
 from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.measuring.environment import these_versions, this_machine
@@ -76,11 +76,11 @@ def _turn(rtt_ms: float, mode: str, number: int, found: Sequence[Measurement], s
 
 async def _at_once(contender: Contender, prompts: Sequence[Prompt], arguments: argparse.Namespace) -> list[Measurement]:
     """Asks for every prompt, `clients` at a time, and returns the measurements in the order of the prompts."""
-    settings, places = request_settings(arguments), asyncio.Semaphore(arguments.clients)
+    request, places = request_of(arguments), asyncio.Semaphore(arguments.clients)
 
     async def one(prompt: Prompt) -> Measurement:
         async with places:
-            return await measure(contender.apart(), settings.request(prompt))
+            return await measure(contender.apart(), prompt.into(request))
 
     return await asyncio.gather(*map(one, prompts))
 

@@ -28,14 +28,14 @@ from tandem.comparison.links.link import DelayLink
 from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.measuring.environment import these_versions, this_machine
 from tandem.comparison.measuring.records import Measurement
-from tandem.comparison.measuring.run import Contender, RequestSettings, measure, rotated
+from tandem.comparison.measuring.run import Contender, measure, rotated
 from tandem.comparison.measuring.servers import Fleet
 from tandem.comparison.measuring.workloads import Prompt, built_in_prompts
 from tandem.launch import LAUNCH
 from tandem.rpc.generation_client import GenerationClient
 from tandem.speculation.request import Rule
 from tandem.speculation.theory import StepCosts, expected_tokens, rate_for, tpot_pipelined
-from tandem.speculation.types import SamplingParams
+from tandem.speculation.types import GenerationRequest, SamplingParams
 
 MODES = ("off", "on", "auto")
 NEVER = "never-waiting"
@@ -144,18 +144,19 @@ async def _start(
 async def _measured(
     contenders: Sequence[Contender], prompts: Sequence[Prompt], length: int, arguments: argparse.Namespace
 ) -> dict[str, list[Measurement]]:
-    settings = RequestSettings(
-        arguments.max_new_tokens,
-        length,
-        SamplingParams(arguments.temperature, seed=arguments.seed),
+    request = GenerationRequest(
+        text="",
+        sampling=SamplingParams(arguments.temperature, seed=arguments.seed),
+        max_new_tokens=arguments.max_new_tokens,
+        speculation_length=length,
         rule=Rule[arguments.rule.upper()],
     )
     for contender in contenders:
-        await measure(contender, settings.request(prompts[0]))
+        await measure(contender, prompts[0].into(request))
     found: dict[str, list[Measurement]] = {contender.name: [] for contender in contenders}
     for turn, prompt in enumerate(prompts * arguments.runs):
         for contender in rotated(contenders, turn):
-            found[contender.name].append(await measure(contender, settings.request(prompt)))
+            found[contender.name].append(await measure(contender, prompt.into(request)))
     return found
 
 

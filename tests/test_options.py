@@ -10,18 +10,12 @@ from tandem.cli.option import FILE, OptionParser, built, flags_of, option, switc
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
-    """a title"""
-
-    most_words: int = option("how many", default=7)
+class Options:
+    most_words: int = option("how many", default=7, group="a title")
     words: tuple[str, ...] = option("a word", default=())
     list_file: FILE | None = option("where they are", backends=("nxdi",))
     loud: bool = switch("say it loud")
-    share: float | None = option("a share")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Both(Group):
+    share: float | None = option("a share", group="another")
     argv: tuple[str, ...]
     given: frozenset[str]
 
@@ -34,8 +28,8 @@ class Config:
     share: float = 0.5
 
 
-def parser() -> OptionParser[Both]:
-    return OptionParser(Both, flags_of(Both), hyphens=True, prog="p")
+def parser() -> OptionParser[Options]:
+    return OptionParser(Options, flags_of(Options), hyphens=True, prog="p")
 
 
 def test_a_declaration_is_a_flag_in_both_spellings_with_its_type_and_default() -> None:
@@ -43,7 +37,7 @@ def test_a_declaration_is_a_flag_in_both_spellings_with_its_type_and_default() -
         found = parser().parse_args(line.split())
         assert (found.most_words, found.words, found.loud, found.list_file) == (3, ("a", "b"), True, None)
         assert found.given >= {"most_words", "words", "loud"} and "list_file" not in found.given
-    assert parser().parse_args([]) == Both(argv=(), given=frozenset())
+    assert parser().parse_args([]) == Options(argv=(), given=frozenset())
 
 
 def test_help_has_title_value_backend_and_default(capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,7 +45,8 @@ def test_help_has_title_value_backend_and_default(capsys: pytest.CaptureFixture[
         parser().parse_args(["--help"])
     shown = " ".join(capsys.readouterr().out.split())
     assert "a title: --most-words N, --most_words N how many (default: 7)" in shown
-    assert "--list-file FILE, --list_file FILE nxdi: where they are" in shown and "--loud say it loud" in shown
+    assert "--list-file FILE, --list_file FILE nxdi: where they are" in shown
+    assert "--loud say it loud another: --share SHARE a share" in shown
 
 
 def test_a_configuration_is_built_from_the_options_of_its_fields_names() -> None:

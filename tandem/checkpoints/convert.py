@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,62 +69,31 @@ class ConvertConfig:
             raise ValueError(f"output: {self.output} is not an empty folder")
 
 
-@dataclass(slots=True)
-class Rescaled:
-    """Counts rescaled FP8 weights, and keeps the largest before and after and the largest relative error."""
-
-    weights: int = 0
-    largest_before: float = 0.0
-    largest_after: float = 0.0
-    error: float = 0.0
-
-    def note(self, before: Tensor, after: Tensor) -> None:
-        """Compares weights with `after`, those that Neuron will multiply by the larger scale."""
-        import torch
-
-        old, new = before.to(torch.float32), after.to(torch.float32)
-        self.weights += 1
-        self.largest_before = max(self.largest_before, float(old.abs().max()))
-        self.largest_after = max(self.largest_after, float(new.abs().max()))
-        normal = new.abs() >= SMALLEST_NORMAL
-        off = (new * (OCP_MOST / NEURON_MOST) - old).abs()[normal] / old.abs()[normal]
-        self.error = max(self.error, float(off.max()) if off.numel() else 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Conversion:
-    """The tensors to write: their sizes in order, and how each is made. `said`: a line about them, afterwards."""
-
-    sizes: dict[str, int]
-    load: Callable[[str], Tensor]
-    said: Callable[[], str]
-    config: dict[str, Any] = field(default_factory=dict)
-
-
 def run_convert(config: ConvertConfig) -> int:
     """Converts, and prints what was done. Returns the exit code. Raises CheckpointError or ValueError, one line."""
-    conversion = _MAKERS[config.to](config, Tensors(config.source))
-    config.output.mkdir(parents=True, exist_ok=True)
-    shards = shards_of(conversion.sizes, config.shard_bytes)
-    files = write_tensors(config.output, shards, conversion.load)
-    _copy_the_rest(config, conversion)
-    print(f"{len(conversion.sizes)} tensors in {len(files)} {'file' if len(files) == 1 else 'files'}: {config.output}")
-    if said := conversion.said():
-        print(said)
+    _MAKERS[config.to](config, Tensors(config.source))
     return 0
 
 
-def _copy_the_rest(config: ConvertConfig, conversion: Conversion) -> None:
-    """Copies tokenizer and configuration. config.json is written last: without it a folder is no model."""
+def _write(
+    config: ConvertConfig, sizes: Mapping[str, int], load: Callable[[str], Tensor], changed: Mapping[str, Any]
+) -> None:
+    """Writes tensors of these sizes, tokenizer and configuration. config.json is last: without it a folder is no model.
+
+    `changed`: the fields of config.json that change.
+    """
+    config.output.mkdir(parents=True, exist_ok=True)
+    files = write_tensors(config.output, shards_of(sizes, config.shard_bytes), load)
     for file in sorted(config.source.iterdir()):
         if file.is_file() and file.name != "config.json" and not any(fnmatch(file.name, one) for one in WEIGHT_FILES):
             shutil.copyfile(file, config.output / file.name)
     settings = json.loads((config.source / "config.json").read_text(encoding="utf-8"))
-    text = json.dumps(settings | conversion.config, indent=2)
+    text = json.dumps({**settings, **changed}, indent=2)
     (config.output / "config.json").write_text(text + "\n", encoding="utf-8")
+    print(f"{len(sizes)} tensors in {len(files)} {'file' if len(files) == 1 else 'files'}: {config.output}")
 
 
-def _fp8(config: ConvertConfig, tensors: Tensors) -> Conversion:
+def _fp8(config: ConvertConfig, tensors: Tensors) -> None:
     import torch
 
     scaled = {name.removesuffix(SCALE) for name in tensors.files if name.endswith(f".weight{SCALE}")}
@@ -133,7 +102,8 @@ def _fp8(config: ConvertConfig, tensors: Tensors) -> Conversion:
     first = next(name for name in tensors.files if name in scaled)
     if _largest(tensors[first]) <= NEURON_MOST:
         raise CheckpointError(f"{config.source}: {first} is within ±{NEURON_MOST:g} already; it looks rescaled")
-    found, factor = Rescaled(), OCP_MOST / NEURON_MOST
+    factor = OCP_MOST / NEURON_MOST
+    found: list[tuple[float, float, float]] = []  # of each weight: the largest before and after, the relative error
 
     def load(name: str) -> Tensor:
         tensor = tensors[name]
@@ -146,18 +116,17 @@ def _fp8(config: ConvertConfig, tensors: Tensors) -> Conversion:
         if tensor.dtype != torch.float8_e4m3fn:
             raise CheckpointError(f"{config.source}: {name} has a scale, and is {tensor.dtype}, not float8_e4m3fn")
         rescaled = (tensor.to(torch.float32) / factor).to(torch.float8_e4m3fn)
-        found.note(tensor, rescaled)
-        if found.largest_after > NEURON_MOST or found.error > MOST_ERROR:
-            raise CheckpointError(f"{config.source}: {name} could not be rescaled: {found}")
+        found.append((_largest(tensor), _largest(rescaled), _error(tensor, rescaled)))
+        if found[-1][1] > NEURON_MOST or found[-1][2] > MOST_ERROR:
+            raise CheckpointError(f"{config.source}: {name} could not be rescaled: {found[-1]}")
         return rescaled
 
-    def said() -> str:
-        return (
-            f"{found.weights} FP8 weights: largest {found.largest_before:g} before, {found.largest_after:g} after; a"
-            f" weight times its scale moved by at most {found.error:.2%}"
-        )
-
-    return Conversion(tensors.sizes(), load, said)
+    _write(config, tensors.sizes(), load, {})
+    before, after, error = map(max, zip(*found, strict=True))
+    print(
+        f"{len(found)} FP8 weights: largest {before:g} before, {after:g} after; a weight times its scale moved by at"
+        f" most {error:.2%}"
+    )
 
 
 def _largest(tensor: Tensor) -> float:
@@ -166,7 +135,17 @@ def _largest(tensor: Tensor) -> float:
     return float(tensor.to(torch.float32).abs().max())
 
 
-def _eagle(config: ConvertConfig, tensors: Tensors) -> Conversion:
+def _error(weights: Tensor, rescaled: Tensor) -> float:
+    """The largest relative error of weights that are multiplied by a larger scale."""
+    import torch
+
+    old, new = weights.to(torch.float32), rescaled.to(torch.float32)
+    normal = new.abs() >= SMALLEST_NORMAL
+    off = (new * (OCP_MOST / NEURON_MOST) - old).abs()[normal] / old.abs()[normal]
+    return float(off.max()) if off.numel() else 0.0
+
+
+def _eagle(config: ConvertConfig, tensors: Tensors) -> None:
     if config.target is None:
         raise ValueError("target_model: name the target whose output matrix the head gets")
     head, eagle3 = check_head(config.source, tensors), is_head(config.source)
@@ -201,7 +180,9 @@ def _eagle(config: ConvertConfig, tensors: Tensors) -> Conversion:
         own = {"num_hidden_layers": 1, "tie_word_embeddings": False, "fc_bias": "fc.bias" in names}
         if INPUT_NORM in names:
             said.append("it norms its inputs: serve it with enable_eagle_draft_input_norm true in --neuron_config")
-    return Conversion(sizes, load, lambda: "\n".join(said), own)
+    _write(config, sizes, load, own)
+    for line in said:
+        print(line)
 
 
 def _text_config(folder: Path) -> dict[str, Any]:
@@ -224,8 +205,8 @@ def _first(tensors: Tensors, names: tuple[str, ...]) -> str:
     return found
 
 
-def _safetensors(config: ConvertConfig, tensors: Tensors) -> Conversion:
-    return Conversion(tensors.sizes(), tensors.__getitem__, lambda: "")
+def _safetensors(config: ConvertConfig, tensors: Tensors) -> None:
+    _write(config, tensors.sizes(), tensors.__getitem__, {})
 
 
 _MAKERS = {"fp8": _fp8, "eagle": _eagle, "safetensors": _safetensors}

@@ -19,6 +19,10 @@ LAYOUTS = ("specforge", "speculators")
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")
 TAPS = 3  # hidden states that a head reads: of a low, a middle and a high layer
 LAYERS = "eagle_aux_hidden_state_layer_ids"
+_LLAMAS = (
+    *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "attention_bias"),
+    *("rms_norm_eps", "max_position_embeddings", "vocab_size"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,19 +176,11 @@ def _llama(head: HeadConfig) -> dict[str, Any]:
     return {
         "model_type": "llama",
         "hidden_act": "silu",
-        "hidden_size": head.hidden_size,
-        "intermediate_size": head.intermediate_size,
-        "num_attention_heads": head.num_attention_heads,
-        "num_key_value_heads": head.num_key_value_heads,
-        "head_dim": head.head_dim,
+        **{name: getattr(head, name) for name in _LLAMAS},
         "num_hidden_layers": 1,
-        "attention_bias": head.attention_bias,
-        "rms_norm_eps": head.rms_norm_eps,
-        "max_position_embeddings": head.max_position_embeddings,
         "rope_theta": head.rope["rope_theta"],
         "rope_scaling": None if scaled.get("rope_type") == "default" else scaled,
         "tie_word_embeddings": False,
-        "vocab_size": head.vocab_size,
     }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Generic, TypeVar, Union
 
 MOST_CHARACTERS = 512
@@ -22,22 +23,16 @@ _PLAIN = re.compile(r"\\([^A-Za-z0-9])|([^\\.\[\](){}|*+?^$])")
 _REPEATED = re.compile(r"(?:([*+?])|\{(\d{1,6})(,(\d{0,6}))?\})\??(?![*+?{])")
 
 Value = TypeVar("Value")
-Node = Union[str, "re.Pattern[str]", "_Edge", "_Either", "_Repeat"]
-"""A node of a parsed pattern: literal characters, one character of a class, or one of the classes below."""
+Node = Union[str, "re.Pattern[str]", "_Edge", "_Repeat", list[list["Node"]]]
+"""A node of a parsed pattern: literal characters, one character of a class, an anchor, a repeated node, or alternatives
+(`a|b`): sequences of nodes, one of which must match."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Edge:
-    """The anchor `^` or `$`."""
+class _Edge(Enum):
+    """An anchor."""
 
-    at_end: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Either:
-    """Alternatives (`a|b`): sequences of nodes, one of which must match."""
-
-    sequences: list[list[Node]]
+    BEGIN = "^"
+    END = "$"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +74,11 @@ class ModulePatterns(Generic[Value]):
         if isinstance(node, re.Pattern):
             return (at & places.after_one(node)) >> 1
         if isinstance(node, _Edge):
-            return at & (1 << len(places.path) if node.at_end else 1)
+            return at & (1 << len(places.path) if node is _Edge.END else 1)
         if isinstance(node, _Repeat):
             return self._before_repeated(node, at, places)
         found = 0
-        for sequence in node.sequences:
+        for sequence in node:
             reached = at
             for part in reversed(sequence):
                 reached = self._before(part, reached, places) if reached else 0
@@ -135,11 +130,11 @@ class _Parser:
             raise self._refusal()
         return found
 
-    def _either(self) -> _Either:
+    def _either(self) -> list[list[Node]]:
         sequences = [self._sequence()]
         while self._took("|"):
             sequences.append(self._sequence())
-        return _Either(sequences)
+        return sequences
 
     def _sequence(self) -> list[Node]:
         nodes: list[Node] = []
@@ -156,7 +151,7 @@ class _Parser:
     def _one(self) -> Node:
         for character in "^$":
             if self._took(character):
-                return _Edge(character == "$")
+                return _Edge(character)
         if self._took("("):
             return self._group()
         if plain := _PLAIN.match(self._pattern, self._at):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from typing import NamedTuple
 
-from tandem.cli.flags import FLAGS, Calling, Options
+from tandem.cli.flags import FLAGS, Options
 from tandem.cli.option import Flag, OptionParser
-from tandem.cli.role_names import ASKING, BACKENDS, PROMPTED, SERVERS, SERVING, TARGETS, VERIFYING
+from tandem.cli.role_names import ASKING, BACKENDS, CALLING, PROMPTED, SERVERS, SERVING, TARGETS, VERIFYING
 from tandem.speculation.types import SAMPLING_FIELDS
 
 
@@ -66,10 +65,10 @@ class Need(NamedTuple):
     why: str
 
 
-CALLING = tuple(each.name for each in fields(Calling))
+SECURING = tuple(name for name, flag in FLAGS.items() if flag.roles == CALLING)
 PROPOSING = (
     *("target_host", "target_port", "connect_seconds", "reconnect_seconds", "pipeline", "queue", "profile"),
-    *("max_requests_per_identity", "max_new_tokens", "engine_port", "draft_adapters", *SAMPLING_FIELDS, *CALLING),
+    *("max_requests_per_identity", "max_new_tokens", "engine_port", "draft_adapters", *SAMPLING_FIELDS, *SECURING),
 )
 MAIN_TARGET = (*TARGETS, "verify_target", "accept", "compile", "plan")
 _PROPOSING = "--propose_only has no target and does not answer Generate"
@@ -84,8 +83,8 @@ _UNQUANTIZED = "needs a --quantization other than auto and none"
 
 NEEDS = (
     Need(("draft_seconds",), ("target",), lambda a: a.draft_host, "without --draft_host no server is called"),
-    Need(CALLING, ("target",), lambda a: a.draft_host or a.prefill, _NOBODY),
-    Need((*CALLING, "prefill_min_tokens", "prefill_timeout_s"), ("fused_target",), lambda a: a.prefill, _NO_PREFILL),
+    Need(SECURING, ("target",), lambda a: a.draft_host or a.prefill, _NOBODY),
+    Need((*SECURING, "prefill_min_tokens", "prefill_timeout_s"), ("fused_target",), lambda a: a.prefill, _NO_PREFILL),
     Need(("prefill_min_tokens", "prefill_timeout_s"), ("target",), lambda a: a.prefill, _NO_PREFILL),
     Need(PROPOSING, ("draft_worker",), lambda a: not a.propose_only, _PROPOSING),
     Need(("target_port",), ("draft_worker",), lambda a: _wants_port(a.target_host), _PORTED),

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from tandem.cli.compare_flags import PROMPTS_PER_WORKLOAD, CompareOptions, Started, build_parser
+from tandem.cli.compare_flags import COMPARE_FLAGS, PROMPTS_PER_WORKLOAD, STARTED, CompareOptions, build_parser
 from tandem.cli.compare_placement import placement_of, refuse_flags_of_other_backends
 from tandem.cli.option import built
 from tandem.cli.values import auto_or_count, credentials, numbers, split_list
@@ -28,7 +28,7 @@ from tandem.speculation.sampling import member_named
 from tandem.speculation.types import Rule, SamplingParams
 
 RENDERING = {"render", "baseline", "format"}
-STARTING = tuple(each.name for each in fields(Started))
+STARTING = tuple(name for name, flag in COMPARE_FLAGS.items() if flag.group == STARTED)
 
 
 def refuse_unused_flags(options: CompareOptions) -> None:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tandem.cli.flags import FLAGS, Calling
-from tandem.cli.option import DIR, LIST, NAME, SECONDS, OptionParser, flags_of, option, switch
+from tandem.cli.flags import FLAGS
+from tandem.cli.option import DIR, FILE, LIST, NAME, SECONDS, OptionParser, flags_of, option, switch
 from tandem.cli.role_names import BACKENDS, REAL, TORCH
 from tandem.comparison.links.settings import LINK_KINDS
 from tandem.comparison.measuring.architectures import HEADED, PIPELINED
@@ -18,29 +18,28 @@ PROMPTS_PER_WORKLOAD = 4
 """Keeps the default comparison within a few minutes on two cores."""
 
 
-def same(name: str, text: str | None = None, backends: tuple[str, ...] | None = None) -> Any:
+STARTED = "servers that are started here"
+
+
+def same(name: str, text: str | None = None, backends: tuple[str, ...] | None = None, group: str = "") -> Any:
     """The roles' option of this name, by default with its help and for its backends."""
     row = FLAGS[name]
-    return option(text or row.text, backends=backends or row.backends, metavar=row.options.get("metavar"))
+    shown = row.options.get("metavar")
+    return option(text or row.text, backends=backends or row.backends, metavar=shown, group=group)
 
 
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class Prompts:
-    """prompts"""
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class CompareOptions:
+    """The parsed options of a comparison. `given`: the names of those that the command line has."""
 
-    prompt_file: Path | None = same("prompt_text")
+    prompt_file: Path | None = same("prompt_text", group="prompts")
     prompt: tuple[str, ...] = same("prompt")
     chat: bool = switch("wrap your own prompts in the model's chat template")
     workloads: LIST | None = option(f"built-in prompts to use (default: {','.join(BUILT_IN)})")
     prompts_per_workload: int | None = option(f"built-in prompts of each kind (default: {PROMPTS_PER_WORKLOAD})")
     num_runs: int = option("times each prompt is run; sampled: with seed, seed + 1, ...")
 
-
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class Requests:
-    """requests"""
-
-    max_new_tokens: int = option("tokens to generate")
+    max_new_tokens: int = option("tokens to generate", group="requests")
     speculation_length: str = option(
         "draft tokens per round; auto: the fastest length by measurement, without a prediction",
         default=str(ComparisonConfig.speculation_length),
@@ -59,25 +58,16 @@ class Requests:
     timeout: SECONDS = option("deadline of one request", default=ComparisonConfig.timeout_s)
     sequence_length: int = option("tokens per sequence, prompt included")
 
-
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class Links:
-    """links"""
-
-    rtt_ms: LIST | None = option("emulated round trips, such as 0,20,50,100; the first is the base")
+    rtt_ms: LIST | None = option("emulated round trips, such as 0,20,50,100; the first is the base", group="links")
     bandwidth_mbps: float | None = option("bandwidth of the emulated link in each direction (default: no limit)")
     link: str = option(
         "a delay proxy on loopback, or the kernel's netem between network namespaces, which needs root",
         metavar="|".join(LINK_KINDS),
     )
 
-
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class Loads:
-    """loads"""
-
     concurrency: LIST = option(
-        "also measure with so many users at once, such as 1,4,8; each sends the next request when answered"
+        "also measure with so many users at once, such as 1,4,8; each sends the next request when answered",
+        group="loads",
     )
     rate: LIST = option(
         "also measure Poisson arrivals of so many requests per second, such as 0.5,2; --seed is theirs too"
@@ -90,11 +80,12 @@ class Loads:
     mean_output_tokens: int | None = option("output length under load (default: up to --max-new-tokens)")
     stddev_output_tokens: int = option("its standard deviation")
 
-
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class Connected(Calling):
-    """architectures, and servers that run already"""
-
+    tls_ca: FILE | None = same("tls_ca", group="architectures, and servers that run already")
+    tls_client_cert: FILE | None = same("tls_client_cert")
+    tls_client_key: FILE | None = same("tls_client_key")
+    tls_server_name: NAME | None = same("tls_server_name")
+    token_file: FILE | None = same("token_file")
+    token_env: NAME | None = same("token_env")
     architectures: LIST = option(
         f"architectures to compare; {PIPELINED.name} and {HEADED.name} too",
         default=",".join(ComparisonConfig.architectures),
@@ -103,12 +94,7 @@ class Connected(Calling):
     insecure: bool = switch("allow sending the token in clear text to other machines")
     pipeline: str = same("pipeline")
 
-
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class Started:
-    """servers that are started here"""
-
-    model: str | None = option("target (default: the embedded one)", also="target_model")
+    model: str | None = option("target (default: the embedded one)", also="target_model", group=STARTED)
     draft_model: str | None = same("draft_model")
     draft: str = same("draft")
     adapters: str | None = same("adapters", "LoRA adapters of the target, of which --adapter takes one", BACKENDS)
@@ -143,21 +129,13 @@ class Started:
     draft_neuron_config: str | None = same("draft_neuron_config")
     startup_timeout: SECONDS = option("how long a server may take to start", default=ComparisonConfig.startup_timeout_s)
 
-
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class Files:
-    """files"""
-
-    format: LIST = option("format of the report: html, md or both", default=",".join(ComparisonConfig.formats))
+    format: LIST = option(
+        "format of the report: html, md or both", default=",".join(ComparisonConfig.formats), group="files"
+    )
     render: Path | None = option("measure nothing; write the report of this comparison.json", metavar="FILE")
     from_records: Path | None = option("measure nothing; analyse and report this records.jsonl", metavar="FILE")
     baseline: Path | None = option("a comparison.json to compare with; regressions are flagged", metavar="FILE")
     output_dir: Path | None = option("folder for the files (default: results/<timestamp>)", metavar="DIR")
-
-
-@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class CompareOptions(Prompts, Requests, Links, Loads, Connected, Started, Files):
-    """The parsed options of a comparison. `given`: the names of those that the command line has."""
 
     argv: tuple[str, ...]
     given: frozenset[str]
@@ -166,16 +144,13 @@ class CompareOptions(Prompts, Requests, Links, Loads, Connected, Started, Files)
 COMPARE_FLAGS = flags_of(CompareOptions, ComparisonConfig)
 
 
-class Parser(OptionParser[CompareOptions]):
-    said = "error: "
-
-
-def build_parser(program: str = "compare_architectures.py") -> Parser:
+def build_parser(program: str = "compare_architectures.py") -> OptionParser[CompareOptions]:
     """Builds the parser; `program` is the name that help and errors show."""
-    return Parser(
+    return OptionParser(
         CompareOptions,
         COMPARE_FLAGS,
         hyphens=True,
+        said="error: ",
         prog=program,
         description="Compare autoregressive, distributed, fused and remote-draft decoding on the same prompts.",
         epilog="Exit code: 0; 1 when a request or a file failed; 2 for a bad argument; 3 for a regression against"

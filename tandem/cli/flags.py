@@ -4,33 +4,195 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tandem.cli.model_flags import Converting, Figures, Models, Planning
-from tandem.cli.option import ADDRESS, ADDRESSES, FILE, HOST, LIST, NAME, SECONDS, URL, flags_of, option, switch
+from tandem.cli.option import (
+    ADAPTERS,
+    ADDRESS,
+    ADDRESSES,
+    DIR,
+    FILE,
+    HOST,
+    JSON,
+    LIST,
+    NAME,
+    SECONDS,
+    URL,
+    flags_of,
+    option,
+    switch,
+)
 from tandem.cli.role_names import (
+    ALONE,
     APART,
     ASKING,
     CALLING,
+    DRAFTING,
     EVERY,
+    FUSING,
     GENERATING,
     LISTENING,
+    LOADING,
+    NXDI,
     OURS,
     PROMPTED,
     PROMPTS,
+    REAL,
     SERVERS,
     SERVING,
     SESSIONS,
+    SHAPED,
     TARGETS,
+    TORCH,
+    VERIFYING,
 )
 from tandem.cli.values import auto_or_count
 
+ADAPTED = (*TARGETS, "prefill", *ALONE, "accept")
 _CALLING = {"nxdi": (*ASKING, *SESSIONS)}  # a fused_target calls PrefillWorkers alone
 
 
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class Network:
-    """network"""
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Options:
+    """The parsed options of a role. `argv`: the arguments that were parsed; `given`: the names of those options."""
 
-    host: HOST = option("address a server listens on; 127.0.0.1 is for this machine only", SERVING, default="127.0.0.1")
+    model: str | None = option(
+        "model folder, .gguf file or hub id of the role's own model",
+        (*LOADING, "plan", "convert"),
+        group="models (default: the embedded SmolLM2-135M-Instruct)",
+    )
+    target_model: str | None = option(
+        "the target, for roles with two models; draft, draft_worker: whose tokenizer n-gram lookup uses, and an "
+        "EAGLE-3 head, with the embedding",
+        ("target", "verify_target", *DRAFTING, "plan", "convert"),
+    )
+    draft_model: str | None = option("the draft model, or EAGLE-3 head", (*DRAFTING, "verify_draft", "plan", "convert"))
+    draft: str = option(
+        "hybrid (prompt lookup, else the draft model), model, eagle (an EAGLE-3 head), or ngram (lookup alone); "
+        "auto: hybrid if possible",
+        DRAFTING,
+        default="auto",
+    )
+    hand_out_features: str = option(
+        "the hidden states after these layers go with verdicts to EAGLE-3 heads of draft workers; on: after those "
+        "that heads usually read; not with graphs",
+        ("target",),
+        OURS,
+        default="off",
+        metavar="off|on|L1,L2,L3",
+    )
+    feature_format: str = option(
+        "number format of the features that an EAGLE-3 head gets from its target",
+        APART,
+        default="bfloat16",
+        metavar="bfloat16|int8",
+    )
+    feature_context: int = option(
+        "an EAGLE-3 head gets the features of the last N positions of a prompt", APART, default=256
+    )
+    adapters: ADAPTERS | None = option(
+        "LoRA adapters of the target, in PEFT's folders, which requests choose by name, OpenAI clients as the "
+        "model (native steps and --compile off; nxdi: compiled in)",
+        (*ADAPTED, "compile"),
+        only={"torch": ADAPTED, "toy": ADAPTED},
+    )
+    draft_adapters: ADAPTERS | None = option(
+        "LoRA adapters of the draft model: a request with the target's of that name has it too",
+        ("fused_target", "draft_worker", "draft", "accept"),
+        OURS,
+    )
+    adapter_root: DIR | None = option(
+        "adapters in this folder's folders may be added while the server runs (RPC AddAdapter; default: none)",
+        TARGETS,
+        OURS,
+    )
+    adapter_admins: LIST | None = option(
+        "the identities who may add and remove adapters, where callers have identities", TARGETS, OURS
+    )
+    backend: str = option("torch, nxdi (NxD Inference, on Neuron), or toy (for tests)", SHAPED, default="torch")
+    device: str = option("where models run: auto, cpu, cuda or neuron (Trn2, Trn3)", LOADING, TORCH, default="auto")
+    dtype: str = option(
+        "number format of activations, KV cache and unquantised weights: auto, float32, bfloat16 or float16",
+        SHAPED,
+        REAL,
+        default="auto",
+    )
+    weights: str = option(
+        "how weights lie in memory: bfloat16, float32, int8 or q4 (quantised once, native steps only), as-stored "
+        "(the blocks of a .gguf file as they are); auto: as the checkpoint has them if native steps can run that "
+        "and no --dtype is given, else in the dtype",
+        LOADING,
+        TORCH,
+        default="auto",
+    )
+    threads: int | None = option(
+        "CPU threads per model (default: torch's choice, or a rank's share of the CPUs)", LOADING, TORCH
+    )
+    compile: str = option(
+        "how steps run: native (C++), inductor or neuron (graphs), off (module code), auto",
+        LOADING,
+        TORCH,
+        default="auto",
+    )
+    exact: bool = switch("use only step shapes whose results agree bit for bit (default)", VERIFYING, REAL)
+    fast: bool = switch("use all step shapes, even if their results differ in the last bits", VERIFYING, REAL)
+    sequence_length: int | None = option(
+        "tokens per sequence, prompt included (servers: 512)", (*LOADING, "client", "fused_client", "plan")
+    )
+    batch: int = option("KV slots: sequences in memory at once", SHAPED, default=4)
+    kv_cache_mb: int | None = option(
+        "memory in MiB that the KV slots of all models share, so that there may be more of them than memory for "
+        "all at full length; a request waits until its own length fits (native steps and --compile off on the "
+        "CPU; default: every slot has its full length)",
+        SERVERS,
+        OURS,
+    )
+    speculation_length: str | None = option(
+        "draft tokens per round; auto (default): the fastest by measurement. Clients: the server's choice",
+        (*SERVERS, *ASKING, "accept", "compile", "plan"),
+        also="gamma",
+        metavar="auto|K",
+    )
+    max_speculation_length: int | None = option(
+        "the maximum on a server (default: its speculation_length; for auto, 5)", SHAPED
+    )
+    tp_degree: int = option(
+        "cores that share a target (torch: one process per core, started here or by torchrun)",
+        SHAPED,
+        REAL,
+        only={"torch": (*TARGETS, "compile", "plan")},
+        default=1,
+    )
+    cores: LIST | None = option(
+        "cores of the device that this server uses, such as 0-3; on a CPU, CPUs (default: all)", LOADING, REAL
+    )
+    compiled_dir: DIR | None = option(
+        "folder for compiled models, which servers may share (default: in ~/.cache/tandem)", LOADING, REAL
+    )
+    artifacts: DIR | None = option(
+        "store of compiled models, such as a bucket mounted from S3; compile writes it, servers read it", LOADING, NXDI
+    )
+    compile_for: str | None = option("which of target, draft and fused to compile (default: all)", ("compile",))
+    batch_buckets: LIST | None = option(
+        "batch sizes to compile graphs for, such as 1,4 (default: depends on the device)", SHAPED, TORCH
+    )
+    draft_buckets: LIST | None = option(
+        "draft lengths to compile graphs for, such as 2,5 (default: depends on the device)", SHAPED, TORCH
+    )
+    prefill_chunk: int | None = option("prompt tokens per step (default 64)", SHAPED, TORCH)
+    neuron_config: JSON | None = option("fields of NeuronConfig, as JSON or a JSON file", LOADING, NXDI)
+    draft_neuron_config: JSON | None = option("the NeuronConfig fields that differ for the draft", FUSING, NXDI)
+    eagle: bool = switch("the draft is an EAGLE head of the target", FUSING, NXDI)
+    pair: str = option(
+        "load the pair as one graph, which is greedy, and apart for sampled requests; or as one of them, in half "
+        "the memory",
+        FUSING,
+        NXDI,
+        default="both",
+        metavar="both|fused|apart",
+    )
+
+    host: HOST = option(
+        "address a server listens on; 127.0.0.1 is for this machine only", SERVING, default="127.0.0.1", group="network"
+    )
     port: int = option(
         "port a server listens on, or a client connects to; 0: any free port", (*LISTENING, *ASKING), default=50051
     )
@@ -84,24 +246,22 @@ class Network:
     )
     timeout: SECONDS | None = option("deadline of a request (default: none)", ASKING)
 
-
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class OpenAI:
-    """gateway of OpenAI clients (docs/openai.md)"""
-
-    workers: ADDRESSES | None = option("engine ports of servers (default: start a server of its own)", ("gateway",))
+    workers: ADDRESSES | None = option(
+        "engine ports of servers (default: start a server of its own)",
+        ("gateway",),
+        group="gateway of OpenAI clients (docs/openai.md)",
+    )
     worker_flags: str = option(
         "flags of that server, in one argument (default: a fused_target on the embedded pair)", ("gateway",), default=""
     )
     http_port: int = option("port for HTTP; 0: any free port", ("gateway",), default=8080)
     gateway_flags: str = option("further flags of smg, in one argument", ("gateway",), default="")
 
-
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class Taking:
-    """security of a server (docs/security.md)"""
-
-    tls_cert: FILE | None = option("the server's certificate (PEM, with its chain); turns TLS on", SERVING)
+    tls_cert: FILE | None = option(
+        "the server's certificate (PEM, with its chain); turns TLS on",
+        SERVING,
+        group="security of a server (docs/security.md)",
+    )
     tls_key: FILE | None = option("its private key", SERVING)
     tls_client_ca: FILE | None = option("require client certificates that one of these CAs signed", LISTENING)
     accept_tokens: FILE | None = option("require a token from this file of `identity token` lines", SERVING)
@@ -128,13 +288,11 @@ class Taking:
     prefix_cache_mb: int = option("memory for them in MiB, of target and draft together", LISTENING, default=64)
     log_prompts: bool = switch("log prompts and answers; otherwise they are never logged", SERVERS)
 
-
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class Calling:
-    """security of outgoing calls, from clients and from servers that call another server"""
-
     tls_ca: FILE | None = option(
-        "call with TLS; one of these CAs signed the server's certificate", CALLING, only=_CALLING
+        "call with TLS; one of these CAs signed the server's certificate",
+        CALLING,
+        only=_CALLING,
+        group="security of outgoing calls, from clients and from servers that call another server",
     )
     tls_client_cert: FILE | None = option(
         "the caller's own certificate, for a server with mTLS", CALLING, only=_CALLING
@@ -148,12 +306,12 @@ class Calling:
         "the environment variable with that token, instead of a file", CALLING, only=_CALLING
     )
 
-
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class Requests:
-    """requests (on a server: the defaults for requests that leave them out)"""
-
-    prompt: tuple[str, ...] = option("a prompt; may be repeated", PROMPTS, default=())
+    prompt: tuple[str, ...] = option(
+        "a prompt; may be repeated",
+        PROMPTS,
+        default=(),
+        group="requests (on a server: the defaults for requests that leave them out)",
+    )
     prompt_text: FILE | None = option("a file with one prompt per line", PROMPTS, also="prompt_file")
     chat: bool = switch("put each prompt into the model's chat template", PROMPTS)
     max_new_tokens: int | None = option(
@@ -197,12 +355,50 @@ class Requests:
         "TargetVerifier, FusedSpeculativeServer or DraftWorker (default: whichever answers)", ("client",)
     )
 
+    output: str | None = option(
+        "accept: file to write the figures to, as JSON; convert: empty folder to write to",
+        ("accept", "convert"),
+        group="measuring and advice (roles accept and advise)",
+    )
+    report: str | None = option("the comparison.json, or prefill_apart.json, to use", ("advise",))
+    rtt_ms: float | None = option("round trip between client and target (default: as measured)", ("advise",))
+    link_mbps: float | None = option(
+        "on prefill apart: bandwidth between target and PrefillWorker in Mbit/s (default: no limit)", ("advise",)
+    )
+    clients: int = option("concurrent clients of one target", ("advise",), default=1)
 
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class Seeing:
-    """observability (docs/observability.md)"""
+    convert: str | None = option(
+        "rescale FP8 weights for Neuron; complete an EAGLE head (--draft_model) for its target "
+        "(--target_model); or write safetensors",
+        ("convert",),
+        metavar="fp8|eagle|safetensors",
+        group="converting checkpoints (role convert, docs/trainium-nxdi.md)",
+    )
+    shard_gb: float = option("most GB of a file", ("convert",), default=5.0)
 
-    metrics_port: int | None = option("port for Prometheus metrics; 0: any free port (default: none)", SERVING)
+    instance: str | None = option(
+        "an instance type such as trn2.48xlarge, or FAMILY:CHIPS such as trn3:4",
+        ("plan",),
+        group="planning (roles plan and doctor; plan also takes the models' flags)",
+    )
+    lnc: int | None = option("physical cores per logical one (default: the chip's, 2 on Trn2 and Trn3)", ("plan",))
+    core_count: int | None = option("cores for each placement (default: tp_degree, or as few as suffice)", ("plan",))
+    context_buckets: LIST | None = option("nxdi: prompt lengths compiled, as in 1024,2048; or auto", ("plan",))
+    decode_buckets: LIST | None = option("cache lengths compiled (default: sequence_length); or auto", ("plan",))
+    quantization: str = option(
+        "quantization of the target: none, int8, f8e4m3, f8e5m2, or auto (as config.json says)",
+        ("plan",),
+        default="auto",
+    )
+    modules_to_not_convert: LIST = option("modules to leave unquantized", ("plan",), default="lm_head")
+    compile_minutes: float = option("minutes to assume for compiling a graph", ("plan",), default=10.0)
+    json: bool = switch("print JSON", ("plan", "doctor"))
+
+    metrics_port: int | None = option(
+        "port for Prometheus metrics; 0: any free port (default: none)",
+        SERVING,
+        group="observability (docs/observability.md)",
+    )
     metrics_host: HOST = option("address for metrics", SERVING, default="127.0.0.1")
     otlp_endpoint: URL | None = option(
         "http://HOST:PORT of the OTLP/gRPC collector to send traces to (default: none)", (*LISTENING, *PROMPTED)
@@ -213,11 +409,6 @@ class Seeing:
         (*SERVERS, *PROMPTED),
     )
     debug: bool = switch("log more, and show tracebacks", EVERY)
-
-
-@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class Options(Models, Network, OpenAI, Taking, Calling, Requests, Figures, Converting, Planning, Seeing):
-    """The parsed options of a role. `argv`: the arguments that were parsed; `given`: the names of those options."""
 
     role: str
     argv: tuple[str, ...]

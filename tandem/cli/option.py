@@ -1,11 +1,9 @@
-"""An option is declared once, as a field of a dataclass, whose type, default and metadata make flag and help.
-
-Groups of options are dataclasses without methods of their own, because making those takes time before --help.
-"""
+"""An option is declared once, as a field of a dataclass, whose type, default and metadata make flag and help."""
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
@@ -34,7 +32,7 @@ Config = TypeVar("Config")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flag:
-    """What a dataclass declares of an option; `kind` is the annotation, `also` another name.
+    """What a dataclass declares of an option; `kind` is the annotation, `also` another name, `group` a title of --help.
 
     `roles` take the flag; those that load models, with one of `backends` alone. `only` narrows a backend's roles.
     """
@@ -48,6 +46,7 @@ class Flag:
     only: Mapping[str, tuple[str, ...]]
     also: str | None
     metavar: str | None
+    group: str
 
     def takers(self, backend: str) -> tuple[str, ...]:
         """Returns the roles that take the flag with a backend."""
@@ -91,10 +90,11 @@ def option(
     only: Mapping[str, tuple[str, ...]] | None = None,
     also: str | None = None,
     metavar: str | None = None,
+    group: str = "",
 ) -> Any:
-    """Declares a field of a dataclass as an option."""
+    """Declares a field of a dataclass as an option. `group`: the title of those that begin with it."""
     said = {"text": text, "roles": roles, "backends": backends, "only": only or {}, "also": also, "metavar": metavar}
-    return field(default=default, metadata=said)
+    return field(default=default, metadata={**said, "group": group})
 
 
 def switch(text: str, roles: tuple[str, ...] = (), backends: tuple[str, ...] = BACKENDS) -> Any:
@@ -103,38 +103,34 @@ def switch(text: str, roles: tuple[str, ...] = (), backends: tuple[str, ...] = B
 
 
 def flags_of(options: type, config: type | None = None) -> dict[str, Flag]:
-    """The options of a dataclass of groups, group by group: its base classes, whose docstrings are titles.
-
-    An option without a default has that of the field of this name in `config`.
-    """
+    """The options of a dataclass. One without a default has that of the field of this name in `config`."""
     others = {each.name: each.default for each in fields(config) if each.default is not MISSING} if config else {}
-    return {
-        each.name: Flag(
-            name=each.name,
-            kind=str(each.type),
-            default=others.get(each.name) if each.default is None else each.default,
-            **each.metadata,
-        )
-        for group in options.__bases__
-        for each in fields(group)
-    }
+    found: dict[str, Flag] = {}
+    group = ""
+    for each in (each for each in fields(options) if each.metadata):
+        group = each.metadata["group"] or group
+        default = others.get(each.name) if each.default is None else each.default
+        said = {**each.metadata, "group": group}
+        found[each.name] = Flag(name=each.name, kind=str(each.type), default=default, **said)
+    return found
 
 
 class OptionParser(argparse.ArgumentParser, Generic[Parsed]):
-    """Parses into a frozen dataclass of groups of options, which has `given`: the names of those that were given.
+    """Parses into a frozen dataclass of options, which has `given`: the names of those that were given.
 
     Each flag has two spellings, --top_p and --top-p; `hyphens` shows the latter first. An error is one line, exit 2.
+    `said`: before an error's message.
     """
 
-    said = ""  # before an error's message
-
-    def __init__(self, options: type[Parsed], flags: Mapping[str, Flag], hyphens: bool = False, **named: Any) -> None:
+    def __init__(
+        self, options: type[Parsed], flags: Mapping[str, Flag], hyphens: bool = False, said: str = "", **named: Any
+    ) -> None:
         super().__init__(allow_abbrev=False, **named)
-        self._flags = flags
+        self._flags, self._said = flags, said
         self._parsed: Callable[..., Parsed] = options
-        for group in options.__bases__:
-            titled = self.add_argument_group(group.__doc__)
-            for flag in (flags[each.name] for each in fields(group)):
+        for title, group in itertools.groupby(flags.values(), lambda flag: flag.group):
+            titled = self.add_argument_group(title)
+            for flag in group:
                 spellings = flag.spellings(hyphens)
                 titled.add_argument(*spellings, dest=flag.name, **flag.options, default=argparse.SUPPRESS)
 
@@ -147,7 +143,7 @@ class OptionParser(argparse.ArgumentParser, Generic[Parsed]):
         return self._parsed(argv=argv, given=frozenset(found) - {"role"}, **values)
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {self.said}{message}\n")
+        self.exit(2, f"{self.prog}: {self._said}{message}\n")
 
 
 def built(kind: type[Config], options: object, **computed: Any) -> Config:

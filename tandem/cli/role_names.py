@@ -1,4 +1,4 @@
-"""The roles and backends by what they do, for the rows of flags.py and model_flags.py."""
+"""The roles and backends by what they do, for the rows of flags.py."""
 
 from __future__ import annotations
 

@@ -35,12 +35,12 @@ class Host:
 def find_host(root: Path = Path("/"), environment: Mapping[str, str] | None = None) -> Host:
     """Examines the machine. The arguments are for tests."""
     environment = os.environ if environment is None else environment
-    cpu = _cpu(root)
+    cpu = first_processor(root)
     return Host(
         system=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
-        processor=cpu.get("model name") or platform.processor() or platform.machine(),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        processor=name_of(cpu),
+        cores=usable_cores(),
         memory_bytes=_memory(root),
         features=_features((cpu.get("flags") or cpu.get("features") or "").split()),
         compiler=_compiler(environment),
@@ -49,7 +49,17 @@ def find_host(root: Path = Path("/"), environment: Mapping[str, str] | None = No
     )
 
 
-def _cpu(root: Path) -> dict[str, str]:
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def name_of(processor: Mapping[str, str]) -> str:
+    """The name of a processor of /proc/cpuinfo, or what Python calls it."""
+    return processor.get("model name") or platform.processor() or platform.machine()
+
+
+def first_processor(root: Path = Path("/")) -> dict[str, str]:
     """The first processor of /proc/cpuinfo, keys in lower case."""
     try:
         lines = (root / "proc/cpuinfo").read_text(encoding="utf-8").splitlines()

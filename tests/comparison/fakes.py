@@ -10,6 +10,7 @@ from tandem.comparison.measuring.records import Measurement, Record, Seconds
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.speculation.types import Chunk, FinishReason, GenerationEnd, GenerationRequest, ModelInfo, SpeculationStats
 
+ASKED = GenerationRequest(text="")
 MODEL = ModelInfo("toy", "rev", "sha", 100, 512, 8, 4, "float32", "toy", "toy")
 
 

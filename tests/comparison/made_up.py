@@ -92,7 +92,7 @@ def measured(shape: Shape, times: Sequence[float], random: Random, folder: Path)
         endpoints, ended=True, cut_short=None if shape.keep == 1 else "interrupted by SIGINT",
     )  # fmt: skip
     for condition in config.conditions:
-        if condition.link.settings:
+        if condition.link.rtt_ms is not None:
             made.links[condition.link] = LinkOverhead(condition.link.seconds, *(random.choice(times) for _ in "123"), 9)
     turns = itertools.product(range(shape.runs), config.prompts, config.conditions, shape.names)
 

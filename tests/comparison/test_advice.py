@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tandem.comparison.analysis.advice import AdviceConfig, advice_lines, advise, run_advice
+from tandem.comparison.analysis.advice import advice_lines, advise, basis, run_advice
 from tandem.comparison.analysis.findings import theory_as_json
 from tests.comparison.test_predictions import theory
 
@@ -27,7 +27,7 @@ def written(tmp_path: Path, found: object) -> Path:
 def test_fused_is_advised_for_one_client_with_what_to_expect(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_advice(AdviceConfig(written(tmp_path, comparison()))) == 0
+    assert run_advice(written(tmp_path, comparison())) == 0
     text = capsys.readouterr().out
     assert text.startswith("At 0 ms round trip and one client: fused with speculation length ")
     assert "plain decoding" in text and "distributed" in text
@@ -36,21 +36,22 @@ def test_fused_is_advised_for_one_client_with_what_to_expect(
 
 
 def test_many_clients_move_the_advice_to_drafts_elsewhere() -> None:
-    one, many = advise(comparison()), advise(comparison(), clients=32)
-    assert (one.best.architecture, many.best.architecture) == ("fused", "distributed")
-    assert many.best.tpot_s == pytest.approx(32 * many.best.busy_s)
-    assert any("clients or more on one target: distributed is then the best." in line for line in advice_lines(one))
+    one, many = (advise(*basis(comparison()), clients)[0] for clients in (1, 32))
+    assert (one.architecture, many.architecture) == ("fused", "distributed")
+    assert many.tpot_s == pytest.approx(32 * many.busy_s)
+    lines = list(advice_lines(*basis(comparison())))
+    assert any("clients or more on one target: distributed is then the best." in line for line in lines)
 
 
 def test_a_far_target_makes_distributed_slower_than_plain_decoding() -> None:
-    names = [option.architecture for option in advise(comparison(), rtt_ms=400.0).options]
+    names = [option.architecture for option in advise(*basis(comparison(), rtt_ms=400.0))]
     assert names.index("autoregressive") < names.index("distributed")
     assert names[0] == "fused"
 
 
 def test_the_length_is_the_best_for_that_link() -> None:
-    near, far = (advise(comparison(), rtt_ms=rtt) for rtt in (0.0, 300.0))
-    lengths = [next(o.length for o in advice.options if o.architecture == "distributed") for advice in (near, far)]
+    near, far = (advise(*basis(comparison(), rtt_ms=rtt)) for rtt in (0.0, 300.0))
+    lengths = [next(o.length for o in options if o.architecture == "distributed") for options in (near, far)]
     assert lengths[0] < lengths[1]
 
 
@@ -67,13 +68,13 @@ def test_a_report_that_cannot_advise_is_one_line(tmp_path: Path, content: str, m
     path = tmp_path / "comparison.json"
     path.write_text(content)
     with pytest.raises(ValueError, match=message):
-        run_advice(AdviceConfig(path))
+        run_advice(path)
 
 
 def test_bad_settings_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="clients: 0 is below 1"):
-        AdviceConfig(tmp_path, clients=0)
+        run_advice(tmp_path, clients=0)
     with pytest.raises(ValueError, match="rtt-ms: -1 is outside 0 to 10000"):
-        AdviceConfig(tmp_path, rtt_ms=-1)
+        run_advice(tmp_path, rtt_ms=-1)
     with pytest.raises(ValueError, match=r"report: .*nowhere\.json does not exist"):
-        run_advice(AdviceConfig(tmp_path / "nowhere.json"))
+        run_advice(tmp_path / "nowhere.json")

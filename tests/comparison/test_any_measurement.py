@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from tandem.comparison.analysis.advice import advice_lines, advise
-from tandem.comparison.analysis.regression import compare_with_baseline, regression_lines
+from tandem.comparison.analysis.advice import advice_lines, basis
+from tandem.comparison.analysis.regression import changes_between, differences, regression_lines
 from tandem.comparison.analysis.run_analysis import analyse
 from tandem.comparison.measuring.record_log import RunData
 from tandem.comparison.report import reading
@@ -48,13 +48,13 @@ def said(of: RunData) -> str:
     report = report_of(as_json)
     texts = [screen.file.getvalue(), html(report, {}), markdown(report, {}), comparison_as_csv(comparison.records)]
     texts.append(loads_as_csv(as_json))
-    texts += regression_lines(compare_with_baseline(as_json, as_json))
+    texts += regression_lines(changes_between(as_json, as_json), differences(as_json, as_json))
     if as_json["theory"] is not None:
         for clients in (1, 100):
-            texts += advice_lines(advise(as_json, 20.0, clients))
+            texts += advice_lines(*basis(as_json, 20.0), clients)
     else:
         with pytest.raises(ValueError, match="report: it has no costs"):
-            advise(as_json)
+            basis(as_json)
     text = "\n".join(texts)
     assert not [line for line in text.splitlines() if any(sign in line for sign in FAILED)]
     assert not any(bad in text for bad in (" nan ", " inf ", "-inf"))

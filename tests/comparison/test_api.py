@@ -31,8 +31,8 @@ def test_a_comparison_is_measured_written_and_returned(tmp_path: Path, capsys: p
         max_new_tokens=8,
         formats=("md",),
     )
-    assert [summary.architecture for summary in found.base.summaries] == ["autoregressive", "fused"]
-    assert len(found.records) == 4 and not found.failed and found.partial is None
+    assert [summary.architecture for summary in found.summaries["base"]] == ["autoregressive", "fused"]
+    assert len(found.records) == 4 and not found.failed and found.missing is None
     assert capsys.readouterr() == ("", "")
     assert "Architectures" in str(found) and "fused" in str(found)
     assert len(json.loads((tmp_path / "comparison.json").read_text())["records"]) == 4

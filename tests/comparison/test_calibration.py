@@ -6,11 +6,11 @@ import asyncio
 from collections import Counter
 
 from tandem.comparison.measuring.calibration import SAMPLES, TOKENS, Calibration, Calibrator
-from tandem.comparison.measuring.run import Contender, RequestSettings
+from tandem.comparison.measuring.run import Contender
 from tandem.speculation.types import GenerationRequest, SamplingParams
 from tests.comparison.fakes import FakeGenerator, prompt
 
-SETTINGS = RequestSettings(64, 3, SamplingParams(seed=5))
+REQUEST = GenerationRequest(text="", sampling=SamplingParams(seed=5), max_new_tokens=64, speculation_length=3)
 
 
 def calibrated(
@@ -19,7 +19,7 @@ def calibrated(
     calls: list[tuple[str, GenerationRequest]] = []
     contenders = [Contender(name, FakeGenerator(name, calls=calls, fail_on=fail_on)) for name in names]
     found: list[Calibration] = []
-    calibrator = Calibrator(contenders, SETTINGS, (1, 2, 3, 4, 5), prompts, found.append)
+    calibrator = Calibrator(contenders, REQUEST, (1, 2, 3, 4, 5), prompts, found.append)
     for number in range(prompts):
         asyncio.run(calibrator.after_prompt(prompt(f"p{number}")))
     return found, [request for _, request in calls]

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.comparison.measuring.conditions import LinkChoice, plan
-from tandem.speculation.types import Rule, SamplingParams
+from tandem.comparison.links.settings import LinkSettings
+from tandem.comparison.measuring.conditions import plan
+from tandem.speculation.types import GenerationRequest, Rule, SamplingParams
 
 
 def names(*args, **settings) -> list[str]:  # type: ignore[no-untyped-def]
     return [condition.name for condition in plan(*args, **settings)]
 
 
+def asked(**sampling: float) -> GenerationRequest:
+    return GenerationRequest(text="", sampling=SamplingParams(**sampling))  # type: ignore[arg-type]
+
+
 def test_nothing_varied_is_the_base_alone_with_nothing_between() -> None:
-    (base,) = plan(SamplingParams())
-    assert (base.name, base.varies, base.rule) == ("base", "base", Rule.AGREEMENT)
-    assert base.link.settings is None
+    (base,) = plan(asked())
+    assert (base.name, base.varies, base.request.rule) == ("base", "base", Rule.AGREEMENT)
+    assert base.link.rtt_ms is None
     assert str(base.link) == "not emulated"
 
 
 def test_links_and_sampling_are_varied_one_at_a_time() -> None:
-    sampling = SamplingParams(temperature=0.5, seed=7)
-    found = plan(sampling, (0.0, 20.0), 100.0, (0.5, 1.0), (Rule.AGREEMENT, Rule.REJECTION))
+    found = plan(asked(temperature=0.5, seed=7), (0.0, 20.0), 100.0, (0.5, 1.0), (Rule.AGREEMENT, Rule.REJECTION))
     assert [condition.name for condition in found] == [
         "base",
         "RTT 20 ms, 100 Mbit/s",
@@ -30,21 +34,21 @@ def test_links_and_sampling_are_varied_one_at_a_time() -> None:
         "temperature 1, rejection",
     ]
     assert [condition.varies for condition in found] == ["base", "link", "sampling", "sampling", "sampling"]
-    assert {condition.link for condition in found if condition.varies == "sampling"} == {LinkChoice(0.0, 100.0)}
-    assert {condition.sampling.seed for condition in found} == {7}
+    assert {condition.link for condition in found if condition.varies == "sampling"} == {LinkSettings(0.0, 100.0)}
+    assert {condition.request.sampling.seed for condition in found} == {7}
 
 
 def test_greedy_tokens_are_the_same_under_every_rule_so_one_is_measured() -> None:
-    found = names(SamplingParams(), temperatures=(0.0, 0.8), rules=(Rule.AGREEMENT, Rule.REJECTION))
+    found = names(asked(), temperatures=(0.0, 0.8), rules=(Rule.AGREEMENT, Rule.REJECTION))
     assert found == ["base", "temperature 0.8, agreement", "temperature 0.8, rejection"]
 
 
 def test_names_are_unique() -> None:
-    found = names(SamplingParams(temperature=0.5), (0, 5, 50), 10.0, (0.5, 0.8, 1.0), (Rule.REJECTION, Rule.AGREEMENT))
+    found = names(asked(temperature=0.5), (0, 5, 50), 10.0, (0.5, 0.8, 1.0), (Rule.REJECTION, Rule.AGREEMENT))
     assert len(set(found)) == len(found)
 
 
 def test_a_payload_takes_its_time_on_a_limited_link() -> None:
-    assert LinkChoice(20.0, 8.0).transfer(1_000_000) == pytest.approx(1.0)
-    assert LinkChoice(20.0).transfer(1_000_000) == 0.0
-    assert LinkChoice(20.0).seconds == 0.02
+    assert LinkSettings(20.0, 8.0).transfer(1_000_000) == pytest.approx(1.0)
+    assert LinkSettings(20.0).transfer(1_000_000) == 0.0
+    assert LinkSettings(20.0).seconds == 0.02

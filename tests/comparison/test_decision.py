@@ -8,9 +8,10 @@ from tandem.comparison.analysis.decision import Decision, decide
 from tandem.comparison.analysis.findings import Theory
 from tandem.comparison.analysis.predictions import best_length
 from tandem.comparison.analysis.summary import summarize
-from tandem.comparison.measuring.conditions import LinkChoice, plan
+from tandem.comparison.links.settings import LinkSettings
+from tandem.comparison.measuring.conditions import plan
 from tandem.comparison.measuring.records import Record
-from tandem.speculation.types import SamplingParams
+from tests.comparison.fakes import ASKED
 from tests.comparison.test_predictions import request, theory
 
 
@@ -31,7 +32,7 @@ def decision(of: Theory | None, tokens: tuple[int, ...] | None = None, slower: f
         for r in same
     ]
     summaries = summarize(diverged_prompts, "autoregressive", "autoregressive")
-    return decide(plan(SamplingParams())[0], summaries, of)
+    return decide(plan(ASKED)[0], summaries, of)
 
 
 def test_the_headline_names_the_best_and_by_how_much_and_the_break_even() -> None:
@@ -76,7 +77,7 @@ def test_plain_decoding_wins_with_length_0_where_drafts_only_cost() -> None:
         for name, tpot in (("autoregressive", 0.04), ("fused", 0.05))
         for i in range(3)
     ]
-    found = decide(plan(SamplingParams())[0], summarize(records, "autoregressive", None), None)
+    found = decide(plan(ASKED)[0], summarize(records, "autoregressive", None), None)
     assert found is not None
     assert (found.architecture, found.speculation_length) == ("autoregressive", 0)
     assert found.headline == "On this link (not emulated) plain decoding is 1.25 times faster than fused."
@@ -84,7 +85,7 @@ def test_plain_decoding_wins_with_length_0_where_drafts_only_cost() -> None:
 
 def test_nothing_is_decided_from_one_architecture() -> None:
     records = [Record("fused", "code/a", "code", 0, request("fused", 3))]
-    assert decide(plan(SamplingParams())[0], summarize(records, None, None), None) is None
+    assert decide(plan(ASKED)[0], summarize(records, None, None), None) is None
 
 
 def test_an_emulated_link_is_called_so() -> None:
@@ -92,7 +93,7 @@ def test_an_emulated_link_is_called_so() -> None:
         Record(name, "code/a", "code", 0, request(name, length))
         for name, length in (("autoregressive", 0), ("fused", 3))
     ]
-    (base,) = plan(SamplingParams(), (20.0,))
+    (base,) = plan(ASKED, (20.0,))
     found = decide(base, summarize(records, "autoregressive", None), None)
     assert found is not None and found.headline.startswith("On this link (emulated, RTT 20 ms) fused is")
 
@@ -101,7 +102,7 @@ def test_a_run_cut_short_before_its_own_length_was_costed_is_decided() -> None:
     whole = theory()
     costs = {n: replace(c, draft_s_by_length={1: 0.003}) for n, c in whole.model.costs.items()}
     model = replace(whole.model, costs=costs)
-    cut = replace(whole, model=model, best_lengths=(best_length(model, "fused", LinkChoice()),))
+    cut = replace(whole, model=model, best_lengths=(best_length(model, "fused", LinkSettings()),))
     assert len(cut.best_lengths[0].tpot_s_by_length) == 4  # up to the 3 that ran
     found = decision(cut)
     assert found is not None

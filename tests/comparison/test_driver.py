@@ -139,7 +139,7 @@ def test_placed_servers_run_in_turn_and_plain_decoding_last(
     logs = sorted(str(path.relative_to(config.output_dir / "logs")) for path in config.output_dir.rglob("*.log"))
     assert logs[:2] == ["autoregressive/autoregressive.log", "autoregressive_width_1/autoregressive_width_1.log"]
     again = analyse(read_records(config.output_dir / "records.jsonl"))
-    assert again.config.placement == PLACEMENT and again.partial is None
+    assert again.config.placement == PLACEMENT and again.missing is None
 
 
 def lines_of(config: ComparisonConfig, kind: str) -> list[dict[str, Any]]:

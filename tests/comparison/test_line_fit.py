@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.comparison.analysis.line_fit import FIXED, SLOPE, Point, fit_line, non_negative_line
+from tandem.comparison.analysis.line_fit import FIXED, SLOPE, Floats, fit_line, non_negative_line
 
 
-def points(*pairs: tuple[float, float]) -> list[list[Point]]:
+def points(*pairs: tuple[float, float]) -> list[Floats]:
     """A group of one request of one step for every (size, seconds)."""
-    return [[Point(seconds, size, 1)] for size, seconds in pairs]
+    return [np.array([[seconds, size, 1.0]]) for size, seconds in pairs]
 
 
 def test_a_line_is_found_again_and_nothing_held() -> None:
@@ -57,9 +57,11 @@ def test_no_other_non_negative_line_is_nearer(measured: list[tuple[float, float]
 
 
 def test_requests_that_agree_give_a_narrow_interval_and_others_a_wide_one() -> None:
-    def groups(noise: float) -> list[list[Point]]:
+    def groups(noise: float) -> list[Floats]:
         random = np.random.default_rng(1)
-        return [[Point(20 * (30 + g + random.normal(0, noise)), 20 * g, 20) for _ in range(4)] for g in range(1, 6)]
+        return [
+            np.array([[20 * (30 + g + random.normal(0, noise)), 20.0 * g, 20.0] for _ in range(4)]) for g in range(1, 6)
+        ]
 
     sure, unsure = fit_line(groups(0.01)), fit_line(groups(3.0))
     for fit in (sure, unsure):
@@ -78,4 +80,4 @@ def test_where_most_sizes_are_one_request_no_interval_is_claimed() -> None:
 
 def test_nothing_measured_is_said() -> None:
     with pytest.raises(ValueError, match="step times: none were measured"):
-        fit_line([[Point(0.0, 0.0, 0)]])
+        fit_line([np.zeros((1, 3))])

@@ -30,15 +30,15 @@ from tests.timing import ROOM
 )
 def test_settings_that_no_link_has_are_one_line_that_names_the_flag(rtt_ms, bandwidth_mbps, message):
     with pytest.raises(ValueError) as raised:
-        LinkSettings(rtt_ms, bandwidth_mbps)
+        LinkSettings(rtt_ms, bandwidth_mbps).check()
     assert str(raised.value) == message
 
 
 def test_settings_say_what_they_are_and_how_long_a_round_trip_takes():
     assert str(LinkSettings(20)) == "RTT 20 ms"
     assert str(LinkSettings(20, 100)) == "RTT 20 ms, 100 Mbit/s"
-    assert LinkSettings(20).round_trip_s(10**6, 10**6) == 0.02
-    assert LinkSettings(20, 8).round_trip_s(1448, 0) == pytest.approx(0.02 + 1514 / 1e6)
+    assert LinkSettings(20).with_headers(10**6, 10**6) == 0.02
+    assert LinkSettings(20, 8).with_headers(1448, 0) == pytest.approx(0.02 + 1514 / 1e6)
 
 
 def test_a_call_over_grpc_takes_the_round_trip_that_the_link_is_set_to_now():

@@ -12,18 +12,18 @@ import pytest
 
 from tandem.comparison.analysis.summary import Summary, summarize
 from tandem.comparison.analysis.under_load import UnderLoad, load_figures, under_load
-from tandem.comparison.measuring.conditions import Condition, LinkChoice
+from tandem.comparison.links.settings import LinkSettings
+from tandem.comparison.measuring.conditions import Condition
 from tandem.comparison.measuring.config import ComparisonConfig
-from tandem.comparison.measuring.loading import Loader
-from tandem.comparison.measuring.loads import Length, Load, arrivals
+from tandem.comparison.measuring.loading import measure_loads
+from tandem.comparison.measuring.loads import Load, arrivals, drawn_length
 from tandem.comparison.measuring.records import Failure, Record
-from tandem.comparison.measuring.run import Contender, RequestSettings
+from tandem.comparison.measuring.run import Contender
 from tandem.comparison.measuring.traffic import Asked, names_of, requests_of
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, SamplingParams
-from tests.comparison.fakes import FakeGenerator, prompt, record
+from tests.comparison.fakes import ASKED, FakeGenerator, prompt, record
 
-SETTINGS = RequestSettings(16, 3, SamplingParams(seed=7))
-BASE = Condition("base", "base", LinkChoice(), SamplingParams())
+BASE = Condition("base", "base", LinkSettings(), ASKED)
 
 
 class Words:
@@ -37,13 +37,17 @@ class Words:
 
 def config(**changes: object) -> ComparisonConfig:
     settings = ComparisonConfig(
-        prompts=(prompt("one"), prompt("two", "prose"), prompt("three")), output_dir=Path("nowhere"), concurrency=(1,)
+        prompts=(prompt("one"), prompt("two", "prose"), prompt("three")),
+        output_dir=Path("nowhere"),
+        concurrency=(1,),
+        max_new_tokens=16,
+        sampling=SamplingParams(seed=7),
     )
     return replace(settings, **changes)  # type: ignore[arg-type]
 
 
 def asked(count: int, of: ComparisonConfig | None = None) -> tuple[Asked, ...]:
-    return requests_of(of or config(), count, SETTINGS, Words())
+    return requests_of(of or config(), count, Words())
 
 
 @dataclass
@@ -66,8 +70,7 @@ class Counting(FakeGenerator):
 
 def measured(*conditions: Condition, contenders: list[Contender], count: int = 6, seed: int = 0) -> list[Record]:
     records: list[Record] = []
-    loader = Loader(contenders, asked(count), seed, 9.0, lambda name, load: None, records.append)
-    asyncio.run(loader.measure(conditions))
+    asyncio.run(measure_loads(contenders, asked(count), conditions, seed, lambda name, load: None, records.append))
     return records
 
 
@@ -157,7 +160,7 @@ def test_no_draw_exceeds_the_sequence(sequence_length: int) -> None:
 
 
 def test_draws_are_positive() -> None:
-    assert {Length(1, 1).draw(Random(i), 3) for i in range(200)} == {1, 2, 3}
+    assert {drawn_length(Random(i), 1, 1, 3) for i in range(200)} == {1, 2, 3}
 
 
 def test_all_loads_answer_the_same_number_of_requests() -> None:

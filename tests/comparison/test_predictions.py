@@ -10,11 +10,11 @@ from tandem.comparison.analysis.costs import costs_by_architecture
 from tandem.comparison.analysis.findings import Theory, model_from_json, theory_as_json, theory_of
 from tandem.comparison.analysis.predictions import best_length, crossing, drafted
 from tandem.comparison.analysis.summary import summarize
+from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.measuring.calibration import Calibration
-from tandem.comparison.measuring.conditions import LinkChoice, plan
+from tandem.comparison.measuring.conditions import plan
 from tandem.comparison.measuring.records import Measurement, Record, Seconds
-from tandem.speculation.types import SamplingParams
-from tests.comparison.fakes import MEASUREMENT
+from tests.comparison.fakes import ASKED, MEASUREMENT
 
 PLAIN, FIXED, SLOPE, DRAFT_FIXED, DRAFT, OVERHEAD, RPC = 0.040, 0.036, 0.004, 0.001, 0.002, 0.0005, 0.001
 PREFILL = 0.1
@@ -49,7 +49,7 @@ def request(name: str, length: int, rounds: int = 20, rtt: float = 0.0) -> Measu
 
 
 def theory(rtts: tuple[float, ...] = (0.0, 20.0, 60.0), names: tuple[str, ...] = ("distributed", "fused")) -> Theory:
-    conditions = plan(SamplingParams(), rtts)
+    conditions = plan(ASKED, rtts)
     records = [
         Record(
             name,
@@ -75,7 +75,8 @@ def theory(rtts: tuple[float, ...] = (0.0, 20.0, 60.0), names: tuple[str, ...] =
 
 
 def test_component_times_are_found_again() -> None:
-    costs = costs_by_architecture([Calibration("distributed", g, request("distributed", g)) for g in range(1, 6)])
+    found = [Calibration("distributed", g, request("distributed", g)) for g in range(1, 6)]
+    costs = costs_by_architecture(found, LinkSettings())
     of = costs["distributed"]
     assert (of.verify_fixed_s, of.verify_slope_s) == pytest.approx((FIXED, SLOPE))
     assert (of.draft_fixed_s, of.draft_slope_s) == pytest.approx((DRAFT_FIXED, DRAFT))
@@ -85,11 +86,11 @@ def test_component_times_are_found_again() -> None:
 
 def test_a_link_that_was_there_while_calibrating_is_taken_out() -> None:
     found = [Calibration("distributed", 3, request("distributed", 3, rtt=0.05))]
-    assert costs_by_architecture(found, LinkChoice(50.0))["distributed"].rpc_s == pytest.approx(RPC)
+    assert costs_by_architecture(found, LinkSettings(50.0))["distributed"].rpc_s == pytest.approx(RPC)
 
 
 def test_so_is_the_time_that_its_bandwidth_takes() -> None:
-    sending = LinkChoice(50.0, 0.4)
+    sending = LinkSettings(50.0, 0.4)
     found = [Calibration("distributed", 3, request("distributed", 3, rtt=sending.round_trip(50)))]
     assert costs_by_architecture(found, sending)["distributed"].rpc_s == pytest.approx(RPC)
 
@@ -114,13 +115,13 @@ def test_a_target_that_never_waits_is_predicted_from_the_costs_of_rounds_and_nev
     made = theory()
     plain = made.model.plain_tpot
     rtts = (0.0, 5.0, 20.0, 60.0, 500.0)
-    found = [made.model.tpot("never_waiting", LinkChoice(rtt)) for rtt in rtts]
+    found = [made.model.tpot("never_waiting", LinkSettings(rtt)) for rtt in rtts]
     assert found == sorted(found)
-    assert made.model.tpot("fused", LinkChoice(0.0)) < found[0] < found[-1] <= plain * (1 + 1e-9)
+    assert made.model.tpot("fused", LinkSettings(0.0)) < found[0] < found[-1] <= plain * (1 + 1e-9)
     assert made.waiting_pays_until_s is not None
-    until = LinkChoice(1000 * made.waiting_pays_until_s)
+    until = LinkSettings(1000 * made.waiting_pays_until_s)
     assert made.model.tpot("never_waiting", until) < made.model.tpot("distributed", until)
-    assert made.model.tpot("never_waiting", LinkChoice(0.0)) > made.model.tpot("distributed", LinkChoice(0.0))
+    assert made.model.tpot("never_waiting", LinkSettings(0.0)) > made.model.tpot("distributed", LinkSettings(0.0))
 
 
 def test_a_pipelined_run_stands_beside_its_bound_and_is_no_prediction_that_missed() -> None:
@@ -145,13 +146,13 @@ def test_the_break_even_lies_where_predicted_and_measured_lines_cross() -> None:
 
 def test_the_best_length_is_least_in_its_own_list_and_grows_with_the_round_trip() -> None:
     model = theory().model
-    near, far = (best_length(model, "distributed", LinkChoice(rtt)) for rtt in (0.0, 200.0))
+    near, far = (best_length(model, "distributed", LinkSettings(rtt)) for rtt in (0.0, 200.0))
     assert len(near.tpot_s_by_length) == 6  # 0 to 5 were costed
     assert near.tpot_s == min(near.tpot_s_by_length)
     assert near.tpot_s_by_length[0] == pytest.approx(PLAIN + OVERHEAD)
     assert near.closed_form is not None and far.closed_form is not None
     assert near.closed_form < far.closed_form
-    without = [best_length(model, "fused", LinkChoice(rtt)).tpot_s_by_length for rtt in (0.0, 200.0)]
+    without = [best_length(model, "fused", LinkSettings(rtt)).tpot_s_by_length for rtt in (0.0, 200.0)]
     assert without[0] == without[1]
 
 
@@ -160,7 +161,7 @@ def test_the_closed_form_is_next_to_the_integer_optimum_where_all_rates_are_one(
     of = model.drafts["distributed"]
     alike = replace(model, drafts={"distributed": replace(of, rates=(0.7, 0.7, 0.7))})
     for rtt in (0.0, 10.0, 20.0):
-        found = best_length(alike, "distributed", LinkChoice(rtt))
+        found = best_length(alike, "distributed", LinkSettings(rtt))
         lengths = range(1, len(found.tpot_s_by_length))
         best = min(lengths, key=lambda g, found=found: found.tpot_s_by_length[g] / _shape(of.tokens, 0.7, g))
         assert found.closed_form == pytest.approx(best, abs=1)
@@ -174,9 +175,9 @@ def _shape(tokens: float, rate: float, g: int) -> float:
 
 def test_bandwidth_costs_what_a_round_sends() -> None:
     model = theory().model
-    more = model.tpot("distributed", LinkChoice(20.0, 0.4)) - model.tpot("distributed", LinkChoice(20.0))
+    more = model.tpot("distributed", LinkSettings(20.0, 0.4)) - model.tpot("distributed", LinkSettings(20.0))
     assert more == pytest.approx(50 * 8 / 0.4e6 / 2.7, rel=0.05)
-    assert model.tpot("fused", LinkChoice(20.0, 0.4)) == model.tpot("fused", LinkChoice(0.0))
+    assert model.tpot("fused", LinkSettings(20.0, 0.4)) == model.tpot("fused", LinkSettings(0.0))
 
 
 def test_the_target_is_busy_with_drafts_only_where_they_are_beside_it() -> None:
@@ -191,11 +192,11 @@ def test_what_was_written_predicts_as_before() -> None:
     made = theory()
     again = model_from_json(theory_as_json(made))
     for name in ("autoregressive", "distributed", "fused", "pipelined"):
-        assert again.tpot(name, LinkChoice(33.0)) == pytest.approx(made.model.tpot(name, LinkChoice(33.0)))
+        assert again.tpot(name, LinkSettings(33.0)) == pytest.approx(made.model.tpot(name, LinkSettings(33.0)))
 
 
 def test_without_plain_decoding_or_drafts_there_is_no_theory() -> None:
-    conditions = plan(SamplingParams())
+    conditions = plan(ASKED)
     records = [Record("fused", "code/a", "code", 0, request("fused", 3))]
     summaries = {"base": summarize(records, None, None)}
     assert theory_of(conditions, summaries, records, [Calibration("fused", 3, request("fused", 3))], 3) is None
@@ -222,7 +223,7 @@ def test_steps_that_grow_faster_than_a_line_are_costed_without_a_negative_part_a
     found = [Calibration("fused", g, bent("fused", g)) for g in range(1, 6) for _ in range(2)]
     found.append(Calibration("autoregressive", 0, bent("autoregressive", 0)))
     summaries = {"base": summarize(records, "autoregressive", None)}
-    made = theory_of(plan(SamplingParams()), summaries, records, found, 3)
+    made = theory_of(plan(ASKED), summaries, records, found, 3)
     assert made is not None
     costs = made.model.costs["fused"]
     assert costs.verify_fixed_s == 0

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tandem.cli.main import main
-from tandem.comparison.analysis.advice import AdviceConfig
+from tandem.comparison.analysis.advice import run_advice
 from tandem.comparison.analysis.prefill_advice import PrefillCosts, prefill_costs, prefill_lines
-from tandem.comparison.measuring.conditions import LinkChoice
+from tandem.comparison.links.settings import LinkSettings
 
 COSTS = PrefillCosts(
     prompt_tokens=400,
@@ -28,24 +28,24 @@ COSTS = PrefillCosts(
 
 
 def first(costs: PrefillCosts, rtt_ms: float = 0.0, mbps: float | None = None) -> str:
-    return next(prefill_lines(costs, LinkChoice(rtt_ms, mbps)))
+    return next(prefill_lines(costs, LinkSettings(rtt_ms, mbps)))
 
 
 def test_pages_travel_while_others_are_computed_and_the_longer_of_the_two_counts() -> None:
-    assert COSTS.transfer_s(LinkChoice(0.0, 400.0)) == pytest.approx(0.4)
-    assert COSTS.apart_on(LinkChoice(0.0, None)) == pytest.approx(0.45)
-    assert COSTS.apart_on(LinkChoice(0.0, 1000.0)) == pytest.approx(0.45)
-    assert COSTS.apart_on(LinkChoice(20.0, 200.0)) == pytest.approx(0.8 + 0.05 + 0.02)
+    assert LinkSettings(0.0, 400.0).transfer(COSTS.prompt_bytes) == pytest.approx(0.4)
+    assert COSTS.apart_on(LinkSettings(0.0, None)) == pytest.approx(0.45)
+    assert COSTS.apart_on(LinkSettings(0.0, 1000.0)) == pytest.approx(0.45)
+    assert COSTS.apart_on(LinkSettings(20.0, 200.0)) == pytest.approx(0.8 + 0.05 + 0.02)
     assert COSTS.keeps_up_mbps == pytest.approx(400.0)
 
 
 def test_the_least_bandwidth_is_where_it_begins_to_pay() -> None:
-    link = LinkChoice(10.0, None)
+    link = LinkSettings(10.0, None)
     least = COSTS.least_mbps(link)
     assert least is not None and 300 < least < 400
     assert "in time to first token and" in first(COSTS, 10.0, least * 1.01)
     assert "not in time to first token" in first(COSTS, 10.0, least * 0.99)
-    assert COSTS.least_mbps(LinkChoice(200.0, None)) is None
+    assert COSTS.least_mbps(LinkSettings(200.0, None)) is None
 
 
 def test_what_pays_is_said_for_the_first_token_and_for_the_gaps_of_others() -> None:
@@ -85,7 +85,7 @@ def test_a_bandwidth_is_above_zero_and_no_part_of_a_comparison(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ValueError, match="link_mbps: 0 is not a number above 0"):
-        AdviceConfig(tmp_path, link_mbps=0.0)
+        run_advice(tmp_path, link_mbps=0.0)
     (tmp_path / "comparison.json").write_text("{}")
     assert main(["--role", "advise", "--report", str(tmp_path / "comparison.json"), "--link_mbps", "5"]) == 2
     assert "link_mbps: is for a report of benchmarks/prefill_apart.py" in capsys.readouterr().err

@@ -13,23 +13,21 @@ from rich.console import Console
 from tandem.comparison.analysis.identity import MarginTrace
 from tandem.comparison.analysis.summary import summarize
 from tandem.comparison.links.overhead import LinkOverhead
+from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, FUSED
-from tandem.comparison.measuring.conditions import LinkChoice
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint
 from tandem.comparison.measuring.environment import these_versions, this_machine
 from tandem.comparison.measuring.records import Failure, Record
 from tandem.comparison.report.files import (
     Comparison,
-    ConditionResult,
     comparison_as_csv,
     comparison_as_json,
-    write_atomically,
-    write_csv,
-    write_json,
+    text_of,
 )
 from tandem.comparison.report.load_tables import load_table
 from tandem.comparison.report.terminal import print_comparison, rich_table
+from tandem.comparison.report.write import write_atomically
 from tests.comparison.fakes import MODEL, prompt, record
 from tests.comparison.report.example_comparison import example
 
@@ -62,12 +60,10 @@ def comparison(tmp_path: Path, *records: Record, address: str = "127.0.0.1:1") -
             Endpoint(AUTOREGRESSIVE, "127.0.0.1:1", MODEL),
             Endpoint(FUSED, address, replace(MODEL, draft_name="ngram")),
         ),
-        records=records,
-        results=(
-            ConditionResult(
-                config.conditions[0], tuple(summarize(records, "autoregressive", "autoregressive", traces))
-            ),
-        ),
+        records=list(records),
+        conditions=config.conditions,
+        summaries={"base": summarize(records, "autoregressive", "autoregressive", traces)},
+        ended=True,
         machine=this_machine(),
         versions=these_versions(),
         started_at="2026-01-01T00:00:00+00:00",
@@ -81,12 +77,9 @@ def shown(of: Comparison, width: int = 200) -> str:
     return console.file.getvalue()
 
 
-def test_json_and_csv_are_written_whole_with_the_promised_keys(tmp_path: Path) -> None:
-    of, folder = comparison(tmp_path, record("autoregressive"), record("fused"), FAILED), tmp_path / "out"
-    folder.mkdir()
-    files = [write_json(comparison_as_json(of), folder), write_csv(of.records, folder)]
-    assert [path.name for path in files] == ["comparison.json", "comparison.csv"]
-    found = json.loads(files[0].read_text())
+def test_the_json_has_the_promised_keys(tmp_path: Path) -> None:
+    of = comparison(tmp_path, record("autoregressive"), record("fused"), FAILED)
+    found = json.loads(text_of(comparison_as_json(of)))
     assert found["schema_version"] == 2
     assert found["baseline"] == {"architecture": "autoregressive", "plain_width": 1}
     assert found["settings"]["prompts"][0] == {
@@ -108,7 +101,6 @@ def test_json_and_csv_are_written_whole_with_the_promised_keys(tmp_path: Path) -
     assert set(found["records"][0]["seconds_by_cause"]) == {"draft", "verify", "queue", "network", "prefill", "other"}
     assert found["records"][2]["ttft_s"] is None
     assert found["records"][2]["error"] == {"code": "UNAVAILABLE", "message": "gone [away]"}
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["comparison.csv", "comparison.json"]
 
 
 def test_the_csv_has_one_row_per_record() -> None:
@@ -162,9 +154,9 @@ def test_a_server_elsewhere_is_named_in_the_link(tmp_path: Path) -> None:
 
 def test_what_an_emulated_link_takes_and_adds_is_printed(tmp_path: Path) -> None:
     plain = comparison(tmp_path, record("autoregressive"), record("fused"))
-    base = replace(plain.base.condition, link=LinkChoice(20.0))
-    result = replace(plain.base, condition=base, link=LinkOverhead(0.02, 0.0001, 0.0202, 0.021, 50))
-    text = shown(replace(plain, results=(result,)))
+    base = replace(plain.conditions[0], link=LinkSettings(20.0))
+    links = {base.link: LinkOverhead(0.02, 0.0001, 0.0202, 0.021, 50)}
+    text = shown(replace(plain, conditions=(base,), links=links))
     link = next(line for line in text.splitlines() if "emulated: a delay proxy on loopback" in line)
     assert link.split()[-5:] == ["20", "–", "0.10", "20.20", "0.10"]  # RTT, bandwidth, without, over, added
     assert "Architectures: base, emulated RTT 20 ms" in text

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
+from tandem.comparison.measuring.conditions import plan
 from tandem.comparison.measuring.records import Record
 from tandem.comparison.measuring.run import (
     Contender,
-    RequestSettings,
-    Stage,
     measure,
     measure_all,
     rotated,
@@ -20,10 +20,14 @@ from tandem.comparison.measuring.run import (
 from tandem.speculation.types import GenerationRequest, SamplingParams, SpeculationStats
 from tests.comparison.fakes import FakeGenerator, prompt
 
-SETTINGS = RequestSettings(
-    16, 3, SamplingParams(temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, seed=42), adapter="sql"
+REQUEST = GenerationRequest(
+    text="",
+    sampling=SamplingParams(temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, seed=42),
+    max_new_tokens=16,
+    speculation_length=3,
+    adapter="sql",
 )
-STAGES = [Stage("base", SETTINGS)]
+CONDITIONS = plan(REQUEST)
 
 
 def three(calls: list[tuple[str, GenerationRequest]]) -> list[Contender]:
@@ -33,7 +37,7 @@ def three(calls: list[tuple[str, GenerationRequest]]) -> list[Contender]:
 def test_architectures_take_turns_on_every_prompt_and_the_first_place_rotates() -> None:
     calls: list[tuple[str, GenerationRequest]] = []
     prompts = [prompt("one"), prompt("two")]
-    asyncio.run(measure_all(three(calls), prompts, 2, STAGES))
+    asyncio.run(measure_all(three(calls), prompts, 2, CONDITIONS))
     assert "".join(name for name, _ in calls) == "abc" + "bca" + "cab" + "abc"
     assert [request.text for _, request in calls[:4]] == ["text of one"] * 3 + ["text of two"]
 
@@ -46,22 +50,14 @@ def test_every_architecture_goes_first_equally_often() -> None:
 
 def test_every_architecture_gets_the_same_request_with_every_sampling_flag() -> None:
     calls: list[tuple[str, GenerationRequest]] = []
-    asyncio.run(measure_all(three(calls), [prompt("one")], 1, STAGES))
+    asyncio.run(measure_all(three(calls), [prompt("one")], 1, CONDITIONS))
     requests = {request for _, request in calls}
-    assert requests == {
-        GenerationRequest(
-            text="text of one",
-            sampling=SamplingParams(temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, seed=42),
-            max_new_tokens=16,
-            speculation_length=3,
-            adapter="sql",
-        )
-    }
+    assert requests == {replace(REQUEST, text="text of one")}
 
 
 def test_a_measurement_adds_up() -> None:
     stats = SpeculationStats(3, 9, 2, [2, 0, 0], [3, 3, 3], drafted_by={"model": 9}, accepted_by={"model": 2})
-    found = asyncio.run(measure(Contender("fused", FakeGenerator("fused", stats=stats)), SETTINGS.request(prompt("x"))))
+    found = asyncio.run(measure(Contender("fused", FakeGenerator("fused", stats=stats)), prompt("x").into(REQUEST)))
     assert found.output_token_ids == (1, 2, 3, 4, 5)
     assert found.chunk_tokens == (2, 1, 2)
     assert len(found.chunk_gaps_s) == 2
@@ -75,20 +71,20 @@ def test_a_measurement_adds_up() -> None:
 
 def test_a_chunk_without_tokens_is_not_the_first_token() -> None:
     generator = FakeGenerator("fused", chunks=((), (1, 2)))
-    found = asyncio.run(measure(Contender("fused", generator), SETTINGS.request(prompt("x"))))
+    found = asyncio.run(measure(Contender("fused", generator), prompt("x").into(REQUEST)))
     assert found.chunk_tokens == (2,)
     assert found.chunk_gaps_s == ()
 
 
 def test_one_token_has_no_time_per_output_token() -> None:
     generator = FakeGenerator("fused", chunks=((1,),))
-    found = asyncio.run(measure(Contender("fused", generator), SETTINGS.request(prompt("x"))))
+    found = asyncio.run(measure(Contender("fused", generator), prompt("x").into(REQUEST)))
     assert found.tpot_s is None
 
 
 def test_bytes_are_the_clients_own_unless_draft_and_target_are_apart() -> None:
     stats = SpeculationStats(bytes_up=1234, bytes_down=5678)
-    request = SETTINGS.request(prompt("x"))
+    request = prompt("x").into(REQUEST)
     beside = asyncio.run(measure(Contender("fused", FakeGenerator("fused", stats=stats)), request))
     assert (beside.bytes_up, beside.bytes_down) == (100, 30)
     apart = asyncio.run(measure(Contender("distributed", FakeGenerator("d", stats=stats), split=True), request))
@@ -96,7 +92,7 @@ def test_bytes_are_the_clients_own_unless_draft_and_target_are_apart() -> None:
 
 
 def records_of(contender: Contender, *names: str) -> list[Record]:
-    return asyncio.run(measure_all([contender], [prompt(name) for name in names], 1, STAGES))
+    return asyncio.run(measure_all([contender], [prompt(name) for name in names], 1, CONDITIONS))
 
 
 def test_a_failure_is_recorded_and_the_run_goes_on() -> None:
@@ -131,7 +127,7 @@ def test_a_cancelled_run_is_not_recorded_as_a_failure() -> None:
 def test_warm_up_sends_one_short_request_to_each_and_reports_failures() -> None:
     calls: list[tuple[str, GenerationRequest]] = []
     contenders = [*three(calls), Contender("bad", FakeGenerator("bad", calls=calls, fail_on="one"))]
-    failures = asyncio.run(warm_up(contenders, prompt("one"), SETTINGS))
+    failures = asyncio.run(warm_up(contenders, prompt("one"), REQUEST))
     assert [name for name, _ in calls] == ["a", "b", "c", "bad"]
     assert {request.max_new_tokens for _, request in calls} == {8}
     assert list(failures) == ["bad"]
@@ -140,9 +136,9 @@ def test_warm_up_sends_one_short_request_to_each_and_reports_failures() -> None:
 def test_margins_are_asked_for_in_a_pass_of_their_own() -> None:
     generator = FakeGenerator("autoregressive", margins=(5.0, 4.0, 3.0, 2.0, 1.0))
     contender = Contender("autoregressive", generator)
-    asyncio.run(measure(contender, SETTINGS.request(prompt("one"))))
+    asyncio.run(measure(contender, prompt("one").into(REQUEST)))
     assert not generator.calls[0][1].margins
-    traces = asyncio.run(trace_margins(contender, [prompt("one")], SETTINGS))
+    traces = asyncio.run(trace_margins(contender, [prompt("one")], REQUEST))
     assert generator.calls[1][1].margins
     assert traces["code/one"].token_ids == (1, 2, 3, 4, 5)
     assert traces["code/one"].margins == (5.0, 4.0, 3.0, 2.0, 1.0)
@@ -150,4 +146,4 @@ def test_margins_are_asked_for_in_a_pass_of_their_own() -> None:
 
 def test_margins_that_cannot_be_had_are_left_out() -> None:
     contender = Contender("autoregressive", FakeGenerator("autoregressive", fail_on="one"))
-    assert asyncio.run(trace_margins(contender, [prompt("one")], SETTINGS)) == {}
+    assert asyncio.run(trace_margins(contender, [prompt("one")], REQUEST)) == {}

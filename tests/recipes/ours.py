@@ -8,7 +8,7 @@ import re
 import pytest
 
 from tandem.cli import asking, compare, compare_placement, main, models, tools
-from tandem.comparison.measuring.commands import drafting_command, target_command, target_of, whole_of
+from tandem.comparison.measuring.commands import server_command, target_of, whole_of
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.host.devices import Devices
 from tandem.host.instances import instance_named
@@ -56,13 +56,13 @@ def _server_commands(config: ComparisonConfig) -> list[list[str]]:
     """Returns the arguments of the servers that a comparison starts here."""
     started = set(config.architectures) - set(config.connect)
     group = whole_of(config)
-    commands = [target_command(config, group=group)] if "autoregressive" in started else []
-    commands += [drafting_command(config, "fused_target", group=group)] if "fused" in started else []
+    commands = [server_command(config, "target", group=group)] if "autoregressive" in started else []
+    commands += [server_command(config, "fused_target", group=group)] if "fused" in started else []
     if "distributed" in started:
         draft = config.placement.draft if config.placement else None
         commands += [
-            target_command(config, group=target_of(config)),
-            drafting_command(config, "draft_worker", group=draft),
+            server_command(config, "target", group=target_of(config)),
+            server_command(config, "draft_worker", group=draft),
         ]
     return [command[len(LAUNCH) :] for command in commands]
 

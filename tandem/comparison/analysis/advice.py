@@ -13,37 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tandem.comparison.analysis.findings import link_of, model_from_json
+from tandem.comparison.analysis.findings import model_from_json
 from tandem.comparison.analysis.metrics import ratio
 from tandem.comparison.analysis.predictions import Model
 from tandem.comparison.analysis.prefill_advice import prefill_costs, prefill_document, prefill_lines
+from tandem.comparison.links.settings import MAX_RTT_MS, LinkSettings
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, DISTRIBUTED, NEVER_WAITING
-from tandem.comparison.measuring.conditions import LinkChoice
 from tandem.comparison.report.formatting import name_in_sentence
 from tandem.comparison.report.reading import read_comparison
-
-FAR_MS = 10_000.0
-
-
-@dataclass(frozen=True, slots=True)
-class AdviceConfig:
-    """The report to use, the round trip (None: that of the base) and the number of concurrent clients.
-
-    `link_mbps`: the bandwidth between a target and its PrefillWorkers, for a report of benchmarks/prefill_apart.py.
-    """
-
-    report: Path
-    rtt_ms: float | None = None
-    clients: int = 1
-    link_mbps: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.clients < 1:
-            raise ValueError(f"clients: {self.clients} is below 1")
-        if self.rtt_ms is not None and not 0 <= self.rtt_ms <= FAR_MS:
-            raise ValueError(f"rtt-ms: {self.rtt_ms:g} is outside 0 to {FAR_MS:g}")
-        if self.link_mbps is not None and not 0 < self.link_mbps < math.inf:
-            raise ValueError(f"link_mbps: {self.link_mbps:g} is not a number above 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,40 +44,25 @@ class Option:
         return None if clients is None else max(1, math.floor(clients))
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """The options, best first, and the model that predicted them."""
-
-    link: LinkChoice
-    clients: int
-    options: tuple[Option, ...]
-    model: Model
-
-    @property
-    def best(self) -> Option:
-        return self.options[0]
-
-
-def advise(comparison: Mapping[str, Any], rtt_ms: float | None = None, clients: int = 1) -> Advice:
-    """Ranks the measured architectures. Raises ValueError if the comparison has no costs."""
+def basis(comparison: Mapping[str, Any], rtt_ms: float | None = None) -> tuple[Model, LinkSettings]:
+    """Returns the model of a comparison, and its base link with this round trip (None: its own). Raises ValueError."""
     if comparison["theory"] is None:
         raise ValueError(
             "report: it has no costs; compare plain decoding and at least one architecture that drafts in one run"
         )
-    model = model_from_json(comparison["theory"])
-    base = link_of(comparison["conditions"][0]["link"])
-    link = base if rtt_ms is None else LinkChoice(rtt_ms, base.bandwidth_mbps)
-    return Advice(link, clients, _options(model, link, clients), model)
+    link = comparison["conditions"][0]["link"]
+    rtt_ms = link["rtt_ms"] if rtt_ms is None else rtt_ms
+    return model_from_json(comparison["theory"]), LinkSettings(rtt_ms, link["bandwidth_mbps"])
 
 
-def _options(model: Model, link: LinkChoice, clients: int) -> tuple[Option, ...]:
+def advise(model: Model, link: LinkSettings, clients: int = 1) -> tuple[Option, ...]:
     """Returns every measured architecture, and distributed at a target that never waits, best first."""
     derived = [NEVER_WAITING.name] if DISTRIBUTED.name in model.drafts else []
     options = [_option(model, name, link, clients) for name in (AUTOREGRESSIVE.name, *model.drafts, *derived)]
     return tuple(sorted(options, key=lambda option: option.tpot_s))
 
 
-def _option(model: Model, name: str, link: LinkChoice, clients: int) -> Option:
+def _option(model: Model, name: str, link: LinkSettings, clients: int) -> Option:
     """Returns the option at the best length for this number of clients: shorter drafts load the target less."""
     if name == AUTOREGRESSIVE.name:
         return Option(name, 0, model.plain_tpot, model.plain_s, clients)
@@ -115,19 +77,19 @@ def _option(model: Model, name: str, link: LinkChoice, clients: int) -> Option:
     return min(options, key=lambda option: option.tpot_s)
 
 
-def advice_lines(advice: Advice) -> Iterator[str]:
+def advice_lines(model: Model, link: LinkSettings, clients: int = 1) -> Iterator[str]:
     """Describes what to deploy, what to expect, and what would change the advice."""
-    best, many = advice.best, advice.clients > 1
-    rtt = f"{1000 * advice.link.seconds:g} ms round trip"
-    who = f"{advice.clients} clients" if many else "one client"
+    options = advise(model, link, clients)
+    best = options[0]
+    who = f"{clients} clients" if clients > 1 else "one client"
     length = f" with speculation length {best.length}" if best.length else ""
-    yield f"At {rtt} and {who}: {name_in_sentence(best.architecture)}{length}."
+    yield f"At {1000 * link.seconds:g} ms round trip and {who}: {name_in_sentence(best.architecture)}{length}."
     yield ""
-    for option in advice.options:
-        yield _line(option, advice.model)
+    for option in options:
+        yield _line(option, model)
     yield ""
     yield "What would change this:"
-    changes = list(_changes(advice))
+    changes = list(_changes(model, link, best))
     yield from (f"  - {change}" for change in changes or ["Nothing that was measured comes near it."])
     yield ""
     yield (
@@ -155,30 +117,27 @@ def _line(option: Option, model: Model) -> str:
     )
 
 
-def _changes(advice: Advice) -> Iterator[str]:
-    best = advice.best.architecture
-    yield from _other_links(advice)
-    yield from _other_loads(advice)
-    if best in advice.model.drafts:
-        least = advice.model.least_tokens_per_round(best, advice.best.alone_s)
+def _changes(model: Model, link: LinkSettings, best: Option) -> Iterator[str]:
+    yield from _other_links(model, link, best)
+    yield from _other_loads(model, link, best)
+    if best.architecture in model.drafts:
+        least = model.least_tokens_per_round(best.architecture, best.alone_s)
         if least is not None:
             yield (
                 f"Other prompts: below about {least:.2f} tokens a round"
-                f" ({advice.model.drafts[best].per_round:.2f} were measured) plain decoding is faster."
+                f" ({model.drafts[best.architecture].per_round:.2f} were measured) plain decoding is faster."
             )
 
 
-def _other_links(advice: Advice) -> Iterator[str]:
+def _other_links(model: Model, link: LinkSettings, best: Option) -> Iterator[str]:
     """Describes the round trips at which another architecture becomes the best."""
-    model, clients, limit = advice.model, advice.clients, advice.link.bandwidth_mbps
-    before = advice.best.architecture
     for rtt in (*range(0, 300, 1), *range(300, 2001, 50)):
-        found = _options(model, LinkChoice(float(rtt), limit), clients)[0].architecture
-        if found != before and rtt > 1000 * advice.link.seconds:
+        found = advise(model, LinkSettings(float(rtt), link.bandwidth_mbps), best.clients)[0].architecture
+        if found != best.architecture and rtt > 1000 * link.seconds:
             yield f"A round trip of {rtt} ms or more: {name_in_sentence(found)} is then the best."
             break
-    if DISTRIBUTED.name in model.drafts and before != DISTRIBUTED.name:
-        even = 1000 * model.break_even_rtt(advice.link)[0]
+    if DISTRIBUTED.name in model.drafts and best.architecture != DISTRIBUTED.name:
+        even = 1000 * model.break_even_rtt(link)[0]
         if even > 0:
             yield (
                 "A target's host that cannot hold the draft: distributed is faster than plain decoding below"
@@ -186,24 +145,32 @@ def _other_links(advice: Advice) -> Iterator[str]:
             )
 
 
-def _other_loads(advice: Advice) -> Iterator[str]:
+def _other_loads(model: Model, link: LinkSettings, best: Option) -> Iterator[str]:
     """Describes the number of clients at which another architecture becomes the best."""
-    for clients in range(advice.clients + 1, 201):
-        found = _options(advice.model, advice.link, clients)[0].architecture
-        if found != advice.best.architecture:
+    for clients in range(best.clients + 1, 201):
+        found = advise(model, link, clients)[0].architecture
+        if found != best.architecture:
             yield f"{clients} clients or more on one target: {name_in_sentence(found)} is then the best."
             return
 
 
-def run_advice(config: AdviceConfig) -> int:
-    """Prints the advice and returns the exit code. Raises ValueError."""
-    document = prefill_document(config.report)
-    if document is not None:
-        link = LinkChoice(config.rtt_ms or 0.0, config.link_mbps)
-        print("\n".join(prefill_lines(prefill_costs(document), link)))
-        return 0
-    if config.link_mbps is not None:
+def run_advice(report: Path, rtt_ms: float | None = None, clients: int = 1, link_mbps: float | None = None) -> int:
+    """Prints the advice of a report and returns the exit code. Raises ValueError.
+
+    `rtt_ms`: the round trip (None: that of the base). `link_mbps`: the bandwidth between a target and its
+    PrefillWorkers, for a report of benchmarks/prefill_apart.py.
+    """
+    if clients < 1:
+        raise ValueError(f"clients: {clients} is below 1")
+    if rtt_ms is not None and not 0 <= rtt_ms <= MAX_RTT_MS:
+        raise ValueError(f"rtt-ms: {rtt_ms:g} is outside 0 to {MAX_RTT_MS:g}")
+    if link_mbps is not None and not 0 < link_mbps < math.inf:
+        raise ValueError(f"link_mbps: {link_mbps:g} is not a number above 0")
+    if (document := prefill_document(report)) is not None:
+        lines = prefill_lines(prefill_costs(document), LinkSettings(rtt_ms, link_mbps))
+    elif link_mbps is not None:
         raise ValueError("link_mbps: is for a report of benchmarks/prefill_apart.py; a comparison has its own links")
-    for line in advice_lines(advise(read_comparison(config.report), config.rtt_ms, config.clients)):
-        print(line)
+    else:
+        lines = advice_lines(*basis(read_comparison(report), rtt_ms), clients)
+    print("\n".join(lines))
     return 0

@@ -6,9 +6,11 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tandem.comparison.analysis.line_fit import LineFit, Point, fit_line
+import numpy as np
+
+from tandem.comparison.analysis.line_fit import LineFit, fit_line
+from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.measuring.calibration import Calibration
-from tandem.comparison.measuring.conditions import LinkChoice
 from tandem.comparison.measuring.records import Measurement
 
 
@@ -43,16 +45,16 @@ class ArchitectureCosts:
         return self.verify_fixed_s + self.verify_slope_s * (length + 1)
 
 
-def costs_by_architecture(found: Sequence[Calibration], link: LinkChoice | None = None) -> dict[str, ArchitectureCosts]:
+def costs_by_architecture(found: Sequence[Calibration], link: LinkSettings) -> dict[str, ArchitectureCosts]:
     """Computes costs by architecture. The configured delay of `link` is subtracted from round trips."""
     grouped: defaultdict[str, list[Calibration]] = defaultdict(list)
     for one in found:
         if one.measurement.rounds:
             grouped[one.architecture].append(one)
-    return {name: _costs(group, link or LinkChoice()) for name, group in grouped.items()}
+    return {name: _costs(group, link) for name, group in grouped.items()}
 
 
-def _costs(group: Sequence[Calibration], link: LinkChoice) -> ArchitectureCosts:
+def _costs(group: Sequence[Calibration], link: LinkSettings) -> ArchitectureCosts:
     by_length: defaultdict[int, list[Measurement]] = defaultdict(list)
     for one in group:
         by_length[one.length].append(one.measurement)
@@ -63,10 +65,17 @@ def _costs(group: Sequence[Calibration], link: LinkChoice) -> ArchitectureCosts:
     draft = {
         length: _per_round(ms, lambda m: m.seconds_by_cause.draft) for length, ms in sorted(by_length.items()) if length
     }
-    fits = {"verify": fit_line([[_verified(m) for m in ms] for ms in by_length.values()])}
-    if draft:
-        drafting = [[_drafted(m, g) for m in ms] for g, ms in sorted(by_length.items()) if g]
-        fits["draft"] = fit_line(drafting)
+    # The size of a verification is in positions: the draft tokens and the one before them.
+    verifying = [
+        np.array([(m.seconds_by_cause.verify, m.rounds + m.drafted, m.rounds) for m in ms], float)
+        for ms in by_length.values()
+    ]
+    drafting = [
+        np.array([(m.seconds_by_cause.draft, m.rounds * length, m.rounds) for m in ms], float)
+        for length, ms in sorted(by_length.items())
+        if length
+    ]
+    fits = {"verify": fit_line(verifying), **({"draft": fit_line(drafting)} if drafting else {})}
     drafted = fits.get("draft", LineFit(0.0, 0.0))
     everything = [m for ms in by_length.values() for m in ms]
     message_bytes = _per_round(everything, lambda m: m.bytes_up + m.bytes_down)
@@ -82,16 +91,6 @@ def _costs(group: Sequence[Calibration], link: LinkChoice) -> ArchitectureCosts:
         message_bytes=message_bytes,
         fits=fits,
     )
-
-
-def _verified(m: Measurement) -> Point:
-    """Returns a verification point; its size is in positions: the draft tokens and the one before them."""
-    return Point(m.seconds_by_cause.verify, m.rounds + m.drafted, m.rounds)
-
-
-def _drafted(m: Measurement, length: int) -> Point:
-    """Returns a drafting point; its size is in requested draft tokens."""
-    return Point(m.seconds_by_cause.draft, m.rounds * length, m.rounds)
 
 
 def _overhead(measurement: Measurement, added_rtt: float) -> float:

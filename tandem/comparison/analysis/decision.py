@@ -68,11 +68,8 @@ def where(base: Condition) -> str:
 
 
 def _headline(best: str, base: Condition, tpots: Mapping[str, float], theory: Theory | None) -> str:
-    others = sorted((name for name in tpots if name != best), key=tpots.__getitem__)
-    order = [
-        *(name for name in others if name != arch.AUTOREGRESSIVE.name),
-        *(n for n in others if n == arch.AUTOREGRESSIVE.name),
-    ]
+    others = (name for name in tpots if name != best)
+    order = sorted(others, key=lambda name: (name == arch.AUTOREGRESSIVE.name, tpots[name]))
     parts = [f"{_faster(tpots[best], tpots[name])} {name_in_sentence(name)}" for name in order]
     text = f"{where(base)} {name_in_sentence(best)} is {joined(parts)}"
     even = theory.break_even_rtt_s if theory else None
@@ -155,20 +152,16 @@ def _would_change(best: str, tpots: Mapping[str, float], theory: Theory | None) 
     if theory is None:
         return ["Without plain decoding and a drafting architecture in one run there is no prediction for other links."]
     even, gain = theory.break_even_rtt_s, theory.model.capacity_gain()
+    until = theory.waiting_pays_until_s if arch.NEVER_WAITING.name in tpots else None
     if best == arch.FUSED.name and arch.DISTRIBUTED.name in tpots:
         sentences.append("No round trip makes distributed faster than fused with the same draft: it pays one a round.")
-        if arch.NEVER_WAITING.name in tpots and theory.waiting_pays_until_s is not None:
-            until = ms(theory.waiting_pays_until_s, 0)
-            sentences.append(
-                f"If the target's host cannot hold the draft: distributed below {until} RTT, never waiting above."
-            )
+        below = "If the target's host cannot hold the draft: distributed below"
+        if until is not None:
+            sentences.append(f"{below} {ms(until, 0)} RTT, never waiting above.")
         elif even is not None and even > 0:
-            until = ms(even, 0)
-            sentences.append(
-                f"If the target's host cannot hold the draft: distributed below {until} RTT, plain decoding above."
-            )
-    if best == arch.DISTRIBUTED.name and arch.NEVER_WAITING.name in tpots and theory.waiting_pays_until_s is not None:
-        sentences.append(f"A round trip above {ms(theory.waiting_pays_until_s, 0)}: a target that never waits.")
+            sentences.append(f"{below} {ms(even, 0)} RTT, plain decoding above.")
+    if best == arch.DISTRIBUTED.name and until is not None:
+        sentences.append(f"A round trip above {ms(until, 0)}: a target that never waits.")
     elif best == arch.DISTRIBUTED.name and even is not None:
         sentences.append(f"A round trip above {ms(even, 0)}: plain decoding is then predicted to be faster.")
     if gain is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.comparison.analysis.bootstrap import Interval
@@ -24,8 +24,8 @@ from tandem.comparison.analysis.predictions import (
 from tandem.comparison.analysis.summary import Summary
 from tandem.comparison.measuring import architectures as arch
 from tandem.comparison.measuring.calibration import NOT_COSTED, Calibration
-from tandem.comparison.measuring.conditions import BASE, LINK, Condition, LinkChoice
-from tandem.comparison.measuring.json_form import decoded, encoded
+from tandem.comparison.measuring.conditions import BASE, LINK, Condition
+from tandem.comparison.measuring.json_form import HIDDEN, decoded, encoded
 from tandem.comparison.measuring.records import Measurement, Record
 from tandem.comparison.report import formatting as fmt
 
@@ -38,7 +38,7 @@ MIN_CURVE_MS = 60.0
 class Theory:
     """Predictions and the model behind them, in seconds."""
 
-    model: Model
+    model: Model = field(metadata=HIDDEN)
     predictions: tuple[Prediction, ...]
     curve: tuple[tuple[float, dict[str, float]], ...]
     best_lengths: tuple[BestLength, ...]
@@ -123,10 +123,8 @@ def _waits_until(points: Sequence[tuple[float, Mapping[str, float]]]) -> float |
 
     None if no point of the curve is beyond it.
     """
-    for rtt_ms, tpots in points:
-        if arch.NEVER_WAITING.name in tpots and tpots[arch.NEVER_WAITING.name] < tpots[arch.DISTRIBUTED.name]:
-            return rtt_ms / 1000
-    return None
+    names = arch.NEVER_WAITING.name, arch.DISTRIBUTED.name
+    return next((rtt_ms / 1000 for rtt_ms, tpots in points if (_difference(tpots, *names) or 0.0) < 0), None)
 
 
 def _difference(tpots: Mapping[str, float], name: str, other: str) -> float | None:
@@ -151,7 +149,7 @@ def held_at_0(theory: Theory) -> list[str]:
     return [held + "; ".join(parts)] if parts else []
 
 
-def theory_as_json(theory: Theory) -> dict[str, Any]:
+def theory_as_json(theory: Theory) -> Any:
     model = theory.model
     names = (arch.AUTOREGRESSIVE.name, *model.drafts)
     found = {
@@ -167,16 +165,11 @@ def theory_as_json(theory: Theory) -> dict[str, Any]:
         "predictions": [{**encoded(p), "error": p.error} for p in theory.predictions],
         "curve": [{"rtt_ms": rtt, "tpot_s": tpots} for rtt, tpots in theory.curve],
         "best_lengths": [{**encoded(b), "length": b.length, "tpot_s": b.tpot_s} for b in theory.best_lengths],
-        "break_even_rtt_s": theory.break_even_rtt_s,
-        "break_even_interval_s": theory.break_even_interval_s,
-        "measured_break_even_rtt_s": theory.measured_break_even_rtt_s,
-        "distributed_over_fused_s": theory.distributed_over_fused_s,
-        "waiting_pays_until_s": theory.waiting_pays_until_s,
         "capacity_gain": model.capacity_gain(),
         "target_s_per_token": {name: model.target_seconds(name) for name in names},
         "notes": NOTES,
     }
-    return {key: encoded(value) for key, value in found.items()}
+    return encoded(theory) | encoded(found)
 
 
 def model_from_json(theory: Mapping[str, Any]) -> Model:
@@ -189,8 +182,3 @@ def model_from_json(theory: Mapping[str, Any]) -> Model:
         name: Drafted(tuple(of["conditional"]), (), of["output_tokens"]) for name, of in theory["acceptance"].items()
     }
     return Model(theory["costs"]["plain_s"], costs, drafts, theory["length"])
-
-
-def link_of(link: Mapping[str, Any]) -> LinkChoice:
-    """Restores a condition's link from comparison.json."""
-    return LinkChoice(None if link["kind"] == "direct" else link["rtt_ms"], link["bandwidth_mbps"])

@@ -38,15 +38,6 @@ class LineFit:
     unheld_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One request: the seconds and the sizes of its `steps` steps, summed."""
-
-    seconds: float
-    size: float
-    steps: int
-
-
 def non_negative_line(sizes: Floats, seconds: Floats) -> tuple[Floats, Floats, Floats, Floats]:
     """Fits lines along the last axis of `sizes` and `seconds`, float64 [..., n].
 
@@ -66,12 +57,16 @@ def non_negative_line(sizes: Floats, seconds: Floats) -> tuple[Floats, Floats, F
     return fixed, slope, free_fixed, free_slope
 
 
-def fit_line(groups: Sequence[Sequence[Point]]) -> LineFit:
-    """Fits a line through the mean of each group of requests. Raises ValueError if nothing was measured."""
-    groups = [group for group in groups if sum(point.steps for point in group)]
+def fit_line(groups: Sequence[Floats]) -> LineFit:
+    """Fits a line through the mean of each group of requests. Raises ValueError if nothing was measured.
+
+    A group is float64 [requests, 3]: of each, the seconds and the sizes of its steps, summed, and their number.
+    """
+    groups = [group for group in groups if group[:, 2].sum()]
     if not groups:
         raise ValueError("step times: none were measured")
-    sizes, seconds = (np.array([each]) for each in zip(*(_mean(group) for group in groups), strict=True))
+    totals = np.array([[group.sum(0) for group in groups]])
+    seconds, sizes = totals[..., 0] / totals[..., 2], totals[..., 1] / totals[..., 2]
     (fixed,), (slope,), (free_fixed,), (free_slope,) = non_negative_line(sizes, seconds)
     intervals = _intervals(groups)
     tolerance = ROUNDING * float(seconds.mean())
@@ -80,13 +75,7 @@ def fit_line(groups: Sequence[Sequence[Point]]) -> LineFit:
     return LineFit(float(fixed), float(slope), *intervals, held, unheld)
 
 
-def _mean(group: Sequence[Point]) -> tuple[float, float]:
-    """Returns the mean (size, seconds) of a step."""
-    steps = sum(point.steps for point in group)
-    return sum(point.size for point in group) / steps, sum(point.seconds for point in group) / steps
-
-
-def _intervals(groups: Sequence[Sequence[Point]]) -> tuple[Interval | None, Interval | None]:
+def _intervals(groups: Sequence[Floats]) -> tuple[Interval | None, Interval | None]:
     """Returns intervals of (fixed, slope), resampling requests within groups; None if most groups have one."""
     requests = sum(map(len, groups))
     if requests < max(MIN_UNITS, 2 * len(groups)):
@@ -95,12 +84,9 @@ def _intervals(groups: Sequence[Sequence[Point]]) -> tuple[Interval | None, Inte
     sizes, seconds = (np.empty((RESAMPLES, len(groups))) for _ in range(2))
     for i, group in enumerate(groups):
         chosen = random.integers(0, len(group), (RESAMPLES, len(group)))
-        size, second, steps = (
-            np.array([getattr(point, name) for point in group], float)[chosen].sum(1)
-            for name in ("size", "seconds", "steps")
-        )
+        totals = group[chosen].sum(1)
         with np.errstate(divide="ignore", invalid="ignore"):
-            sizes[:, i], seconds[:, i] = size / steps, second / steps
+            seconds[:, i], sizes[:, i] = totals[:, 0] / totals[:, 2], totals[:, 1] / totals[:, 2]
     whole = np.isfinite(sizes).all(1)  # a resample may contain only requests without a step
     fixed, slope, _, _ = non_negative_line(sizes[whole], seconds[whole])
     return percentiles(fixed), percentiles(slope) if len(groups) > 1 else None

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from tandem.comparison.analysis.bootstrap import Interval, ratio_interval
 from tandem.comparison.analysis.costs import ArchitectureCosts
 from tandem.comparison.analysis.metrics import ratio, sum_positions
+from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.measuring import architectures as arch
-from tandem.comparison.measuring.conditions import LinkChoice
 from tandem.comparison.measuring.records import Measurement
 from tandem.speculation import theory
 from tandem.speculation.never_waiting_theory import RunCosts, tpot_never_waiting
@@ -84,7 +84,7 @@ class Model:
         of = self.costs.get(arch.AUTOREGRESSIVE.name)
         return self.plain_s + (of.round_overhead_s if of else 0.0)
 
-    def tpot(self, name: str, link: LinkChoice, length: int | None = None) -> float:
+    def tpot(self, name: str, link: LinkSettings, length: int | None = None) -> float:
         """Returns the predicted seconds per output token."""
         g = self.length if length is None else length
         if name == arch.AUTOREGRESSIVE.name or g == 0:
@@ -106,7 +106,7 @@ class Model:
             value = theory.tpot_fused(steps, rates, of.round_overhead_s)
         return value * _as_defined(drafts.tokens, tokens)
 
-    def _never_waiting(self, link: LinkChoice, length: int, rate: float) -> float:
+    def _never_waiting(self, link: LinkSettings, length: int, rate: float) -> float:
         """Returns the predicted seconds per token of a target that never waits, from the costs of rounds that wait."""
         of, steps = self.costs[arch.DISTRIBUTED.name], self.steps(arch.DISTRIBUTED.name, length)
         overhead = self.plain_tpot - self.plain_s
@@ -118,7 +118,7 @@ class Model:
         costs = RunCosts(steps.draft, step, link.round_trip(of.message_bytes) + of.rpc_s)
         return min(tpot_never_waiting(costs, rate, width) for width in range(length + 1))
 
-    def closed_form(self, name: str, link: LinkChoice) -> float | None:
+    def closed_form(self, name: str, link: LinkSettings) -> float | None:
         """Returns the continuous optimum for one rate at all positions; None if there is none."""
         of, drafts = self.costs[name], self.drafts[name]
         rate = theory.rate_for(drafts.per_round, len(drafts.rates))
@@ -133,7 +133,7 @@ class Model:
         best = theory.best_length_closed_form(rate, cost, wait)
         return best if math.isfinite(best) else None
 
-    def break_even_rtt(self, link: LinkChoice, name: str = arch.DISTRIBUTED.name) -> tuple[float, Interval | None]:
+    def break_even_rtt(self, link: LinkSettings, name: str = arch.DISTRIBUTED.name) -> tuple[float, Interval | None]:
         """Returns the round trip below which `name` beats plain decoding at the link's bandwidth.
 
         The second value is its 95 % interval over prompts, at fixed costs.
@@ -211,20 +211,17 @@ class BestLength:
         return self.tpot_s_by_length[self.length]
 
 
-def best_length(model: Model, name: str, link: LinkChoice) -> BestLength:
+def best_length(model: Model, name: str, link: LinkSettings) -> BestLength:
     by_length = tuple(model.tpot(name, link, g) for g in model.lengths(name))
     return BestLength(name, 1000 * link.seconds, model.closed_form(name, link), by_length)
 
 
 def curve(
-    model: Model, names: Sequence[str], link: LinkChoice, up_to_ms: float
+    model: Model, names: Sequence[str], link: LinkSettings, up_to_ms: float
 ) -> list[tuple[float, dict[str, float]]]:
-    """Yields the predicted TPOT at 41 round trips from 0, at the link's bandwidth."""
-    points: list[tuple[float, dict[str, float]]] = []
-    for i in range(41):
-        at = LinkChoice(up_to_ms * i / 40, link.bandwidth_mbps)
-        points.append((up_to_ms * i / 40, {name: model.tpot(name, at) for name in names}))
-    return points
+    """Returns the predicted TPOT at 41 round trips from 0, at the link's bandwidth."""
+    links = (LinkSettings(up_to_ms * i / 40, link.bandwidth_mbps) for i in range(41))
+    return [(at.rtt_ms or 0.0, {name: model.tpot(name, at) for name in names}) for at in links]
 
 
 def crossing(rtts_ms: Sequence[float], differences: Sequence[float]) -> float | None:

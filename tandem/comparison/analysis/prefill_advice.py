@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from tandem.comparison.measuring.conditions import LinkChoice
+from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.report.formatting import ms
 
 KEY = "prefill_costs"
@@ -56,15 +56,11 @@ class PrefillCosts:
         """What a prompt apart takes beyond its computation: calls and copies, measured without a link between."""
         return max(0.0, self.apart_beside_s - self.in_place_s)
 
-    def apart_on(self, link: LinkChoice) -> float:
+    def apart_on(self, link: LinkSettings) -> float:
         """Returns the predicted seconds to first token over a link, beside a request that decodes."""
-        return max(self.in_place_s, self.transfer_s(link)) + self.beyond_s + link.seconds
+        return max(self.in_place_s, link.transfer(self.prompt_bytes)) + self.beyond_s + link.seconds
 
-    def transfer_s(self, link: LinkChoice) -> float:
-        """Returns the seconds that the pages of the prompt take on the link."""
-        return 8 * self.prompt_bytes / (link.bandwidth_mbps * 1e6) if link.bandwidth_mbps else 0.0
-
-    def least_mbps(self, link: LinkChoice) -> float | None:
+    def least_mbps(self, link: LinkSettings) -> float | None:
         """Returns the bandwidth from which on it pays at this round trip; None if it does not at any."""
         left = PAYS * self.in_place_beside_s - self.beyond_s - link.seconds
         return 8 * self.prompt_bytes / left / 1e6 if left >= self.in_place_s else None
@@ -92,7 +88,7 @@ def prefill_document(report: Path) -> Mapping[str, Any] | None:
     return document if isinstance(document, dict) and KEY in document else None
 
 
-def prefill_lines(costs: PrefillCosts, link: LinkChoice) -> Iterator[str]:
+def prefill_lines(costs: PrefillCosts, link: LinkSettings) -> Iterator[str]:
     """Describes whether it pays on a link, what to expect, and what would change that."""
     there, here = costs.apart_on(link), costs.in_place_beside_s
     sooner, calmer = there < PAYS * here, costs.gap_apart_s < PAYS * costs.gap_in_place_s
@@ -107,7 +103,7 @@ def prefill_lines(costs: PrefillCosts, link: LinkChoice) -> Iterator[str]:
         f"  gaps of that request meanwhile: {ms(costs.gap_in_place_s)} in place, {ms(costs.gap_apart_s)} apart,"
         f" {ms(costs.gap_s)} without a prompt"
     )
-    megabytes, transfer, compute = costs.prompt_bytes / 1e6, costs.transfer_s(link), costs.in_place_s
+    megabytes, transfer, compute = costs.prompt_bytes / 1e6, link.transfer(costs.prompt_bytes), costs.in_place_s
     yield f"  its pages: {megabytes:.1f} MB, {ms(transfer)} on the link, {ms(compute)} to compute"
     yield ""
     yield "What would change this:"
@@ -128,7 +124,7 @@ def _verdict(sooner: bool, calmer: bool) -> str:
     return "prefill apart pays in time to first token alone" if sooner else "prefill in place; apart does not pay"
 
 
-def _changes(costs: PrefillCosts, link: LinkChoice) -> Iterator[str]:
+def _changes(costs: PrefillCosts, link: LinkSettings) -> Iterator[str]:
     least = costs.least_mbps(link)
     if least is None:
         yield "No bandwidth makes the first token come sooner at this round trip."

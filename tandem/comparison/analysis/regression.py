@@ -9,7 +9,7 @@ independent.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,35 +51,20 @@ class Change:
         return self.judged and self.beyond_noise and (self.ratio > 1) == LESS_IS_BETTER[self.figure]
 
 
-@dataclass(frozen=True, slots=True)
-class RegressionReport:
-    """The result: changed figures, requests with other tokens than before, and remarks."""
-
-    changes: tuple[Change, ...]
-    other_tokens: tuple[str, ...]
-    remarks: tuple[str, ...]
-
-    @property
-    def regressions(self) -> tuple[Change, ...]:
-        return tuple(change for change in self.changes if change.regression)
-
-
 Key = tuple[str, str]
 Records = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
-def compare_with_baseline(before: Mapping[str, Any], after: Mapping[str, Any]) -> RegressionReport:
-    """Compares two parsed comparison.json of schema version 2, the older first."""
+def changes_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
+    """Compares the figures of two parsed comparison.json of schema version 2, the older first."""
     old, new = _grouped(before), _grouped(after)
-    changes: list[Change] = []
     loads = {record["condition"] for record in after["records"] if record.get("sent_s") is not None}
-    for key in (key for key in new if key in old):
-        changes += (
-            replace(change, judged=change.judged and key[0] not in loads)
-            for change in _changes(key, old, new, after["baseline"])
-        )
-    only = [f"{c}, {a}: not in both" for c, a in sorted(set(old) ^ set(new))]
-    return RegressionReport(tuple(changes), tuple(_other_tokens(old, new)), (*only, *_other_settings(before, after)))
+    return [
+        replace(change, judged=change.judged and key[0] not in loads)
+        for key in new
+        if key in old
+        for change in _changes(key, old, new, after["baseline"])
+    ]
 
 
 def _grouped(comparison: Mapping[str, Any]) -> dict[Key, dict[str, list[Mapping[str, Any]]]]:
@@ -135,6 +120,20 @@ def _interval(sides: Sequence[Side]) -> Interval | None:
         return percentiles(new / old)
 
 
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what else differs: architectures, settings, machines, and the tokens of requests."""
+    old, new = _grouped(before), _grouped(after)
+    yield from (f"{c}, {a}: not in both" for c, a in sorted(set(old) ^ set(new)))
+    for name in ("max_new_tokens", "speculation_length", "num_runs", "model", "draft_model", "draft", "dtype"):
+        then, now = before["settings"].get(name), after["settings"].get(name)
+        if then != now:
+            yield f"{name}: {then} then, {now} now"
+    if before["machine"] != after["machine"]:
+        yield "the machines differ, so TTFT and TPOT are not comparable"
+    if other := list(_other_tokens(old, new)):
+        yield f"{len(other)} requests produced other tokens than before, the first: {other[0]}"
+
+
 def _other_tokens(old: Mapping[Key, Records], new: Mapping[Key, Records]) -> Iterator[str]:
     """Yields requests whose tokens differ between the two: another model, other arithmetic or a bug."""
     for key, group in new.items():
@@ -144,30 +143,19 @@ def _other_tokens(old: Mapping[Key, Records], new: Mapping[Key, Records]) -> Ite
                 yield f"{key[0]}, {key[1]}, {prompt}"
 
 
-def _other_settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
-    for name in ("max_new_tokens", "speculation_length", "num_runs", "model", "draft_model", "draft", "dtype"):
-        then, now = before["settings"].get(name), after["settings"].get(name)
-        if then != now:
-            yield f"{name}: {then} then, {now} now"
-    if before["machine"] != after["machine"]:
-        yield "the machines differ, so TTFT and TPOT are not comparable"
-
-
-def regression_lines(found: RegressionReport) -> Iterator[str]:
+def regression_lines(changes: Sequence[Change], remarks: Iterable[str]) -> Iterator[str]:
     """Yields the lines to print."""
-    for change in found.changes:
-        if change.judged or change.beyond_noise:
-            yield _line(change)
-    yield from found.remarks
-    if found.other_tokens:
-        first = found.other_tokens[0]
-        yield f"{len(found.other_tokens)} requests produced other tokens than before, the first: {first}"
-    count = len(found.regressions)
+    yield from (_line(change) for change in changes if change.judged or change.beyond_noise)
+    yield from remarks
+    count = sum(change.regression for change in changes)
     yield "no regression beyond noise" if not count else f"{count} regressions beyond noise"
 
 
 def _line(change: Change) -> str:
-    spread = "too few prompts for an interval" if change.interval is None else _percent_range(change.interval)
+    spread = "too few prompts for an interval"
+    if change.interval is not None:
+        low, high = (100 * (value - 1) for value in change.interval)
+        spread = f"95 % interval {low:+.1f} to {high:+.1f} %"
     verdict = "REGRESSION" if change.regression else "beyond noise" if change.beyond_noise else "within noise"
     if change.beyond_noise and not change.judged:
         verdict = "informational"
@@ -177,15 +165,9 @@ def _line(change: Change) -> str:
     )
 
 
-def _percent_range(interval: Interval) -> str:
-    low, high = (100 * (value - 1) for value in interval)
-    return f"95 % interval {low:+.1f} to {high:+.1f} %"
-
-
 def judge(before: Mapping[str, Any], after: Mapping[str, Any]) -> int:
     """Prints the changes and returns the exit code: 0 or REGRESSED."""
-    found = compare_with_baseline(before, after)
+    changes = changes_between(before, after)
     print(f"\ncompared with the run of {before['started_at']}:")
-    for line in regression_lines(found):
-        print(line)
-    return REGRESSED if found.regressions else 0
+    print("\n".join(regression_lines(changes, differences(before, after))))
+    return REGRESSED if any(change.regression for change in changes) else 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from tandem.comparison.analysis.decision import decide
@@ -15,8 +15,8 @@ from tandem.comparison.measuring.deployment import baseline_of, incomparable
 from tandem.comparison.measuring.record_log import RunData
 from tandem.comparison.measuring.records import Record
 from tandem.comparison.measuring.traffic import names_of
-from tandem.comparison.report.attempt import Attempts
-from tandem.comparison.report.files import Comparison, ConditionResult, Partial
+from tandem.comparison.report.attempt import tried
+from tandem.comparison.report.files import Comparison
 from tandem.speculation.types import Rule
 
 
@@ -24,7 +24,7 @@ def analyse(measured: RunData) -> Comparison:
     """Analyses a run, complete or not. Raises ValueError if no request was measured."""
     if not measured.records:
         raise ValueError("records: no request was measured")
-    config, attempts = measured.config, Attempts()
+    config, remarks = measured.config, list[str]()
     seen = {record.condition for record in measured.records}
     conditions = [c for c in (*config.conditions, *config.load_conditions) if c.name in seen]
     names = (
@@ -34,52 +34,35 @@ def analyse(measured: RunData) -> Comparison:
     )
     part, place, page = ({name: i for i, name in enumerate(of)} for of in names)
     records = sorted(measured.records, key=lambda r: (part[r.condition], place[r.architecture], r.run, page[r.prompt]))
-    results = tuple(
-        ConditionResult(c, tuple(_summaries(measured, c, records, attempts)), measured.links.get(c.link))
-        for c in conditions
-    )
-    theory = attempts.of("Theory beside measurement", partial(_theory, measured, conditions, results), None)
-    adaptive = config.speculation_length is None
-    base = results[0]
-    decision = attempts.of("The decision", lambda: decide(base.condition, base.summaries, theory, adaptive), None)
-    by_name = {result.condition.name: result.summaries for result in results}
-    loaded = attempts.of("The decision under load", lambda: under_load(conditions, by_name, records), None)
-    return Comparison(
-        config,
-        measured.endpoints,
-        tuple(records),
-        results,
-        measured.machine,
-        measured.versions,
-        measured.started_at,
-        remarks=(
-            *incomparable(list(measured.endpoints)),
-            *_not_adaptive(measured),
-            *(held_at_0(theory) if theory else ()),
-            *measured.remarks,
-            *attempts.remarks,
-        ),
-        warm_up_failures=tuple(measured.warm_up_failures.items()),
-        theory=theory,
-        decision=decision,
-        under_load=loaded,
-        partial=Partial(measured.missing, len(measured.records), measured.planned) if measured.missing else None,
-    )
+    summaries = {condition.name: _summaries(measured, condition, records, remarks) for condition in conditions}
+    theory = tried(remarks, "Theory beside measurement", lambda: _theory(measured, conditions, summaries), None)
+    base, adaptive = conditions[0], config.speculation_length is None
+    decision = tried(remarks, "The decision", lambda: decide(base, summaries[base.name], theory, adaptive), None)
+    loaded = tried(remarks, "The decision under load", lambda: under_load(conditions, summaries, records), None)
+    said = [
+        *incomparable(list(measured.endpoints)),
+        *_not_adaptive(measured),
+        *(held_at_0(theory) if theory else ()),
+        *measured.remarks,
+        *remarks,
+    ]
+    found = {"conditions": conditions, "summaries": summaries, "theory": theory, "decision": decision}
+    return Comparison(**{**vars(measured), **found, "records": records, "remarks": said, "under_load": loaded})
 
 
-def _summaries(measured: RunData, condition: Condition, records: Sequence[Record], attempts: Attempts) -> list[Summary]:
+def _summaries(measured: RunData, condition: Condition, records: Sequence[Record], remarks: list[str]) -> list[Summary]:
     own = [record for record in records if record.condition == condition.name]
     baseline = baseline_of(list(measured.endpoints))
     has_plain = any(e.architecture == AUTOREGRESSIVE for e in measured.endpoints)
     faster = baseline.architecture.name if baseline else None
     # The rejection rule preserves the distribution, not the tokens.
-    same = AUTOREGRESSIVE.name if has_plain and condition.rule is Rule.AGREEMENT else None
+    same = AUTOREGRESSIVE.name if has_plain and condition.request.rule is Rule.AGREEMENT else None
     plain = _with_fewest_beside(records) if condition.varies == LOAD else None
     traces = {prompt: trace for (name, prompt), trace in measured.margins.items() if name == condition.name}
     found: list[Summary] = []
     for name in dict.fromkeys(record.architecture for record in own):
         one = partial(summarize, own, faster, same, traces, (name,), plain)
-        found += attempts.of(f"The summary of {name} under {condition.name}", one, [])
+        found += tried(remarks, f"The summary of {name} under {condition.name}", one, [])
     return found
 
 
@@ -97,11 +80,12 @@ def _with_fewest_beside(records: Sequence[Record]) -> list[Record]:
     return list(first.values())
 
 
-def _theory(measured: RunData, conditions: Sequence[Condition], results: Sequence[ConditionResult]) -> Theory | None:
+def _theory(
+    measured: RunData, conditions: Sequence[Condition], summaries: Mapping[str, Sequence[Summary]]
+) -> Theory | None:
     length = measured.config.speculation_length
     if length is None:
         return None
-    summaries = {result.condition.name: result.summaries for result in results}
     return theory_of(conditions, summaries, measured.records, measured.calibrations, length)
 
 

@@ -32,7 +32,7 @@ class Link:
     def __init__(self) -> None:
         self.command_prefix: Sequence[str] = ()
         self.host = self.near_host = "127.0.0.1"
-        self.settings = LinkSettings()
+        self.settings = LinkSettings(0.0)
         self._stack = AsyncExitStack()
         self._echoes: tuple[str, str] | None = None
 
@@ -55,7 +55,7 @@ class Link:
         if self._echoes is None:
             plain = await self._stack.enter_async_context(Echo())
             self._echoes = plain.address, await self._across(plain)
-        return await asyncio.to_thread(measure_overhead, *self._echoes, self.settings.round_trip_s(), samples)
+        return await asyncio.to_thread(measure_overhead, *self._echoes, self.settings.with_headers(), samples)
 
     async def _across(self, plain: Echo) -> str:
         """Returns the address of an echo process across the link; `plain` is reached without it."""
@@ -84,5 +84,5 @@ class DelayLink(Link):
     async def set(self, settings: LinkSettings) -> None:
         """Changes the settings, also for open connections; data in flight keeps its due time and its order."""
         bandwidth = "none" if settings.bandwidth_mbps is None else f"{settings.bandwidth_mbps!r}"
-        await self._proxy.ask(f"set {settings.rtt_ms!r} {bandwidth}")
+        await self._proxy.ask(f"set {settings.rtt_ms or 0.0!r} {bandwidth}")
         self.settings = settings

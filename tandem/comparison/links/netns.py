@@ -106,7 +106,7 @@ class NetnsLink(Link):
 def netem(settings: LinkSettings) -> list[str]:
     """Returns the arguments of tc for one end's queueing discipline."""
     rate = [] if settings.bandwidth_mbps is None else ["rate", f"{round(settings.bandwidth_mbps * 1e6)}bit"]
-    return ["netem", "limit", str(PACKETS), "delay", f"{round(settings.rtt_ms * 500)}us", *rate]
+    return ["netem", "limit", str(PACKETS), "delay", f"{round(500_000 * settings.seconds)}us", *rate]
 
 
 def _check_tools() -> None:

@@ -27,24 +27,35 @@ def wire_bits(size: int) -> int:
 class LinkSettings:
     """The round-trip time in milliseconds and the bandwidth in 10^6 bits per second each way (None: unlimited).
 
-    All connections share the bandwidth, and headers count, as in netem: 66 bytes for every 1448.
-    Raises a one-line ValueError that names the flag.
+    All connections share the bandwidth. `rtt_ms` None: no link is emulated.
     """
 
-    rtt_ms: float = 0.0
+    rtt_ms: float | None = None
     bandwidth_mbps: float | None = None
 
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.rtt_ms) and 0 <= self.rtt_ms <= MAX_RTT_MS):
+    def check(self) -> None:
+        """Raises a one-line ValueError that names the flag if no link can be emulated so."""
+        if self.rtt_ms is not None and not (math.isfinite(self.rtt_ms) and 0 <= self.rtt_ms <= MAX_RTT_MS):
             raise ValueError(f"rtt-ms: {self.rtt_ms:g} is not between 0 and {MAX_RTT_MS:g}")
         if self.bandwidth_mbps is not None and not MIN_MBPS <= self.bandwidth_mbps <= MAX_MBPS:
             raise ValueError(f"bandwidth-mbps: {self.bandwidth_mbps:g} is not between {MIN_MBPS:g} and {MAX_MBPS:g}")
 
     def __str__(self) -> str:
         bandwidth = "" if self.bandwidth_mbps is None else f", {self.bandwidth_mbps:g} Mbit/s"
-        return f"RTT {self.rtt_ms:g} ms{bandwidth}"
+        return "not emulated" if self.rtt_ms is None else f"RTT {self.rtt_ms:g} ms{bandwidth}"
 
-    def round_trip_s(self, up_bytes: int = SMALL_BYTES, down_bytes: int = SMALL_BYTES) -> float:
-        """Returns the seconds that an idle link takes for a request and its reply, including TCP headers."""
-        bits = wire_bits(up_bytes) + wire_bits(down_bytes)
-        return self.rtt_ms / 1000 + (bits / (self.bandwidth_mbps * 1e6) if self.bandwidth_mbps else 0.0)
+    @property
+    def seconds(self) -> float:
+        return (self.rtt_ms or 0.0) / 1000
+
+    def transfer(self, payload_bytes: float) -> float:
+        """Returns the seconds for which a payload of this size occupies the link."""
+        return 0.0 if self.bandwidth_mbps is None else payload_bytes * 8 / (self.bandwidth_mbps * 1e6)
+
+    def round_trip(self, payload_bytes: float) -> float:
+        """Returns the seconds that a call and its reply, `payload_bytes` together, take on the link."""
+        return self.seconds + self.transfer(payload_bytes)
+
+    def with_headers(self, up_bytes: int = SMALL_BYTES, down_bytes: int = SMALL_BYTES) -> float:
+        """The same for an idle link and with TCP headers, as in netem: 66 bytes for every 1448."""
+        return self.round_trip((wire_bits(up_bytes) + wire_bits(down_bytes)) / 8)

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 
 from tandem.comparison.measuring.architectures import HEADED, NEVER_WAITING, PIPELINED, PLAIN
 from tandem.comparison.measuring.records import Measurement
-from tandem.comparison.measuring.run import Contender, RequestSettings, measure
+from tandem.comparison.measuring.run import Contender, measure
 from tandem.comparison.measuring.workloads import Prompt
+from tandem.speculation.types import GenerationRequest
 
 TOKENS = 24
 """Tokens of a calibration request: about twenty steps, enough for a mean."""
@@ -42,7 +43,7 @@ class Calibrator:
     def __init__(
         self,
         contenders: Sequence[Contender],
-        settings: RequestSettings,
+        request: GenerationRequest,
         lengths: Sequence[int],
         prompts: int,
         on_found: Callable[[Calibration], None],
@@ -51,7 +52,7 @@ class Calibrator:
         self._speculating = [c for c in contenders if c.name not in NOT_COSTED]
         self._plain = [c for c in contenders if c.name in PLAIN]
         self._predicts = bool(self._plain and self._speculating and lengths) if predicts is None else predicts
-        self._settings = replace(settings, max_new_tokens=min(TOKENS, settings.max_new_tokens))
+        self._request = replace(request, max_new_tokens=min(TOKENS, request.max_new_tokens or TOKENS))
         self._lengths: Iterator[int] = itertools.cycle(lengths or (0,))
         self._each_time = math.ceil(SAMPLES * len(lengths) / prompts)
         self._on_found = on_found
@@ -70,9 +71,9 @@ class Calibrator:
                 await self._ask(contender, prompt, length)
 
     async def _ask(self, contender: Contender, prompt: Prompt, length: int) -> None:
-        settings = replace(self._settings, speculation_length=length)
+        request = replace(self._request, speculation_length=length)
         try:
-            measurement = await measure(contender, settings.request(prompt), settings.timeout_s)
+            measurement = await measure(contender, prompt.into(request))
         except Exception:  # the measured requests to the same server report what is wrong
             return
         self._on_found(Calibration(contender.name, length, measurement))

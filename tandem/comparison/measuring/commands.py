@@ -21,12 +21,24 @@ def server_command(
     speculation_length: int | None = None,
     host: str = "127.0.0.1",
 ) -> list[str]:
-    """Returns the command of a server. `group`: where it is placed, and None for a draft that has no place."""
+    """Returns the command of a server. `group`: where it is placed, and None for a draft that has no place.
+
+    A draft worker also needs the target, for its tokenizer.
+    """
+    if role == "draft_worker" and config.draft_device:
+        config = replace(config, backend="torch", device=config.draft_device, compiled_dir=None, neuron_config=None)
     length = most_drafts(config) if speculation_length is None else speculation_length
     command = [*LAUNCH, "--role", role, "--host", host, "--port", "0"]
     command += ["--max_speculation_length", str(length), "--sequence_length", str(config.sequence_length)]
     command += ["--backend", config.backend, "--prefix_sharing", "off"]  # a prompt costs the same in every run
+    drafts = role != "target"
+    named = drafts and "--propose_only" not in extra  # otherwise callers name no adapter of the draft
     chosen: dict[str, object] = {
+        "--target_model" if drafts else "--model": config.model,
+        "--draft_model": config.draft_model if drafts else None,
+        "--draft": config.draft if drafts else None,
+        "--adapters": None if role == "draft_worker" else config.adapters,
+        "--draft_adapters": config.draft_adapters if named else None,
         "--batch": config.slots,
         "--threads": config.threads,
         "--dtype": None if config.dtype == "auto" else config.dtype,
@@ -38,7 +50,7 @@ def server_command(
         "--neuron_config": config.neuron_config,
     }
     if role == "fused_target":
-        temperatures = [condition.sampling.temperature for condition in config.conditions]
+        temperatures = [condition.request.sampling.temperature for condition in config.conditions]
         chosen["--draft_neuron_config"] = config.draft_neuron_config
         chosen["--pair"] = pair_for(config.backend, temperatures)
     for flag, value in chosen.items():
@@ -66,34 +78,6 @@ def whole_of(config: ComparisonConfig) -> CoreGroup:
 def target_of(config: ComparisonConfig) -> CoreGroup:
     """Returns where a target runs that has its draft elsewhere."""
     return config.placement.target if config.placement else CoreGroup("", config.tp_degree)
-
-
-def target_command(
-    config: ComparisonConfig,
-    *extra: str,
-    group: CoreGroup | None = None,
-    speculation_length: int | None = None,
-    host: str = "127.0.0.1",
-) -> list[str]:
-    model = ["--model", config.model] if config.model else []
-    model += ["--adapters", config.adapters] if config.adapters else []
-    return server_command(
-        config, "target", *model, *extra, group=group, speculation_length=speculation_length, host=host
-    )
-
-
-def drafting_command(
-    config: ComparisonConfig, role: str, *extra: str, group: CoreGroup | None = None, host: str = "127.0.0.1"
-) -> list[str]:
-    """Returns the command of a role that drafts. A draft worker also needs the target, for its tokenizer."""
-    models = ["--target_model", config.model] if config.model else []
-    models += ["--draft_model", config.draft_model] if config.draft_model else []
-    models += ["--adapters", config.adapters] if config.adapters and role == "fused_target" else []
-    if config.draft_adapters and "--propose_only" not in extra:  # whose callers name no adapter
-        models += ["--draft_adapters", config.draft_adapters]
-    if role == "draft_worker" and config.draft_device:
-        config = replace(config, backend="torch", device=config.draft_device, compiled_dir=None, neuron_config=None)
-    return server_command(config, role, *models, "--draft", config.draft, *extra, group=group, host=host)
 
 
 def feature_flags(config: ComparisonConfig) -> list[str]:

@@ -7,48 +7,22 @@ from dataclasses import dataclass, replace
 
 from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.measuring.loads import Load
-from tandem.speculation.types import Rule, SamplingParams
+from tandem.speculation.types import GenerationRequest, Rule
 
 BASE, LINK, SAMPLING, LOAD = "base", "link", "sampling", "load"
 
 
 @dataclass(frozen=True, slots=True)
-class LinkChoice:
-    """A link between the client side and the target side. `rtt_ms` None: no emulated link."""
-
-    rtt_ms: float | None = None
-    bandwidth_mbps: float | None = None
-
-    @property
-    def seconds(self) -> float:
-        return (self.rtt_ms or 0.0) / 1000
-
-    def transfer(self, payload_bytes: float) -> float:
-        """Returns the seconds for which a payload of this size occupies the link."""
-        return 0.0 if self.bandwidth_mbps is None else payload_bytes * 8 / (self.bandwidth_mbps * 1e6)
-
-    def round_trip(self, payload_bytes: float) -> float:
-        """Returns the seconds that a call and its reply, `payload_bytes` together, take on the link."""
-        return self.seconds + self.transfer(payload_bytes)
-
-    @property
-    def settings(self) -> LinkSettings | None:
-        """The settings of the emulated link, if there is one. Raises a ValueError that names the flag."""
-        return None if self.rtt_ms is None else LinkSettings(self.rtt_ms, self.bandwidth_mbps)
-
-    def __str__(self) -> str:
-        return str(self.settings or "not emulated")
-
-
-@dataclass(frozen=True, slots=True)
 class Condition:
-    """One combination of link, sampling and rule. `name` is unique in a comparison. `load` None: one at a time."""
+    """One combination of link, sampling and rule. `name` is unique in a comparison. `load` None: one at a time.
+
+    request: what is asked, except for the prompt.
+    """
 
     name: str
     varies: str
-    link: LinkChoice
-    sampling: SamplingParams
-    rule: Rule = Rule.AGREEMENT
+    link: LinkSettings
+    request: GenerationRequest
     load: Load | None = None
 
     def under(self, load: Load) -> Condition:
@@ -57,25 +31,25 @@ class Condition:
 
 
 def plan(
-    sampling: SamplingParams,
+    request: GenerationRequest,
     rtts_ms: Sequence[float] = (),
     bandwidth_mbps: float | None = None,
     temperatures: Sequence[float] = (),
     rules: Sequence[Rule] = (Rule.AGREEMENT,),
 ) -> tuple[Condition, ...]:
-    """Returns the base (`sampling`, the first link, the first rule), every other link, and every other sampling.
+    """Returns the base (`request` on the first link, by the first rule), every other link, and every other sampling.
 
     Links and samplings vary separately, since they do not affect each other's figures. Greedy tokens are the same
     under every rule, so temperature 0 is measured under the first rule only.
     """
     emulated = bool(rtts_ms) or bandwidth_mbps is not None
-    links = [LinkChoice(rtt, bandwidth_mbps) for rtt in (rtts_ms or (0.0,))] if emulated else [LinkChoice()]
-    base = Condition("base", BASE, links[0], sampling, rules[0])
+    links = [LinkSettings(rtt, bandwidth_mbps) for rtt in (rtts_ms or (0.0,))] if emulated else [LinkSettings()]
+    base = Condition("base", BASE, links[0], replace(request, rule=rules[0]))
     conditions = [base, *(replace(base, name=str(link), varies=LINK, link=link) for link in links[1:])]
-    for temperature in temperatures or (sampling.temperature,):
+    for temperature in temperatures or (request.sampling.temperature,):
         for rule in rules if temperature else rules[:1]:
-            drawn = replace(sampling, temperature=temperature)
-            if (drawn, rule) != (base.sampling, base.rule):
+            drawn = replace(request, sampling=replace(request.sampling, temperature=temperature), rule=rule)
+            if drawn != base.request:
                 name = f"temperature {temperature:g}, {rule.value}"
-                conditions.append(replace(base, name=name, varies=SAMPLING, sampling=drawn, rule=rule))
+                conditions.append(replace(base, name=name, varies=SAMPLING, request=drawn))
     return tuple(conditions)

@@ -12,20 +12,16 @@ from tandem.comparison.links.settings import LINK_KINDS, LinkKind
 from tandem.comparison.measuring.architectures import COMPARED, CONNECTABLE, DEFAULT, HEADED
 from tandem.comparison.measuring.conditions import Condition, plan
 from tandem.comparison.measuring.json_form import HIDDEN, encoded
-from tandem.comparison.measuring.loads import Length, Load, check_loads, length_of, plan_loads
+from tandem.comparison.measuring.loads import Load, check_length, check_loads
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.comparison.report.write import FORMATS
 from tandem.rpc.credentials import Credentials
-from tandem.speculation.types import Rule, SamplingParams
+from tandem.speculation.types import GenerationRequest, Rule, SamplingParams
 from tandem.workshops.planning.head_shape import holds_head
 from tandem.workshops.planning.host_placement import BACKENDS, HostPlacement
 
-DEVICES: tuple[str, ...] = ("auto", "cpu", "cuda", "neuron")
 DTYPES: tuple[str, ...] = ("auto", "float32", "bfloat16", "float16")
-WEIGHTS: tuple[str, ...] = ("auto", "bfloat16", "float32", "int8", "q4", "as-stored")
 DRAFTERS: tuple[str, ...] = ("auto", "hybrid", "ngram", "model", "eagle")
-FEATURE_FORMATS: tuple[str, ...] = ("bfloat16", "int8")
-PIPELINES: tuple[str, ...] = ("off", "on", "never-waiting", "auto")
 REQUESTS_PER_USER = 4
 """The least number of requests of a load, for each concurrent user."""
 MIN_SLOTS = 4
@@ -136,13 +132,13 @@ class ComparisonConfig:
             )
         for flag, chosen, known in (
             ("backend", (self.backend,), BACKENDS),
-            ("device", (self.device,), DEVICES),
+            ("device", (self.device,), ("auto", "cpu", "cuda", "neuron")),
             ("draft-device", (self.draft_device or "cpu",), ("cpu",)),
             ("dtype", (self.dtype,), DTYPES),
-            ("weights", (self.weights,), WEIGHTS),
+            ("weights", (self.weights,), ("auto", "bfloat16", "float32", "int8", "q4", "as-stored")),
             ("draft", (self.draft,), DRAFTERS),
-            ("feature-format", (self.feature_format,), FEATURE_FORMATS),
-            ("pipeline", (self.pipeline,), PIPELINES),
+            ("feature-format", (self.feature_format,), ("bfloat16", "int8")),
+            ("pipeline", (self.pipeline,), ("off", "on", "never-waiting", "auto")),
             ("link", (self.link,), LINK_KINDS),
             ("format", self.formats, FORMATS),
         ):
@@ -166,7 +162,8 @@ class ComparisonConfig:
         if self.temperatures and self.temperatures[0] != self.sampling.temperature:
             raise ValueError("temperature: the first of the list is the base's")
         for condition in self.conditions:
-            if condition.link.settings is not None and self.connect:
+            condition.link.check()
+            if condition.link.rtt_ms is not None and self.connect:
                 raise ValueError("rtt-ms: only servers that are started here can be put behind an emulated link")
 
     def _check_adapters(self) -> None:
@@ -188,8 +185,9 @@ class ComparisonConfig:
         for flag, value in shaped.items():
             if value is not None and not (self.concurrency or self.rate):
                 raise ValueError(f"{flag}: is for --concurrency and --rate, and neither is given")
-        longest_input = self.input_length.mean if self.input_length else 1
-        longest_output = self.output_length.mean if self.output_length else self.max_new_tokens
+        check_length("input", self.mean_input_tokens, self.stddev_input_tokens, self.sequence_length - 1)
+        check_length("output", self.mean_output_tokens, self.stddev_output_tokens, self.sequence_length - 1)
+        longest_input, longest_output = self.mean_input_tokens or 1, self.mean_output_tokens or self.max_new_tokens
         if longest_input + longest_output > self.sequence_length:
             raise ValueError(
                 f"mean-input-tokens: {longest_input} and {longest_output} new tokens"
@@ -199,28 +197,27 @@ class ComparisonConfig:
     @property
     def conditions(self) -> tuple[Condition, ...]:
         """The conditions under which requests are sent one at a time, the base first."""
-        return plan(self.sampling, self.rtts_ms, self.bandwidth_mbps, self.temperatures, self.rules)
+        request = GenerationRequest(
+            text="",
+            sampling=self.sampling,
+            max_new_tokens=self.max_new_tokens,
+            speculation_length=self.speculation_length,
+            adapter=self.adapter,
+        )
+        return plan(request, self.rtts_ms, self.bandwidth_mbps, self.temperatures, self.rules)
 
     @property
     def loads(self) -> tuple[Load, ...]:
-        """The loads, all with the same number of requests."""
+        """The closed loops, then the open ones, each in the order given and with the same number of requests."""
         least = max(len(self.prompts) * self.num_runs, REQUESTS_PER_USER * max(self.concurrency, default=1))
-        return plan_loads(self.concurrency, self.rate, self.max_num_completed_requests or least)
+        requests = self.max_num_completed_requests or least
+        closed = (Load(requests, concurrency=users) for users in self.concurrency)
+        return (*closed, *(Load(requests, rate=each) for each in self.rate))
 
     @property
     def load_conditions(self) -> tuple[Condition, ...]:
         """The base condition under each load."""
         return tuple(self.conditions[0].under(load) for load in self.loads)
-
-    @property
-    def input_length(self) -> Length | None:
-        """The length of a load's prompts in tokens; None: prompts as they are."""
-        return length_of("input", self.mean_input_tokens, self.stddev_input_tokens, self.sequence_length - 1)
-
-    @property
-    def output_length(self) -> Length | None:
-        """The length of a load's outputs in tokens; None: up to `max_new_tokens`, or the end of the sequence."""
-        return length_of("output", self.mean_output_tokens, self.stddev_output_tokens, self.sequence_length - 1)
 
     @property
     def slots(self) -> int | None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from tandem.comparison.links.link import Link
 from tandem.comparison.measuring import architectures as arch
-from tandem.comparison.measuring.commands import drafting_command, feature_flags, target_command, target_of, whole_of
+from tandem.comparison.measuring.commands import feature_flags, server_command, target_of, whole_of
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.servers import Fleet
 from tandem.speculation.types import ModelInfo
@@ -95,7 +95,7 @@ class _Deployment:
         return [await (self._connected(architecture) if architecture.name in self.config.connect else start())]
 
     async def fused(self) -> list[Endpoint]:
-        command = drafting_command(self.config, "fused_target", group=whole_of(self.config), host=self.link.host)
+        command = server_command(self.config, "fused_target", group=whole_of(self.config), host=self.link.host)
         return await self._one(arch.FUSED, lambda: self._started_across(arch.FUSED, command))
 
     async def plain_and_distributed(self) -> list[Endpoint]:
@@ -119,7 +119,7 @@ class _Deployment:
             group = target_of(self.config) if drafted_for else whole_of(self.config)
             features = self._starts(arch.HEADED) or (drafted_for and self.config.drafts_with_head)
             handing = ("--hand_out_features", self.config.hand_out_features) if features else ()
-            command = target_command(self.config, *handing, group=group, host=self.link.host)
+            command = server_command(self.config, "target", *handing, group=group, host=self.link.host)
             return await self._started_across(arch.AUTOREGRESSIVE, command)
         return None
 
@@ -137,7 +137,7 @@ class _Deployment:
 
     async def _started_width_1(self) -> Endpoint:
         group, host = whole_of(self.config), self.link.host
-        command = target_command(self.config, group=group, speculation_length=0, host=host)
+        command = server_command(self.config, "target", group=group, speculation_length=0, host=host)
         return await self._started_across(arch.WIDTH_1, command)
 
     async def _distributed(self, worker: arch.Architecture, target: Endpoint | None, pipeline: str) -> list[Endpoint]:
@@ -161,7 +161,9 @@ class _Deployment:
             pipeline = "off" if self.config.pipeline == "on" else self.config.pipeline  # it has one round at a time
             shown = self._shown_to(worker) if worker else []
             drafting = ("--draft_host", drafter, "--pipeline", pipeline, *shown)
-            command = target_command(self.config, *drafting, group=target_of(self.config), host=self.link.host)
+            command = server_command(
+                self.config, "target", *drafting, group=target_of(self.config), host=self.link.host
+            )
             return await self._started_across(arch.REMOTE_DRAFT, command)
 
         return await self._one(arch.REMOTE_DRAFT, start)
@@ -173,7 +175,7 @@ class _Deployment:
     def _worker_command(self, config: ComparisonConfig, *extra: str) -> list[str]:
         """Returns the command of a draft worker on the client side, reachable from the target side."""
         group = config.placement.draft if config.placement else None
-        return drafting_command(config, "draft_worker", *extra, group=group, host=self.link.near_host)
+        return server_command(config, "draft_worker", *extra, group=group, host=self.link.near_host)
 
     async def _proposing(self) -> str:
         """Starts a draft worker without a target and returns its address."""

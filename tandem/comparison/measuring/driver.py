@@ -7,7 +7,6 @@ import contextlib
 import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
@@ -108,16 +107,31 @@ async def measure(log: RecordLog, connect: Connect, interruption: Interruption, 
 
     Raises ServerFailed, ServerDied, Unreachable, LinkUnavailable or NoTokenizer.
     """
-    config = log.measured.config
-    tokenizer = _tokenizer(config)
+    config, logs = log.measured.config, log.measured.config.output_dir / "logs"
+    tokenizer, turns = _tokenizer(config), turns_of(config)
     with progress:
         async with _open_link(config) as link:
-            session = _Session(log, connect, interruption, progress, link, tokenizer)
             if config.placement:
                 log.remark(f"Architectures were measured in turn, each with all of its cores: {config.placement}.")
-            turns = turns_of(config)
             while turns:
-                await session.turn(turns.pop(0), turns)
+                names = turns.pop(0)
+                folder = logs / names[0] if config.placement else logs
+                fleet = Fleet(folder, config.startup_timeout_s, on_wait=progress.waiting, on_ready=progress.ready)
+                async with contextlib.AsyncExitStack() as stack:
+                    stack.enter_context(interruption.killing(fleet.kill))  # also while the fleet stops its servers
+                    await stack.enter_async_context(fleet)
+                    endpoints = await deploy(config, fleet, _describing(connect), link, names)
+                    log.servers(in_report_order(config, [*log.measured.endpoints, *endpoints]))
+                    _check_tokenizer(tokenizer, endpoints)
+                    wide = any(each.architecture == AUTOREGRESSIVE and wants_width_1(each) for each in endpoints)
+                    if config.placement and wide:
+                        turns.append((WIDTH_1.name,))
+                    contenders = [await _connected(stack, connect, each, config.timeout_s) for each in endpoints]
+                    measuring = Measuring(config, endpoints, contenders, link, progress, log, tokenizer)
+                    await while_all_live(measuring.run(), fleet, log)
+                    if not turns:
+                        log.end()
+                    progress.say("stopping the servers")
 
 
 def turns_of(config: ComparisonConfig) -> list[tuple[str, ...]]:
@@ -130,43 +144,10 @@ def turns_of(config: ComparisonConfig) -> list[tuple[str, ...]]:
     return sorted(((name,) for name in config.architectures), key=lambda turn: turn == (AUTOREGRESSIVE.name,))
 
 
-@dataclass(frozen=True)
-class _Session:
-    """Starts and measures the servers of one turn after the other."""
-
-    log: RecordLog
-    connect: Connect
-    interruption: Interruption
-    progress: Progress
-    link: Link
-    tokenizer: Tokenizer | None
-
-    async def turn(self, names: tuple[str, ...], later: list[tuple[str, ...]]) -> None:
-        """Starts servers, measures and stops them; appends to the `later` turns the one that this one asks for."""
-        log, config = self.log, self.log.measured.config
-        logs = config.output_dir / "logs" / names[0] if config.placement else config.output_dir / "logs"
-        progress = self.progress
-        fleet = Fleet(logs, config.startup_timeout_s, on_wait=progress.waiting, on_ready=progress.ready)
-        async with contextlib.AsyncExitStack() as stack:
-            stack.enter_context(self.interruption.killing(fleet.kill))  # also while the fleet stops its servers
-            await stack.enter_async_context(fleet)
-            endpoints = await deploy(config, fleet, _describing(self.connect), self.link, names)
-            log.servers(in_report_order(config, [*log.measured.endpoints, *endpoints]))
-            _check_tokenizer(self.tokenizer, endpoints)
-            if config.placement and any(e.architecture == AUTOREGRESSIVE and wants_width_1(e) for e in endpoints):
-                later.append((WIDTH_1.name,))
-            contenders = [await _connected(stack, self.connect, endpoint) for endpoint in endpoints]
-            measuring = Measuring(config, endpoints, contenders, self.link, progress, log, self.tokenizer)
-            await while_all_live(measuring.run(), fleet, log)
-            if not later:
-                log.end()
-            progress.say("stopping the servers")
-
-
 @contextlib.asynccontextmanager
 async def _open_link(config: ComparisonConfig) -> AsyncGenerator[Link, None]:
     """Opens the link that the conditions of a comparison need. Raises LinkUnavailable."""
-    emulated = any(condition.link.settings is not None for condition in config.conditions)
+    emulated = any(condition.link.rtt_ms is not None for condition in config.conditions)
     link = Link() if not emulated else NetnsLink() if config.link == "netns" else DelayLink()
     async with contextlib.AsyncExitStack() as stack:
         try:
@@ -178,7 +159,7 @@ async def _open_link(config: ComparisonConfig) -> AsyncGenerator[Link, None]:
 
 def _tokenizer(config: ComparisonConfig) -> Tokenizer | None:
     """Returns the target's tokenizer if prompts are cut to a length. Raises NoTokenizer."""
-    if config.input_length is None:
+    if config.mean_input_tokens is None:
         return None
     try:
         return target_tokenizer(config.backend, config.model)
@@ -207,6 +188,8 @@ def _describing(connect: Connect) -> Describe:
     return describe
 
 
-async def _connected(stack: contextlib.AsyncExitStack, connect: Connect, endpoint: Endpoint) -> Contender:
+async def _connected(
+    stack: contextlib.AsyncExitStack, connect: Connect, endpoint: Endpoint, timeout_s: float
+) -> Contender:
     client = await stack.enter_async_context(connect(endpoint.reached, endpoint.architecture.service))
-    return Contender(endpoint.architecture.name, client, endpoint.architecture.split)
+    return Contender(endpoint.architecture.name, client, endpoint.architecture.split, timeout_s)

@@ -7,10 +7,10 @@ import platform
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 
-PACKAGES: tuple[str, ...] = ("torch", "transformers", "grpcio", "protobuf", "numpy")
+from tandem.host.host import LIBRARIES, first_processor, name_of, usable_cores
+from tandem.host.packages import installed_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,36 +41,21 @@ def this_machine() -> Machine:
     return Machine(
         system=f"{platform.system()} {platform.release()}",
         architecture=platform.machine(),
-        processor=_processor(),
-        usable_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        processor=name_of(first_processor()),
+        usable_cores=usable_cores(),
         memory_bytes=_memory_bytes(),
     )
 
 
-def these_versions(packages: Sequence[str] = PACKAGES) -> Versions:
-    return Versions(platform.python_version(), {name: v for name in packages if (v := _version(name))}, _git_commit())
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or platform.machine()
+def these_versions(packages: Sequence[str] = LIBRARIES) -> Versions:
+    installed = {name: version for name in packages if (version := installed_version(name))}
+    return Versions(platform.python_version(), installed, _git_commit())
 
 
 def _memory_bytes() -> int | None:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):
-        return None
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
         return None
 
 

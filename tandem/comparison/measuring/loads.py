@@ -31,25 +31,12 @@ class Load:
         return f"{self.concurrency} at once" if self.rate is None else f"{self.rate:g} requests/s"
 
 
-@dataclass(frozen=True, slots=True)
-class Length:
-    """A number of tokens that is drawn from a normal distribution, as LLMPerf does: positive integers."""
-
-    mean: int
-    stddev: int = 0
-
-    def draw(self, random: Random, most: int) -> int:
-        """Draws a length from 1 to `most`; draws outside are repeated."""
-        while True:
-            drawn = int(random.gauss(self.mean, self.stddev))
-            if 1 <= drawn <= most:
-                return drawn
-
-
-def plan_loads(concurrency: Sequence[int], rate: Sequence[float], requests: int) -> tuple[Load, ...]:
-    """Returns the closed loops, then the open ones, each in the order given."""
-    closed = (Load(requests, concurrency=users) for users in concurrency)
-    return (*closed, *(Load(requests, rate=each) for each in rate))
+def drawn_length(random: Random, mean: int, stddev: int, most: int) -> int:
+    """Draws a number of tokens from 1 to `most` as LLMPerf does: whole and normal; draws outside are repeated."""
+    while True:
+        drawn = int(random.gauss(mean, stddev))
+        if 1 <= drawn <= most:
+            return drawn
 
 
 def arrivals(rate: float, count: int, seed: int) -> tuple[float, ...]:
@@ -73,17 +60,13 @@ def check_loads(concurrency: Sequence[int], rate: Sequence[float], requests: int
         raise ValueError(f"max-num-completed-requests: {requests} is below 1")
 
 
-def length_of(which: str, mean: int | None, stddev: int, most: int) -> Length | None:
-    """Returns the length that --mean-WHICH-tokens and --stddev-WHICH-tokens describe; None without a mean.
-
-    Raises a ValueError that names the flag.
-    """
+def check_length(which: str, mean: int | None, stddev: int, most: int) -> None:
+    """Raises a ValueError that names the flag, --mean-WHICH-tokens or --stddev-WHICH-tokens."""
     if mean is None:
         if stddev:
             raise ValueError(f"stddev-{which}-tokens: is for --mean-{which}-tokens, which is not given")
-        return None
+        return
     if not 1 <= mean <= most:
         raise ValueError(f"mean-{which}-tokens: {mean} is not between 1 and {most}")
     if not 0 <= stddev <= mean:
         raise ValueError(f"stddev-{which}-tokens: {stddev} is not between 0 and the mean, {mean}")
-    return Length(mean, stddev)

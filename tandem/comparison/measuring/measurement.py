@@ -5,22 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tandem.comparison.analysis.identity import diverged_prompts
 from tandem.comparison.links.link import Link
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE
 from tandem.comparison.measuring.calibration import NOT_COSTED, Calibrator
-from tandem.comparison.measuring.conditions import Condition, LinkChoice
+from tandem.comparison.measuring.conditions import Condition
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint
-from tandem.comparison.measuring.loading import Loader
+from tandem.comparison.measuring.loading import measure_loads
 from tandem.comparison.measuring.loads import Load
 from tandem.comparison.measuring.progress import Progress
 from tandem.comparison.measuring.record_log import RecordLog
 from tandem.comparison.measuring.records import Record
-from tandem.comparison.measuring.run import Contender, RequestSettings, Stage, measure_all, trace_margins, warm_up
+from tandem.comparison.measuring.run import Contender, measure_all, trace_margins, warm_up
 from tandem.comparison.measuring.servers import Fleet
 from tandem.comparison.measuring.traffic import requests_of
 from tandem.comparison.report.attempt import format_error
@@ -66,15 +65,16 @@ class Measuring:
     tokenizer: Tokenizer | None = None
 
     async def run(self) -> None:
-        config, stages = self.config, [self._stage(condition) for condition in self.config.conditions]
+        config, conditions = self.config, self.config.conditions
+        base = conditions[0]
         self.progress.say("warming up")
-        await stages[0].enter()
-        for name, failure in (await warm_up(self.contenders, config.prompts[0], stages[0].settings)).items():
+        await self._enter(base)
+        for name, failure in (await warm_up(self.contenders, config.prompts[0], base.request)).items():
             self.log.warm_up_failed(name, failure)
         await self._links()
         calibrator = Calibrator(
             self.contenders,
-            stages[0].settings,
+            base.request,
             self._lengths(),
             len(config.prompts) * config.num_runs,
             self.log.calibration,
@@ -85,29 +85,24 @@ class Measuring:
             self.contenders,
             config.prompts,
             config.num_runs,
-            stages,
+            conditions,
+            self._enter,
             self.progress.measuring,
             self._measured,
             calibrator.after_prompt,
         )
-        for condition, stage in zip(config.conditions, stages, strict=True):
+        for condition in conditions:
             try:
-                await self._margins(condition, stage)
+                await self._margins(condition)
             except Exception as error:  # margins are only extra detail
                 self.log.remark(
                     f"Margins of outputs that parted were not traced under {condition.name}: {format_error(error)}"
                 )
         if config.loads:
-            await stages[0].enter()
-            await self._loads(stages[0].settings)
-
-    async def _loads(self, settings: RequestSettings) -> None:
-        config = self.config
-        asked = requests_of(config, config.loads[0].requests, settings, self.tokenizer)
-        loader = Loader(
-            self.contenders, asked, config.sampling.seed, config.timeout_s, self._under_load, self._measured
-        )
-        await loader.measure(config.load_conditions)
+            await self._enter(base)
+            asked = requests_of(config, config.loads[0].requests, self.tokenizer)
+            loaded, seed = config.load_conditions, config.sampling.seed
+            await measure_loads(self.contenders, asked, loaded, seed, self._under_load, self._measured)
 
     def _under_load(self, architecture: str, load: Load) -> None:
         self.progress.say(f"{architecture}, {load}: {load.requests} requests")
@@ -116,21 +111,9 @@ class Measuring:
         self.log.record(record)
         self.progress.measured(record)
 
-    def _stage(self, condition: Condition) -> Stage:
-        config = self.config
-        settings = RequestSettings(
-            config.max_new_tokens,
-            config.speculation_length,
-            condition.sampling,
-            config.timeout_s,
-            condition.rule,
-            config.adapter,
-        )
-        return Stage(condition.name, settings, partial(self._set, condition.link))
-
-    async def _set(self, choice: LinkChoice) -> None:
-        if choice.settings is not None and choice.settings != self.link.settings:
-            await self.link.set(choice.settings)
+    async def _enter(self, condition: Condition) -> None:
+        if condition.link.rtt_ms is not None and condition.link != self.link.settings:
+            await self.link.set(condition.link)
 
     def _lengths(self) -> tuple[int, ...]:
         """Returns the speculation lengths to calibrate: those that every speculating server supports."""
@@ -146,22 +129,22 @@ class Measuring:
 
     async def _links(self) -> None:
         """Measures the overhead of every link, the base's last so that it stays set."""
-        for link in reversed(dict.fromkeys(condition.link for condition in self.config.conditions)):
-            if link.settings is not None:
+        for link, condition in reversed({condition.link: condition for condition in self.config.conditions}.items()):
+            if link.rtt_ms is not None:
                 self.progress.say(f"measuring the link: {link}")
-                await self._set(link)
+                await self._enter(condition)
                 self.log.link(link, await self.link.overhead())
 
-    async def _margins(self, condition: Condition, stage: Stage) -> None:
+    async def _margins(self, condition: Condition) -> None:
         """Repeats prompts with differing outputs on the autoregressive server to get the logit margins."""
         plain = [contender for contender in self.contenders if contender.name == AUTOREGRESSIVE.name]
-        if not plain or condition.rule is not Rule.AGREEMENT:  # rejection keeps the distribution, not the tokens
+        if not plain or condition.request.rule is Rule.REJECTION:  # which keeps the distribution, not the tokens
             return
         own = [record for record in self.log.measured.records if record.condition == condition.name]
         names = diverged_prompts(own, [record for record in own if record.architecture == AUTOREGRESSIVE.name])
         if not names:
             return
-        await stage.enter()
+        await self._enter(condition)
         prompts = [prompt for prompt in self.config.prompts if prompt.name in names]
-        for name, trace in (await trace_margins(plain[0], prompts, stage.settings)).items():
+        for name, trace in (await trace_margins(plain[0], prompts, condition.request)).items():
             self.log.margins(condition.name, name, trace)

@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TextIO
 
 from tandem.comparison.analysis.identity import MarginTrace
 from tandem.comparison.links.overhead import LinkOverhead
+from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.measuring.calibration import Calibration
-from tandem.comparison.measuring.conditions import LinkChoice
 from tandem.comparison.measuring.config import ComparisonConfig, settings_as_json
 from tandem.comparison.measuring.deployment import Endpoint
 from tandem.comparison.measuring.environment import Machine, Versions
@@ -45,7 +44,7 @@ class RunData:
     started_at: str
     endpoints: tuple[Endpoint, ...] = ()
     warm_up_failures: dict[str, Failure] = field(default_factory=dict)
-    links: dict[LinkChoice, LinkOverhead] = field(default_factory=dict)
+    links: dict[LinkSettings, LinkOverhead] = field(default_factory=dict)
     records: list[Record] = field(default_factory=list)
     calibrations: list[Calibration] = field(default_factory=list)
     margins: dict[tuple[str, str], MarginTrace] = field(default_factory=dict)
@@ -89,9 +88,7 @@ class RecordLog:
     def __enter__(self) -> RecordLog:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._file:
             self._file.close()
 
@@ -103,9 +100,9 @@ class RecordLog:
         self.measured.warm_up_failures[architecture] = failure
         self._write("warm-up failure", architecture=architecture, failure=failure)
 
-    def link(self, choice: LinkChoice, overhead: LinkOverhead) -> None:
-        self.measured.links[choice] = overhead
-        self._write("link", link=choice, overhead=overhead)
+    def link(self, link: LinkSettings, overhead: LinkOverhead) -> None:
+        self.measured.links[link] = overhead
+        self._write("link", link=link, overhead=overhead)
 
     def record(self, record: Record) -> None:
         self.measured.records.append(record)
@@ -172,7 +169,7 @@ def _add(measured: RunData, line: dict[str, Any]) -> None:
         case {"kind": "warm-up failure", "architecture": name, "failure": failure}:
             measured.warm_up_failures[name] = decoded(Failure, failure)
         case {"kind": "link", "link": link, "overhead": overhead}:
-            measured.links[decoded(LinkChoice, link)] = decoded(LinkOverhead, overhead)
+            measured.links[decoded(LinkSettings, link)] = decoded(LinkOverhead, overhead)
         case {"kind": "record", "record": record}:
             measured.records.append(decoded(Record, record))
         case {"kind": "calibration", "calibration": calibration}:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tandem.comparison.analysis.identity import MarginTrace
 from tandem.comparison.analysis.metrics import ratio
+from tandem.comparison.measuring.conditions import Condition
 from tandem.comparison.measuring.records import Failure, Measurement, Record, attribute_seconds, failure_of
 from tandem.comparison.measuring.workloads import Prompt
-from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, Rule, SamplingParams, SpeculationStats
+from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, SpeculationStats
 
 if TYPE_CHECKING:
     from tandem.rpc.generation_client import GenerationClient
@@ -26,53 +27,23 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """An architecture under test. `split`: draft and target run apart, and the traffic between them is counted."""
+    """An architecture under test. `split`: draft and target run apart, and the traffic between them is counted.
+
+    timeout_s: of each request.
+    """
 
     name: str
     generator: GenerationClient
     split: bool = False
+    timeout_s: float | None = None
 
     def apart(self) -> Contender:
         """Returns one whose bytes are not mixed with those of requests that run at the same time."""
         return replace(self, generator=self.generator.sharing())
 
 
-@dataclass(frozen=True, slots=True)
-class RequestSettings:
-    """The settings shared by all requests of a condition."""
-
-    max_new_tokens: int
-    speculation_length: int | None
-    sampling: SamplingParams
-    timeout_s: float | None = None
-    rule: Rule = Rule.AGREEMENT
-    adapter: str = ""
-
-    def request(self, prompt: Prompt, run: int = 0) -> GenerationRequest:
-        """Builds a request. Each run of a sampled prompt has its own seed, the same for all architectures."""
-        seed = self.sampling.seed if self.sampling.greedy else (self.sampling.seed + run) % 2**64
-        return GenerationRequest(
-            text=prompt.text,
-            chat=prompt.chat,
-            sampling=replace(self.sampling, seed=seed),
-            max_new_tokens=self.max_new_tokens,
-            speculation_length=self.speculation_length,
-            rule=self.rule,
-            adapter=self.adapter,
-        )
-
-
-async def _as_it_is() -> None:
-    """Does nothing; the default of `Stage.enter`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """A condition in the measuring loop: its request settings, and `enter`, which sets its link."""
-
-    name: str
-    settings: RequestSettings
-    enter: Callable[[], Awaitable[None]] = _as_it_is
+async def _as_it_is(condition: Condition) -> None:
+    """Sets no link; the default of `measure_all`."""
 
 
 class IncompleteStream(RuntimeError):
@@ -81,14 +52,18 @@ class IncompleteStream(RuntimeError):
     code = "INCOMPLETE_STREAM"
 
 
-async def warm_up(contenders: Sequence[Contender], prompt: Prompt, settings: RequestSettings) -> dict[str, Failure]:
+def short(request: GenerationRequest) -> GenerationRequest:
+    """Returns a request that only warms up."""
+    return replace(request, max_new_tokens=min(WARM_UP_TOKENS, request.max_new_tokens or WARM_UP_TOKENS))
+
+
+async def warm_up(contenders: Sequence[Contender], prompt: Prompt, request: GenerationRequest) -> dict[str, Failure]:
     """Sends one short request to each, so that no measurement includes a first use. Returns the failures."""
-    short = replace(settings, max_new_tokens=min(WARM_UP_TOKENS, settings.max_new_tokens))
     failures: dict[str, Failure] = {}
     for contender in contenders:
-        record = await _record(contender, prompt, 0, Stage("warm-up", short))
-        if record.error:
-            failures[contender.name] = record.error
+        record = Record(contender.name, prompt.name, prompt.kind, 0, condition="warm-up")
+        if error := (await attempt(contender, record, short(prompt.into(request)))).error:
+            failures[contender.name] = error
     return failures
 
 
@@ -96,7 +71,8 @@ async def measure_all(
     contenders: Sequence[Contender],
     prompts: Sequence[Prompt],
     num_runs: int,
-    stages: Sequence[Stage],
+    conditions: Sequence[Condition],
+    enter: Callable[[Condition], Awaitable[None]] = _as_it_is,
     on_start: Callable[[str, str], None] = lambda architecture, prompt: None,
     on_record: Callable[[Record], None] = lambda record: None,
     after_prompt: Callable[[Prompt], Awaitable[None]] | None = None,
@@ -104,18 +80,20 @@ async def measure_all(
     """Measures all requests and returns their records; `on_record` gets each one before the next request.
 
     Architectures take turns, so that a machine that slows down affects all alike, and the first one rotates, so that
-    the order favors none. `after_prompt` is called in the first stage, after every prompt of every run.
+    the order favors none. `enter` sets a condition's link. `after_prompt` is called under the first condition, after
+    every prompt of every run.
     """
     records: list[Record] = []
     for turn, (run, prompt) in enumerate(itertools.product(range(num_runs), prompts)):
-        for stage in stages:
-            await stage.enter()
+        for condition in conditions:
+            await enter(condition)
             for contender in rotated(contenders, turn):
                 on_start(contender.name, prompt.name)
-                records.append(await _record(contender, prompt, run, stage))
+                record = Record(contender.name, prompt.name, prompt.kind, run, condition=condition.name)
+                records.append(await attempt(contender, record, prompt.into(condition.request, run)))
                 on_record(records[-1])
         if after_prompt:
-            await stages[0].enter()
+            await enter(conditions[0])
             await after_prompt(prompt)
     return records
 
@@ -126,28 +104,21 @@ def rotated(items: Sequence[Item], turn: int) -> list[Item]:
     return [*items[first:], *items[:first]]
 
 
-async def _record(contender: Contender, prompt: Prompt, run: int, stage: Stage) -> Record:
-    record = Record(contender.name, prompt.name, prompt.kind, run, condition=stage.name)
-    return await attempt(contender, record, stage.settings.request(prompt, run), stage.settings.timeout_s)
-
-
-async def attempt(
-    contender: Contender, record: Record, request: GenerationRequest, timeout_s: float | None = None
-) -> Record:
+async def attempt(contender: Contender, record: Record, request: GenerationRequest) -> Record:
     """Measures one request and completes its record. Any error is recorded: one that fails must not stop the others."""
     try:
-        return replace(record, measurement=await measure(contender, request, timeout_s))
+        return replace(record, measurement=await measure(contender, request))
     except Exception as error:
         return replace(record, error=failure_of(error))
 
 
-async def measure(contender: Contender, request: GenerationRequest, timeout_s: float | None = None) -> Measurement:
+async def measure(contender: Contender, request: GenerationRequest) -> Measurement:
     """Times one request from just before it is sent to its completion. Raises IncompleteStream."""
     generator, chunks, arrivals = contender.generator, list[Chunk](), list[float]()  # arrivals: of those with tokens
     up, down = generator.bytes_up, generator.bytes_down
     completion: GenerationEnd | None = None
     sent = time.perf_counter()
-    async for event in generator.generate(request, timeout=timeout_s):
+    async for event in generator.generate(request, timeout=contender.timeout_s):
         if isinstance(event, GenerationEnd):
             completion = event
             continue
@@ -200,7 +171,7 @@ def _frozen(value: Any) -> Any:
 
 
 async def trace_margins(
-    autoregressive: Contender, prompts: Iterable[Prompt], settings: RequestSettings
+    autoregressive: Contender, prompts: Iterable[Prompt], request: GenerationRequest
 ) -> dict[str, MarginTrace]:
     """Repeats prompts, untimed, to get the logit margins of the target's choices; ignores requests that fail.
 
@@ -208,10 +179,10 @@ async def trace_margins(
     """
     traces: dict[str, MarginTrace] = {}
     for prompt in prompts:
-        request = replace(settings.request(prompt), margins=True)
+        traced = replace(prompt.into(request), margins=True)
         chunks: list[Chunk] = []
         try:
-            async for event in autoregressive.generator.generate(request, timeout=settings.timeout_s):
+            async for event in autoregressive.generator.generate(traced, timeout=autoregressive.timeout_s):
                 if isinstance(event, Chunk):
                     chunks.append(event)
         except Exception:

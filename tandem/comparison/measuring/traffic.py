@@ -9,7 +9,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from tandem.comparison.measuring.config import ComparisonConfig
-from tandem.comparison.measuring.run import RequestSettings
+from tandem.comparison.measuring.loads import drawn_length
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.speculation.types import GenerationRequest
 
@@ -29,49 +29,45 @@ class Asked:
     request: GenerationRequest
 
 
-def requests_of(
-    config: ComparisonConfig, count: int, settings: RequestSettings, tokenizer: Tokenizer | None = None
-) -> tuple[Asked, ...]:
+def requests_of(config: ComparisonConfig, count: int, tokenizer: Tokenizer | None = None) -> tuple[Asked, ...]:
     """Returns `count` requests. `tokenizer` is needed to cut prompts to a length.
 
     Lengths are drawn as in LLMPerf, an input and an output length for each request, from the comparison's seed. An
     output of a set length ignores ends of sequence, and is shortened to what fits beside its prompt.
     """
     random = Random(f"lengths {config.sampling.seed}")
-    made = itertools.islice(_as_they_are(config, settings), count)
+    made = itertools.islice(_as_they_are(config), count)
     return tuple(_shaped(asked, number, config, random, tokenizer) for number, asked in enumerate(made))
 
 
 def names_of(config: ComparisonConfig) -> tuple[str, ...]:
     """Returns the names of prompts that only loads have, in the order of their requests."""
-    shaped = config.input_length or config.output_length
-    return tuple(_name(number) for number in range(config.loads[0].requests)) if shaped else ()
+    shaped = config.mean_input_tokens or config.mean_output_tokens
+    return tuple(f"load/{number}" for number in range(config.loads[0].requests)) if shaped else ()
 
 
-def _name(number: int) -> str:
-    return f"load/{number}"
-
-
-def _as_they_are(config: ComparisonConfig, settings: RequestSettings) -> Iterator[Asked]:
+def _as_they_are(config: ComparisonConfig) -> Iterator[Asked]:
+    request = config.conditions[0].request
     for run in itertools.count():
         for prompt in config.prompts:
-            yield Asked(prompt.name, prompt.kind, run, settings.request(prompt, run))
+            yield Asked(prompt.name, prompt.kind, run, prompt.into(request, run))
 
 
 def _shaped(asked: Asked, number: int, config: ComparisonConfig, random: Random, tokenizer: Tokenizer | None) -> Asked:
-    inputs, outputs, room = config.input_length, config.output_length, config.sequence_length
+    inputs, outputs, room = config.mean_input_tokens, config.mean_output_tokens, config.sequence_length
     request = asked.request
     if inputs is None and outputs is None:
         return asked
     if inputs is not None:
         assert tokenizer is not None, "prompts are cut with a tokenizer"
-        length = inputs.draw(random, room - (outputs.mean if outputs else config.max_new_tokens))
+        length = drawn_length(random, inputs, config.stddev_input_tokens, room - (outputs or config.max_new_tokens))
         room -= length
         request = replace(request, text=None, token_ids=cut(config.prompts, number, length, tokenizer), chat=False)
     if outputs is not None:
-        length = min(outputs.draw(random, config.sequence_length), room)
+        drawn = drawn_length(random, outputs, config.stddev_output_tokens, config.sequence_length)
+        length = min(drawn, room)
         request = replace(request, max_new_tokens=length, ignore_end_of_sequence=True)
-    return Asked(_name(number), asked.workload, 0, request)
+    return Asked(f"load/{number}", asked.workload, 0, request)
 
 
 def cut(prompts: Sequence[Prompt], number: int, length: int, tokenizer: Tokenizer) -> tuple[int, ...]:

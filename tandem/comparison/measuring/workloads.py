@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 from tandem.clients.prompts import read_prompts
 from tandem.comparison.measuring.prompts import BUILT_IN
+from tandem.speculation.types import GenerationRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,12 @@ class Prompt:
     kind: str
     text: str
     chat: bool
+
+    def into(self, request: GenerationRequest, run: int = 0) -> GenerationRequest:
+        """Returns a request with this prompt. Each run of a sampled one has its own seed, for all architectures."""
+        sampling = request.sampling
+        seed = sampling.seed if sampling.greedy else (sampling.seed + run) % 2**64
+        return replace(request, text=self.text, chat=self.chat, sampling=replace(sampling, seed=seed))
 
 
 def built_in_prompts(kinds: Sequence[str] = tuple(BUILT_IN), per_workload: int | None = None) -> tuple[Prompt, ...]:

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
-@dataclass
-class Attempts:
-    """Makes calls that may fail and keeps a sentence for each failure."""
-
-    remarks: list[str] = field(default_factory=list)
-
-    def of(self, what: str, make: Callable[[], T], otherwise: T) -> T:
-        """Returns the result of `make`, or `otherwise` if it raises. The sentence begins with `what`."""
-        try:
-            return make()
-        except Exception as error:
-            self.remarks.append(f"{what} could not be made: {format_error(error)}")
-            return otherwise
+def tried(remarks: list[str], what: str, make: Callable[[], T], otherwise: T) -> T:
+    """Returns the result of `make`, or `otherwise` if it raises, with a remark that begins with `what`."""
+    try:
+        return make()
+    except Exception as error:
+        remarks.append(f"{what} could not be made: {format_error(error)}")
+        return otherwise
 
 
 def format_error(error: BaseException) -> str:

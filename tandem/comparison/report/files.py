@@ -9,7 +9,7 @@ import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,55 +17,29 @@ from tandem.comparison.analysis.decision import Decision
 from tandem.comparison.analysis.findings import Theory, theory_as_json
 from tandem.comparison.analysis.summary import Summary
 from tandem.comparison.analysis.under_load import UnderLoad
-from tandem.comparison.links.overhead import LinkOverhead
 from tandem.comparison.measuring.conditions import BASE, LINK, Condition
-from tandem.comparison.measuring.config import ComparisonConfig, settings_as_json
-from tandem.comparison.measuring.deployment import Endpoint, baseline_of
-from tandem.comparison.measuring.environment import Machine, Versions
+from tandem.comparison.measuring.config import settings_as_json
+from tandem.comparison.measuring.deployment import baseline_of
 from tandem.comparison.measuring.json_form import encoded
-from tandem.comparison.measuring.records import CAUSES, HEAD, Failure, Measurement, Record, record_as_json
+from tandem.comparison.measuring.record_log import RunData
+from tandem.comparison.measuring.records import CAUSES, HEAD, Measurement, Record, record_as_json
 from tandem.comparison.report import reading
-from tandem.comparison.report.attempt import Attempts
-from tandem.comparison.report.load_tables import loads_as_csv
+from tandem.comparison.report.attempt import tried
 from tandem.comparison.report.reading import JSON, SCHEMA_VERSION
-from tandem.comparison.report.write import write_atomically
 
 
-@dataclass(frozen=True, slots=True)
-class ConditionResult:
-    """The results under one condition; the first of a comparison is the base."""
+@dataclass
+class Comparison(RunData):
+    """The result of a comparison: what was measured, and what follows from it. `print` shows the tables.
 
-    condition: Condition
-    summaries: tuple[Summary, ...]
-    link: LinkOverhead | None = None
+    conditions: those that were measured, the base first. summaries: by condition.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class Partial:
-    """Why only `measured` of the `planned` requests were measured."""
-
-    reason: str
-    measured: int
-    planned: int
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The result of a comparison: configuration, records, summaries, theory, decisions. `print` shows the tables."""
-
-    config: ComparisonConfig
-    endpoints: tuple[Endpoint, ...]
-    records: tuple[Record, ...]
-    results: tuple[ConditionResult, ...]
-    machine: Machine
-    versions: Versions
-    started_at: str
-    remarks: tuple[str, ...] = ()
-    warm_up_failures: tuple[tuple[str, Failure], ...] = ()
+    conditions: Sequence[Condition] = ()
+    summaries: Mapping[str, Sequence[Summary]] = field(default_factory=dict)
     theory: Theory | None = None
     decision: Decision | None = None
     under_load: UnderLoad | None = None
-    partial: Partial | None = None
 
     def __str__(self) -> str:
         """The tables and remarks that the command line prints, without colors."""
@@ -78,18 +52,14 @@ class Comparison:
         return text.getvalue()
 
     @property
-    def base(self) -> ConditionResult:
-        return self.results[0]
-
-    @property
     def failed(self) -> tuple[Record, ...]:
         return tuple(record for record in self.records if record.error)
 
     @property
     def link(self) -> str:
         """Describes the links: emulated ones are called so, and servers beyond this machine's loopback are named."""
-        rtts = [f"{result.condition.link}" for result in self.results if result.condition.varies in (BASE, LINK)]
-        if self.base.condition.link.rtt_ms is not None:
+        rtts = [f"{condition.link}" for condition in self.conditions if condition.varies in (BASE, LINK)]
+        if self.conditions[0].link.rtt_ms is not None:
             return f"{self.config.link} ({'; '.join(rtts)})"
         elsewhere = [f"{e.architecture.name} at {e.address}" for e in self.endpoints if not _on_loopback(e.address)]
         return "loopback" if not elsewhere else "loopback, except " + ", ".join(elsewhere)
@@ -102,13 +72,14 @@ def _on_loopback(address: str) -> bool:
 
 def comparison_as_json(comparison: Comparison) -> dict[str, Any]:
     """Returns comparison.json. A part that cannot be computed is null, and a remark says why."""
-    attempts, theory = Attempts(), comparison.theory
-    said = attempts.of("Theory beside measurement", lambda: theory_as_json(theory) if theory else None, None)
+    remarks, theory = list(comparison.remarks), comparison.theory
+    said = tried(remarks, "Theory beside measurement", lambda: theory_as_json(theory) if theory else None, None)
+    missing, measured = comparison.missing, len(comparison.records)
     plain = baseline_of(list(comparison.endpoints))  # of speedups; outputs are compared with `autoregressive`
     return {
         "schema_version": SCHEMA_VERSION,
         "started_at": comparison.started_at,
-        "partial": encoded(comparison.partial),
+        "partial": {"reason": missing, "measured": measured, "planned": comparison.planned} if missing else None,
         "settings": settings_as_json(comparison.config),
         "link": comparison.link,
         "machine": encoded(comparison.machine),
@@ -116,8 +87,8 @@ def comparison_as_json(comparison: Comparison) -> dict[str, Any]:
         "baseline": {"architecture": plain.architecture.name, "plain_width": plain.model.plain_width}
         if plain
         else None,
-        "remarks": [*comparison.remarks, *attempts.remarks],
-        "warm_up_failures": encoded(dict(comparison.warm_up_failures)),
+        "remarks": remarks,
+        "warm_up_failures": encoded(comparison.warm_up_failures),
         "servers": {
             each.architecture.name: {
                 "service": each.architecture.service,
@@ -127,7 +98,7 @@ def comparison_as_json(comparison: Comparison) -> dict[str, Any]:
             }
             for each in comparison.endpoints
         },
-        "conditions": [_condition_as_json(result, comparison.config.link) for result in comparison.results],
+        "conditions": [_condition_as_json(comparison, condition) for condition in comparison.conditions],
         "theory": said,
         "decision": encoded(comparison.decision),
         "under_load": encoded(comparison.under_load),
@@ -135,24 +106,29 @@ def comparison_as_json(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _condition_as_json(result: ConditionResult, kind: str) -> dict[str, Any]:
-    condition, measured = result.condition, result.link
+def _condition_as_json(comparison: Comparison, condition: Condition) -> dict[str, Any]:
+    measured = comparison.links.get(condition.link)
     return {
         "name": condition.name,
         "varies": condition.varies,
         "link": {
-            "kind": "direct" if condition.link.rtt_ms is None else kind,
+            "kind": "direct" if condition.link.rtt_ms is None else comparison.config.link,
             "rtt_ms": 1000 * condition.link.seconds,
             "bandwidth_mbps": condition.link.bandwidth_mbps,
             "direct_round_trip_s": measured.direct_p50_s if measured else None,
             "round_trip_s": measured.link_p50_s if measured else None,
             "added_s": measured.added_s if measured else None,
         },
-        "sampling": encoded(condition.sampling),
-        "rule": condition.rule.value,
+        "sampling": encoded(condition.request.sampling),
+        "rule": condition.request.rule.value,
         "load": encoded(condition.load),
-        "architectures": {summary.architecture: encoded(summary) for summary in result.summaries},
+        "architectures": {summary.architecture: encoded(summary) for summary in comparison.summaries[condition.name]},
     }
+
+
+def text_of(comparison: JSON) -> str:
+    """Returns the text of comparison.json."""
+    return json.dumps(comparison, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 INDEX = "runs.jsonl"
@@ -183,19 +159,6 @@ def _csv_row(record: Record) -> dict[str, Any]:
         **{f"{cause}_seconds": seconds.get(cause) for cause in CAUSES},
         **{f"error_{key}": value for key, value in error.items()},
     }
-
-
-def write_json(as_json: Mapping[str, Any], folder: Path) -> Path:
-    text = json.dumps(as_json, indent=2, allow_nan=False, ensure_ascii=False)
-    return write_atomically(folder / "comparison.json", text + "\n")
-
-
-def write_csv(records: Sequence[Record], folder: Path) -> Path:
-    return write_atomically(folder / "comparison.csv", comparison_as_csv(records))
-
-
-def write_loads(as_json: Mapping[str, Any], folder: Path) -> Path:
-    return write_atomically(folder / "loads.csv", loads_as_csv(as_json))
 
 
 def append_run(comparison: JSON, folder: Path) -> Path:

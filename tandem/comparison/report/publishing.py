@@ -11,18 +11,12 @@ from rich.console import Console
 from tandem.comparison.analysis.regression import judge
 from tandem.comparison.analysis.run_analysis import analyse
 from tandem.comparison.measuring.record_log import RunData
-from tandem.comparison.report.attempt import Attempts
-from tandem.comparison.report.files import (
-    Comparison,
-    append_run,
-    comparison_as_json,
-    write_csv,
-    write_json,
-    write_loads,
-)
+from tandem.comparison.report.attempt import tried
+from tandem.comparison.report.files import Comparison, append_run, comparison_as_csv, comparison_as_json, text_of
+from tandem.comparison.report.load_tables import loads_as_csv
 from tandem.comparison.report.reading import JSON
 from tandem.comparison.report.terminal import TABLE_WIDTH, print_comparison
-from tandem.comparison.report.write import write_report
+from tandem.comparison.report.write import write_atomically, write_report
 
 OK, FAILED, USAGE, SERVER_DIED = 0, 1, 2, 4
 """Exit codes. Others: 3 for a regression (tandem/comparison/analysis/regression.py), 130 by Ctrl-C, 143 by SIGTERM."""
@@ -33,45 +27,48 @@ def publish(measured: RunData, new: bool = True) -> int:
 
     A `new` run is added to the index of runs. Raises ValueError if nothing was measured.
     """
-    comparison, attempts, verdict = analyse(measured), Attempts(), OK
+    comparison, remarks, verdict = analyse(measured), list[str](), OK
     folder, before = comparison.config.output_dir, comparison.config.baseline
-    as_json = attempts.of("The report", lambda: comparison_as_json(comparison), None)
+    as_json = tried(remarks, "The report", lambda: comparison_as_json(comparison), None)
     if as_json is not None:
-        files = _write(comparison, as_json, attempts)
-        attempts.of("The tables", lambda: print_comparison(as_json, _console()), None)
+        files = _write(comparison, as_json, remarks)
+        tried(remarks, "The tables", lambda: print_comparison(as_json, _console()), None)
         if files:
             print("wrote " + ", ".join(str(path) for path in files if path.suffix != ".png"))
         if any(path.suffix == ".png" for path in files):
             print(f"plots as PNG are in {folder / 'plots'}")
-        if new and (index := attempts.of("The line in the index of runs", lambda: append_run(as_json, folder), None)):
+        index = new and tried(remarks, "The line in the index of runs", lambda: append_run(as_json, folder), None)
+        if index:
             print(f"the run is a line in {index}")
         if before is not None:
-            verdict = attempts.of("The comparison with the baseline", lambda: judge(before, as_json), OK)
-    for remark in attempts.remarks:
+            verdict = tried(remarks, "The comparison with the baseline", lambda: judge(before, as_json), OK)
+    for remark in remarks:
         print(f"compare_architectures.py: error: {remark}", file=sys.stderr)
-    return FAILED if comparison.failed or attempts.remarks else verdict
+    return FAILED if comparison.failed or remarks else verdict
 
 
 def write_files(comparison: Comparison) -> tuple[Path, ...]:
     """Writes comparison.json, comparison.csv and the report. Raises OSError with the sentences of all that failed."""
-    attempts = Attempts()
-    written = _write(comparison, comparison_as_json(comparison), attempts)
-    if attempts.remarks:
-        raise OSError("; ".join(attempts.remarks))
+    remarks: list[str] = []
+    written = _write(comparison, comparison_as_json(comparison), remarks)
+    if remarks:
+        raise OSError("; ".join(remarks))
     return written
 
 
-def _write(comparison: Comparison, as_json: JSON, attempts: Attempts) -> tuple[Path, ...]:
+def _write(comparison: Comparison, as_json: JSON, remarks: list[str]) -> tuple[Path, ...]:
     folder, formats = comparison.config.output_dir, comparison.config.formats
-    attempts.of("The folder", lambda: folder.mkdir(parents=True, exist_ok=True), None)
+    tried(remarks, "The folder", lambda: folder.mkdir(parents=True, exist_ok=True), None)
     parts: dict[str, Callable[[], tuple[Path, ...]]] = {
-        "comparison.json": lambda: (write_json(as_json, folder),),
-        "comparison.csv": lambda: (write_csv(comparison.records, folder),),
-        "loads.csv": lambda: (write_loads(as_json, folder),) if comparison.under_load else (),
+        "comparison.json": lambda: (write_atomically(folder / "comparison.json", text_of(as_json)),),
+        "comparison.csv": lambda: (write_atomically(folder / "comparison.csv", comparison_as_csv(comparison.records)),),
+        "loads.csv": lambda: (
+            (write_atomically(folder / "loads.csv", loads_as_csv(as_json)),) if comparison.under_load else ()
+        ),
         f"The report as {' and '.join(formats)}": lambda: write_report(as_json, folder, formats),
     }
     none: tuple[Path, ...] = ()
-    return tuple(path for what, make in parts.items() for path in attempts.of(what, make, none))
+    return tuple(path for what, make in parts.items() for path in tried(remarks, what, make, none))
 
 
 def _console() -> Console:

@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 
 from tandem.comparison.report import formatting as fmt
 from tandem.comparison.report import reading, statements, tables, theory_tables
-from tandem.comparison.report.attempt import Attempts
+from tandem.comparison.report.attempt import tried
 from tandem.comparison.report.blocks import (
     Block,
     Details,
@@ -84,10 +84,10 @@ def _on_page(part: Part, comparison: JSON, plots: Mapping[str, Plot]) -> list[Bl
 
 def _made(what: str, make: Callable[[JSON], Made], comparison: JSON) -> Sequence[Block]:
     """Makes a part of a section; one that fails becomes a remark."""
-    attempts = Attempts()
-    made = attempts.of(what, lambda: make(comparison), None)
+    remarks: list[str] = []
+    made = tried(remarks, what, lambda: make(comparison), None)
     blocks = list(made or ()) if isinstance(made, Sequence | None) else [made]
-    return [*blocks, *(paragraph(f"Remark: {remark}", "warning") for remark in attempts.remarks)]
+    return [*blocks, *(paragraph(f"Remark: {remark}", "warning") for remark in remarks)]
 
 
 def _date(comparison: JSON) -> str:

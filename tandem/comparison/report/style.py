@@ -5,13 +5,12 @@ Imports matplotlib on use: without it, the rest of a report is still written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from tandem.comparison.report import formatting as fmt
-from tandem.comparison.report.reading import JSON
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -98,8 +97,6 @@ SETTINGS: dict[str, Any] = {
     "figure.constrained_layout.h_pad": 0.05,
     "figure.constrained_layout.w_pad": 0.04,
 }
-
-Draw = Callable[[JSON], "Figure"]
 
 
 @contextmanager
