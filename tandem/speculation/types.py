@@ -79,11 +79,12 @@ class Proposer(enum.Enum):
     MODEL = "model"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Verdict:
     """The result of one verification: `accepted` draft tokens, then one token drawn by the target.
 
-    The seconds are measured next to the target. `margins` (in logits, 0 is a tie) are filled in only on request, and
+    It is not copied on its way: the step that makes it notes its size, and the sequence its seconds, once. They are
+    measured next to the target. `margins` (in logits, 0 is a tie) are filled in only on request, and
     never under the rejection rule, which compares no scores; `logprobs` on request, one per token. `rows` rows shared
     the step; the widest had `width` tokens (0: unknown, taken to be this row's), and all of them together `step_tokens`
     (0: unknown, taken to be rows * width). `features`, on request: those of the last token that was fed before and of
