@@ -29,7 +29,7 @@ from tandem.runners.loading import Shape
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import Chunk, GenerationRequest
 
-TARGET = ("--backend", "toy", "--target_model", "step=0.03")
+TARGET = ("--backend", "toy", "--target_model", "step=0.1")
 WARM_UP_ROUNDS = 8
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = tuple(str(ROOT / room) + "/" for room in ("tandem", "services", "clients"))

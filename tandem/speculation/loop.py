@@ -127,8 +127,7 @@ async def speculate(
             if left:
                 length = lengths.choose(left)
             stats.spent(draft)
-            stats.observe(draft.token_ids, verdict)
-            stats.attribute(draft.proposed_by, verdict.accepted)
+            stats.observe(draft.token_ids, verdict, draft.proposed_by)
             yield stopping.push(verdict.token_ids, verdict.margins, verdict.logprobs)
     finally:
         await finish(_clean_up(rounds, under_way))

@@ -57,7 +57,7 @@ class Heads:
     module: EagleRunner
 
     @property
-    def excluded_from_wait(self) -> tuple[NativeHeadRunner, EagleRunner]:
+    def away(self) -> tuple[NativeHeadRunner, EagleRunner]:
         return self.native, self.module
 
     def follow(self, slot: int, first: int, end: int) -> list[FeatureInbox]:
