@@ -37,6 +37,10 @@ INLINED = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 """Comprehensions are part of their function, as they are to Python from 3.12 on."""
 
 
+def is_coroutine(code: CodeType) -> bool:
+    return bool(code.co_flags & (CO_COROUTINE | CO_ASYNC_GENERATOR))
+
+
 class Entered:
     """The functions of Tandem that this thread entered, and how often. `passing`: those that pass control on."""
 
@@ -63,7 +67,7 @@ class Entered:
             self.counts[code] += 1
             if frame.f_back:
                 self.passing.add(frame.f_back.f_code)
-            if code.co_flags & (CO_COROUTINE | CO_ASYNC_GENERATOR):
+            if is_coroutine(code):
                 self.passing.add(code)
 
 
@@ -106,11 +110,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         where = f"{Path(code.co_filename).relative_to(ROOT)}:{code.co_firstlineno}"
         times, mark = statistics.median(each[code] for each in found), "*" if code in entered.passing else " "
         print(f"{times:4.0f} {mark} {code.co_qualname:48} {where}")
-    every, frames = (
-        statistics.median(map(len, found)),
-        statistics.median(len(entered.passing & each.keys()) for each in found),
-    )
-    print(f"functions of a round: {every:.0f}, of which {frames:.0f} frames (*); medians of {len(found)} rounds")
+    kinds = ("functions", set(usual)), ("frames (*)", entered.passing), ("coroutines", set(filter(is_coroutine, usual)))
+    counts = {name: statistics.median(len(kind & each.keys()) for each in found) for name, kind in kinds}
+    print(f"{', '.join(f'{count:.0f} {name}' for name, count in counts.items())}; medians of {len(found)} rounds")
     return 0
 
 
