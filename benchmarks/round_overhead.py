@@ -62,7 +62,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 @contextlib.asynccontextmanager
-async def _target(name: str, k: int, *extra: str) -> AsyncIterator[tuple[str, ModelInfo]]:
+async def target_server(name: str, k: int, *extra: str) -> AsyncIterator[tuple[str, ModelInfo]]:
     with tempfile.TemporaryDirectory(prefix="round_overhead") as logs:
         async with Fleet(Path(logs)) as fleet:
             command = [*LAUNCH, "--role", "target", "--port", "0", "--speculation_length", str(k)]
@@ -77,7 +77,7 @@ async def measure(args: argparse.Namespace, say: Callable[[str], None]) -> Repor
     began = time.perf_counter()
     k, count = args.speculation_length, args.rounds
     say(f"{count} rounds against a server of the toy runner")
-    async with _target("toy", k, "--backend", "toy") as (address, info):
+    async with target_server("toy", k, "--backend", "toy") as (address, info):
         empty = await empty_calls(address, count)
         toy = await rounds_over(address, info, count, k)
     say("the parts alone")
@@ -112,7 +112,7 @@ async def _real(args: argparse.Namespace, say: Callable[[str], None]) -> tuple[l
     k = args.speculation_length
     threads = ["--threads", str(args.threads)] if args.threads else []
     say(f"{args.real_rounds} rounds against the real target")
-    async with _target("target", k, "--dtype", args.dtype, *threads) as (address, info):
+    async with target_server("target", k, "--dtype", args.dtype, *threads) as (address, info):
         rounds = await rounds_over(address, info, args.real_rounds, k)
         empty = await empty_calls(address, args.real_rounds)
     rows = round_rows(rounds)

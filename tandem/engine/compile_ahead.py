@@ -133,7 +133,7 @@ def _of_models(models: ModelConfig, wanted: tuple[str, ...], startup: Startup) -
 
 def _with_head(models: ModelConfig, wanted: tuple[str, ...], head: Checkpoint, startup: Startup) -> Iterator[str]:
     """The graphs of a target alone, and those of one that hands out hidden states with its head's."""
-    from tandem.runners.eagle.graph_runner import EagleGraphRunner
+    from tandem.runners.eagle.runner import EagleRunner
 
     backend, request = backend_named("torch"), models.load_request()
     if "target" in wanted:
@@ -145,9 +145,9 @@ def _with_head(models: ModelConfig, wanted: tuple[str, ...], head: Checkpoint, s
     made = target.compile(startup)
     yield _line(f"target {target.identity.model_name} beside its head", target.model.graph_names, made)
     drafting = backend.load_head(head, target, request, startup)
-    assert isinstance(drafting, EagleGraphRunner)
-    made = drafting.compile(startup)
-    yield _line(f"head {drafting.identity.model_name}", drafting.graph_names, made)
+    assert isinstance(drafting, EagleRunner) and drafting.graphs
+    made = drafting.graphs.compile(startup)
+    yield _line(f"head {drafting.identity.model_name}", drafting.graphs.graph_names, made)
 
 
 def _line(what: str, names: list[str], made: CompileStatistics) -> str:

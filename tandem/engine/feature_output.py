@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tandem.checkpoints.head_config import default_layers
 from tandem.engine.compatibility import able, refusal
@@ -49,14 +49,12 @@ class HandedFeatures:
         """Verifies; the verdicts of rows that ask for features have them."""
         verdicts = verify(rows)
         asked = [
-            (i, FeatureRow(row.slot, row.position, verdict.accepted + 1, row.request.features))
-            for i, (row, verdict) in enumerate(zip(rows, verdicts, strict=True))
+            (verdict, FeatureRow(row.slot, row.position, verdict.accepted + 1, row.request.features))
+            for row, verdict in zip(rows, verdicts, strict=True)
             if row.request.features is not None and isinstance(verdict, Verdict)
         ]
-        for (i, _), found in zip(asked, self.read([row for _, row in asked]), strict=True):
-            verdict = verdicts[i]
-            assert isinstance(verdict, Verdict)
-            verdicts[i] = replace(verdict, features=found)
+        for (verdict, _), found in zip(asked, self.read([row for _, row in asked]), strict=True):
+            verdict.features = found
         return verdicts
 
     def read(self, rows: Sequence[FeatureRow]) -> list[bytes]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 
-from tandem.engine.batcher import DeviceLost, StepHung, TimedResult
+from tandem.engine.batcher import DeviceLost, StepHung
 from tandem.engine.engine import Engine
 from tandem.engine.model_drafter import DraftSequence, Unreadable
 from tandem.engine.sequences import TargetSequence
@@ -115,12 +114,18 @@ class FusedRounds:
             self._draft.held.clear()
             raise
         result: FusedResult = done.value
-        self._target.verified(tokens, result.proposal.token_ids, result.verdict)
+        proposed = result.proposal
+        drafting, waited = result.draft_seconds, done.queue_seconds + result.draft_seconds - proposed.seconds
+        verdict = self._target.verified(
+            tokens, proposed.token_ids, result.verdict, waited, done.compute_seconds - drafting
+        )
         if attempt and asked:
             self._report(attempt, self._draft, tokens, result)
         if k and not copied and (asked is None or result.draft_failed):
             self._pair.health.skipped(self._stats)
-        return self._as_round(result, done, Proposer.NGRAM if copied else Proposer.MODEL)
+        proposers = (Proposer.NGRAM if copied else Proposer.MODEL,) * len(proposed.token_ids)
+        draft = Draft(proposed.token_ids, 0.0, proposed.seconds, proposers, proposed.distributions, done.rows)
+        return draft, verdict
 
     def _undrafted(self, tokens: Sequence[int], k: int) -> ProposeRow:
         """Returns the row of a round for which the draft model's cache was not filled."""
@@ -151,22 +156,6 @@ class FusedRounds:
         draft.proposed(tokens, result.proposal.token_ids)
         if self._lookup:
             self._lookup.modelled(tokens, result.proposal.token_ids)
-
-    @staticmethod
-    def _as_round(result: FusedResult, done: TimedResult[FusedResult], proposer: Proposer) -> tuple[Draft, Verdict]:
-        proposed = result.proposal
-        waited = done.queue_seconds + result.draft_seconds - proposed.seconds  # includes drafting for other rows
-        return (
-            Draft(
-                proposed.token_ids,
-                0.0,
-                proposed.seconds,
-                (proposer,) * len(proposed.token_ids),
-                proposed.distributions,
-                done.rows,
-            ),
-            replace(result.verdict, queue_seconds=waited, compute_seconds=done.compute_seconds - result.draft_seconds),
-        )
 
     def learn(self, tokens: Sequence[int]) -> None:
         if self._lookup:

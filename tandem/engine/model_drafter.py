@@ -111,24 +111,23 @@ class ModelDrafter:
         self._sequence.processing = await self._engine.draft_processing(self._request, len(prompt))
         await self._sequence.fill(prompt[:-2])
 
-    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
-        return await self._propose(tokens, model_part(k, model_k), self._request)
-
     async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
-        return await self._propose(tokens, 1, self._agreeing)
+        return await self.propose(tokens, 1, request=self._agreeing)
 
-    async def _propose(self, tokens: Sequence[int], k: int, request: Request) -> Draft:
+    async def propose(
+        self, tokens: Sequence[int], k: int, model_k: int | None = None, request: Request | None = None
+    ) -> Draft:
         """Proposes tokens. May be cancelled: `held` is updated only after a step, and steps run in order."""
         sequence = self._sequence
         assert sequence is not None, "open comes first"
-        k = min(k, self._most_tokens - len(tokens))
+        k = min(model_part(k, model_k), self._most_tokens - len(tokens))
         if k <= 0:
             return Draft()
         waited, worked = sequence.queue_seconds, sequence.compute_seconds
         row = await sequence.row(tokens, k)
         if row is None:
             return Draft()
-        row = row if request is row.request else replace(row, request=request)
+        row = row if request is None else replace(row, request=request)
         done = await sequence.step(self._engine.runner.propose, row)
         sequence.proposed(tokens, done.value.token_ids)
         proposal = done.value.within(self._target_vocab_size)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tandem.engine.batcher import Step, StepHung, TimedResult
@@ -177,14 +176,19 @@ class TargetSequence(KVSequence):
             raise
         except RowFailed:
             done = await self._filled_run(tokens, row)
-        verdict: Verdict = done.value
-        self.verified(tokens, draft, verdict)
-        return replace(verdict, queue_seconds=done.queue_seconds, compute_seconds=done.compute_seconds)
+        return self.verified(tokens, draft, done.value, done.queue_seconds, done.compute_seconds)
 
-    def verified(self, tokens: Sequence[int], draft: Sequence[int], verdict: Verdict) -> None:
-        """Records a step that verified `draft` after `tokens`, of which all but the last were held."""
+    def verified(
+        self, tokens: Sequence[int], draft: Sequence[int], verdict: Verdict, queue_seconds: float, seconds: float
+    ) -> Verdict:
+        """Records a step that verified `draft` after `tokens`, of which all but the last were held, in `seconds`.
+
+        Returns its verdict with these times: every verdict of this process gets them here.
+        """
+        verdict.queue_seconds, verdict.compute_seconds = queue_seconds, seconds
         self.held += [tokens[-1], *draft[: verdict.accepted]]
         self.engine.adapters.committed(self.adapter, len(draft), verdict)
+        return verdict
 
     async def features(self, spec: FeatureSpec, start: int, end: int) -> bytes:
         """Returns the features of the held positions from `start` up to `end`."""

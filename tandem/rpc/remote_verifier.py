@@ -109,10 +109,9 @@ class RemoteVerifier:
         is_only = self.client.is_only(endpoint)
         await self.client.check(endpoint, self.retry_budget.limited(CHECK_SECONDS if is_only else self.waits.silence()))
         request = self._opening(endpoint, prefix)
-        sent = time.monotonic()
         call = self._call(endpoint, "OpenSession", request, self.retry_budget.limited(self.client.deadlines.open))
-        reply: pb.OpenSessionResponse = await self._watched(endpoint, "OpenSession", call, any_time=True)
-        seconds = time.monotonic() - sent
+        reply: pb.OpenSessionResponse
+        reply, seconds = await self._watched(endpoint, "OpenSession", call, any_time=True)
         with contract(endpoint.name):
             check_opened(request, reply, self._bounds.most_drafts, self._inbox.spec if self._inbox else None)
         check_applied(endpoint.name, self.asked, reply)
@@ -122,11 +121,12 @@ class RemoteVerifier:
 
     async def _watched(
         self, endpoint: VerifierEndpoint, what: str, call: Coroutine[Any, Any, Any], any_time: bool = False
-    ) -> Any:
-        """Returns the reply to a call; gives a hung verifier up if there is another. Raises TandemError."""
-        sent = time.monotonic()
-        watching = self.watching(endpoint, what, lambda: time.monotonic() - sent, any_time)
-        return await answered(call, self.waits.silence() / 2, watching) if watching else await call
+    ) -> tuple[Any, float]:
+        """Returns a call's reply and seconds; gives a hung verifier up if there is another. Raises TandemError."""
+        sent = time.perf_counter()
+        watching = self.watching(endpoint, what, lambda: time.perf_counter() - sent, any_time)
+        reply = await (answered(call, self.waits.silence() / 2, watching) if watching else call)
+        return reply, time.perf_counter() - sent
 
     def watching(
         self, endpoint: VerifierEndpoint, what: str, quiet: Callable[[], float], any_time: bool = False
@@ -250,10 +250,8 @@ class RemoteVerifier:
 
     async def _ask(self, request: pb.VerifyRequest) -> Answer:
         """Runs one round as a unary call. Raises TandemError."""
-        sent = time.perf_counter()
         call = self._call(self.endpoint, "Verify", request, self.retry_budget.limited(self.client.deadlines.verify))
-        reply = await self._watched(self.endpoint, "a round", call)
-        seconds = time.perf_counter() - sent
+        reply, seconds = await self._watched(self.endpoint, "a round", call)
         self.client.times.answered(seconds)
         return self.answer(request, reply, seconds)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from tandem.runners.capabilities import Capabilities
 from tandem.runners.startup import Startup
@@ -22,6 +22,8 @@ from tandem.speculation.logprobs import Logits, LogprobsOf, all_logprobs
 from tandem.speculation.processing import Processor
 from tandem.speculation.rules import draft_token, verify_draft
 from tandem.speculation.types import InvalidField, Request, SparseDistribution, Verdict
+
+Result = TypeVar("Result", bound=Any)
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,23 +367,19 @@ def fused_step(target: Runner, draft: Runner, rows: Sequence[FusedRow]) -> list[
     return [_fused_result(p, v, known, seconds) for p, v in zip(proposals, verdicts, strict=True)]
 
 
-def sized(
-    result: FusedResult | RowFailed, shapes: StepShapes, widths: Sequence[int], draft_seconds: float
-) -> FusedResult | RowFailed:
-    """The result with the size of the step that its rows shared and the time that all their drafts took."""
-    if isinstance(result, RowFailed):
-        return result
-    return replace(result, verdict=_sized(result.verdict, shapes, widths), draft_seconds=draft_seconds)
-
-
-def _sized(verdict: Verdict, shapes: StepShapes, widths: Sequence[int]) -> Verdict:
-    return replace(verdict, rows=len(widths), width=max(widths), step_tokens=shapes.step_tokens(widths))
+def sized(results: list[Result], shapes: StepShapes, widths: Sequence[int]) -> list[Result]:
+    """The results of one step, whose verdicts now report its size: that of rows of these widths."""
+    rows, widest, tokens = len(widths), max(widths), shapes.step_tokens(widths)
+    for result in results:
+        verdict = result.verdict if isinstance(result, FusedResult) else result
+        if isinstance(verdict, Verdict):
+            verdict.rows, verdict.width, verdict.step_tokens = rows, widest, tokens
+    return results
 
 
 def verify_sized(target: Runner, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
     """Verifies the rows; each verdict also reports the size of the step that they shared."""
-    widths = [1 + len(row.draft) for row in rows]
-    return [_sized(v, target.shapes, widths) if isinstance(v, Verdict) else v for v in target.verify(rows)]
+    return sized(target.verify(rows), target.shapes, [1 + len(row.draft) for row in rows])
 
 
 def _proposals(draft: Runner, rows: Sequence[FusedRow]) -> list[Proposal | RowFailed]:

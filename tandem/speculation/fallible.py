@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tandem.speculation.drafters import BonusDrafter, Drafter, teach
 from tandem.speculation.retry import Backoff
@@ -74,7 +75,7 @@ class DrafterHealth:
         """
         if own and not own.ready():
             return None
-        if self.up:
+        if self.backoff.up:
             return Attempt(self)
         return Attempt(self, trial=True) if self.backoff.due() else None
 
@@ -97,8 +98,8 @@ class DrafterHealth:
 
     def succeeded(self) -> None:
         """Records that a call was answered."""
-        down = self.backoff.seconds
-        if self.backoff.succeeded():
+        down = self.backoff.succeeded()
+        if down is not None:
             log.info(
                 "drafter %s is back after %.1f s; %d rounds went undrafted so far", self.name, down, self.undrafted
             )
@@ -130,7 +131,7 @@ class FallibleDrafter:
             await self._call(prompt, _nothing, Attempt(self._health))
 
     async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
-        draft = await self._try(tokens, (lambda known: self._drafter.propose(known, k, model_k)) if k else _nothing)
+        draft = await self._try(tokens, partial(self._drafter.propose, k=k, model_k=model_k) if k else _nothing)
         if draft is None:
             self._health.skipped(self._stats)
         return draft or Draft()

@@ -115,7 +115,8 @@ async def speculate(
                 under_way = _Round(rounds, tokens, length, stopping.remaining - 1, time.perf_counter())
                 await _let_round_start()
                 length = lengths.choose(stopping.remaining)
-            draft, verdict, ended = await under_way.task
+            draft, verdict = await under_way.task
+            ended = time.perf_counter()
             done, under_way = under_way, None
             tokens += verdict.token_ids
             if left := stopping.left_after(verdict.token_ids):
@@ -126,8 +127,7 @@ async def speculate(
             if left:
                 length = lengths.choose(left)
             stats.spent(draft)
-            stats.observe(draft.token_ids, verdict)
-            stats.attribute(draft.proposed_by, verdict.accepted)
+            stats.observe(draft.token_ids, verdict, draft.proposed_by)
             yield stopping.push(verdict.token_ids, verdict.margins, verdict.logprobs)
     finally:
         await finish(_clean_up(rounds, under_way))
@@ -155,13 +155,8 @@ class _Round:
 
     def __init__(self, rounds: Rounds, tokens: Sequence[int], length: DraftLength, most: int, started: float) -> None:
         self.k, self.started = min(length.k, most), started
-        self.task = asyncio.create_task(_timed(rounds, tokens, self.k, length.model_k), name="round")
+        self.task = asyncio.create_task(rounds.round(tokens, self.k, length.model_k), name="round")
 
     async def cancel(self) -> None:
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
-
-
-async def _timed(rounds: Rounds, tokens: Sequence[int], k: int, model_k: int | None) -> tuple[Draft, Verdict, float]:
-    draft, verdict = await rounds.round(tokens, k, model_k)
-    return draft, verdict, time.perf_counter()

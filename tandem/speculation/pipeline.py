@@ -116,8 +116,10 @@ class PipelinedRounds:
     async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
         """Returns the verdict on the round that extends `tokens`: one in flight already, or a new one of `k` drafts."""
         self._k, self._model_k = k, model_k
-        if not self._flights:
-            await self._send_first(tokens)
+        if not self._flights and not (self._ahead and await self._ahead_sent()):
+            draft = await self._propose(tokens) if k else Draft()
+            self._path = list(tokens)
+            self._send(draft, ahead=False)
         stale = 0
         while True:
             try:
@@ -149,14 +151,6 @@ class PipelinedRounds:
             await self.drafter.close()
         finally:
             await self.verifier.close()
-
-    async def _send_first(self, tokens: Sequence[int]) -> None:
-        """Ensures a round is in flight: the one being drafted after a correct bonus token, or a new one."""
-        if self._ahead and await self._ahead_sent():
-            return
-        draft = await self._propose(tokens) if self._k else Draft()
-        self._path = list(tokens)
-        self._send(draft, ahead=False)
 
     async def _first_answer(self) -> Answer:
         """Waits for the answer to the oldest round in flight; meanwhile drafts ahead as far as it pays."""

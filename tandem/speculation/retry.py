@@ -184,9 +184,10 @@ class Backoff:
         self._next_trial = self._clock() + self._wait
         return changed
 
-    def succeeded(self) -> bool:
-        """Records a success; returns True if the state changes."""
-        changed = not self.up
-        if changed:
-            self.up, self._changed = True, self._clock()
-        return changed
+    def succeeded(self) -> float | None:
+        """Records a success; returns the seconds that it was down, or None if it was up."""
+        if self.up:
+            return None
+        down = self.seconds
+        self.up, self._changed = True, self._clock()
+        return down

@@ -6,7 +6,6 @@ At temperature 0, and with nothing drafted, both rules are the same: comparison 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -96,7 +95,7 @@ def verify_draft(
         verdict = rejection.reject_seeded(draft, sent, processed, params, start)
     else:
         verdict = agree(draft, drawn, request.margins)
-    if request.logprobs is None:
-        return verdict
-    tokens = verdict.token_ids
-    return replace(verdict, logprobs=logprobs_of([logits(i) for i in range(len(tokens))], tokens, request.logprobs))
+    if request.logprobs is not None:
+        tokens = verdict.token_ids
+        verdict.logprobs = logprobs_of([logits(i) for i in range(len(tokens))], tokens, request.logprobs)
+    return verdict

@@ -92,7 +92,9 @@ class Stopping:
             return self._held[: len(self._held) - cut]
         if self.emitted == self.rules.max_new_tokens:
             return self._finish(FinishReason.LENGTH)
-        return self._release()
+        cut = len(self._held) - self._search.begun  # the rest may be the beginning of a stop string
+        text, self._held = self._held[:cut], self._held[cut:]
+        return text
 
     def _finish(self, reason: FinishReason) -> str:
         """Ends the generation and returns the rest of the text, up to a stop string if it completes one."""
@@ -100,12 +102,6 @@ class Stopping:
         text = self.text.flush()
         rest, cut = self._held + text, self._search.first_in(text)
         return rest if cut is None else rest[: len(rest) - cut]
-
-    def _release(self) -> str:
-        """Returns the held text that can no longer be part of a stop string."""
-        cut = len(self._held) - self._search.begun
-        text, self._held = self._held[:cut], self._held[cut:]
-        return text
 
 
 class StopSearch:

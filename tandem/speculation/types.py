@@ -79,11 +79,12 @@ class Proposer(enum.Enum):
     MODEL = "model"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Verdict:
     """The result of one verification: `accepted` draft tokens, then one token drawn by the target.
 
-    The seconds are measured next to the target. `margins` (in logits, 0 is a tie) are filled in only on request, and
+    It is not copied on its way: the step that makes it notes its size, and the sequence its seconds, once. They are
+    measured next to the target. `margins` (in logits, 0 is a tie) are filled in only on request, and
     never under the rejection rule, which compares no scores; `logprobs` on request, one per token. `rows` rows shared
     the step; the widest had `width` tokens (0: unknown, taken to be this row's), and all of them together `step_tokens`
     (0: unknown, taken to be rows * width). `features`, on request: those of the last token that was fed before and of
@@ -223,8 +224,8 @@ class SpeculationStats:
         """Entry n is the number of rounds of which n draft tokens were accepted, up to the longest draft."""
         return tuple(rounds_by_length(self.rounds, self.accepted_per_position))
 
-    def observe(self, drafted: Sequence[int], verdict: Verdict) -> None:
-        """Counts a verified round."""
+    def observe(self, drafted: Sequence[int], verdict: Verdict, proposed_by: Sequence[Proposer] = ()) -> None:
+        """Counts a verified round, and its draft tokens by proposer as far as that is known."""
         self.rounds += 1
         self.drafted += len(drafted)
         self.accepted += verdict.accepted
@@ -236,13 +237,10 @@ class SpeculationStats:
             self.accepted_per_position[i] += i < verdict.accepted
         self.verify_seconds += verdict.compute_seconds
         self.queue_seconds += verdict.queue_seconds
-
-    def attribute(self, proposed_by: Sequence[Proposer], accepted: int) -> None:
-        """Counts the draft tokens of a round by proposer."""
         for i, proposer in enumerate(proposed_by):
             name = proposer.value
             self.drafted_by[name] = self.drafted_by.get(name, 0) + 1
-            self.accepted_by[name] = self.accepted_by.get(name, 0) + (i < accepted)
+            self.accepted_by[name] = self.accepted_by.get(name, 0) + (i < verdict.accepted)
 
 
 def rounds_by_length(rounds: int, drafted_per_position: Sequence[int]) -> list[int]:

@@ -21,7 +21,6 @@ from tandem.engine.generators import fused_generator, plain_generator
 from tandem.engine.loading import Loaded, load_pair
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.runners.eagle.files import write_head
-from tandem.runners.eagle.graph_runner import EagleGraphRunner
 from tandem.runners.eagle.runner import EagleRunner
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.protocol import PrefillRow
@@ -109,7 +108,7 @@ def models(target: Path, folder: Path, kind: str = "eagle", dtype: str = "float3
 @pytest.mark.parametrize("kind", ["eagle", "hybrid"])
 def test_requests_that_share_graphs_get_the_targets_own_tokens(pair: Pair, folder: Path, kind: str) -> None:
     async def use() -> None:
-        assert isinstance(pair.graphs, EagleGraphRunner)
+        assert pair.graphs.graphs
         generator = fused_generator(pair.target, pair.draft, 4, DraftChoice(kind, str(folder)))
         compiled = [one.statistics.compiled for one in pair.compilers]
         assert compiled[:2] == [3, 3], "prefill, and a step for one row and for two, of target and head"
@@ -212,8 +211,10 @@ def strict_graphs(dtype: torch.dtype, *wanted: str) -> dict[str, Captured]:
     features = target.hand_out((1, 0, 1))
     target.compile(Startup())
     head = a_head(TINY).to(dtype)
-    drafting = EagleGraphRunner(head, features, features.embedding, LIMITS, identity(dtype), TRAINIUM, target)
-    drafting.compile(Startup())
+    own = (head, features, features.embedding, LIMITS, identity(dtype), TRAINIUM)
+    drafting = EagleRunner(*own, beside=target)
+    assert drafting.graphs
+    drafting.graphs.compile(Startup())
     return {name: graph for one in compilers for name, graph in one.graphs.items()}
 
 
@@ -263,7 +264,7 @@ def test_on_a_device_that_runs_graphs_alone_sampled_drafts_are_those_of_module_c
     made = pair.graphs
     platform = replace(made.platform, only_graphs=True)
     own = (made.head, made.features, made.embedding, made.limits, made.identity)
-    graphs = EagleGraphRunner(*own, platform, pair.target.runner)  # type: ignore[arg-type]
+    graphs = EagleRunner(*own, platform, beside=pair.target.runner)  # type: ignore[arg-type]
     graphs.warm_up()
     tokens = tuple(range(60, 75))
     fill_all(pair.target.runner, 0, tokens[:-1])

@@ -77,8 +77,8 @@ def test_trials_come_after_one_second_then_twice_as_long_up_to_thirty() -> None:
         assert not backoff.failed(trial=True)
     clock.now += 30
     assert backoff.due()
-    assert backoff.succeeded() and backoff.up
-    assert not backoff.succeeded()
+    assert backoff.succeeded() is not None and backoff.up
+    assert backoff.succeeded() is None
 
 
 def test_a_trial_that_never_ends_leaves_the_next_one_to_others() -> None:

@@ -6,7 +6,14 @@ import math
 
 import pytest
 
-from tandem.speculation.types import GenerationRequest, InvalidField, Proposer, SamplingParams, SpeculationStats
+from tandem.speculation.types import (
+    GenerationRequest,
+    InvalidField,
+    Proposer,
+    SamplingParams,
+    SpeculationStats,
+    Verdict,
+)
 
 
 @pytest.mark.parametrize(
@@ -102,8 +109,8 @@ def test_an_invalid_field_is_a_value_error():
 
 def test_statistics_count_tokens_by_proposer():
     stats = SpeculationStats()
-    stats.attribute((Proposer.NGRAM, Proposer.NGRAM, Proposer.MODEL), 1)
-    stats.attribute((Proposer.MODEL,), 1)
-    stats.attribute((), 0)
+    stats.observe((7, 8, 9), Verdict((7, 1), 1), (Proposer.NGRAM, Proposer.NGRAM, Proposer.MODEL))
+    stats.observe((7,), Verdict((7, 2), 1), (Proposer.MODEL,))
+    stats.observe((), Verdict((3,), 0), ())
     assert stats.drafted_by == {"ngram": 2, "model": 2}
     assert stats.accepted_by == {"ngram": 1, "model": 1}

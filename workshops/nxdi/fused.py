@@ -67,7 +67,7 @@ class FusedRunner(NxdiRunner):
             for r, row in enumerate(rows):
                 if r not in results:
                     results[r] = self._result(row, answer)
-        return [sized(results[r], self.shapes, [self.layout.span] * len(rows), 0.0) for r in range(len(rows))]
+        return sized([results[r] for r in range(len(rows))], self.shapes, [self.layout.span] * len(rows))
 
     def feed_first(self, line: int, token: int) -> Array:
         """Feeds the first token of a line; returns the id of the next one, [1]."""

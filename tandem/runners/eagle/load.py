@@ -64,12 +64,8 @@ def load_head(checkpoint: Checkpoint, target: Runner, startup: Startup, executio
         except NativeUnavailable as error:
             log.info("%s runs as module code: %s", checkpoint.name, error)
     head = head.to(device=features.values.device, dtype=features.values.dtype)
-    made = (head, features, embedding, target.limits, identity, platform)
-    if isinstance(target, GraphRunner):
-        from tandem.runners.eagle.graph_runner import EagleGraphRunner
-
-        return EagleGraphRunner(*made, target)
-    return EagleRunner(*made)
+    beside = target if isinstance(target, GraphRunner) else None
+    return EagleRunner(head, features, embedding, target.limits, identity, platform, beside=beside)
 
 
 def load_remote_head(

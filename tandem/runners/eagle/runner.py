@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tandem.runners.capabilities import UNABLE, Capabilities, Trait
+from tandem.runners.eagle.head_graphs import HeadGraphs
 from tandem.runners.eagle.hidden_states import TargetFeatures
 from tandem.runners.eagle.module import EagleHead, llama_config
 from tandem.runners.eagle.remote import RemoteHead
@@ -30,6 +31,7 @@ from tandem.runners.protocol import (
     VerifyRow,
 )
 from tandem.runners.startup import Startup
+from tandem.runners.torch.graph_runner import GraphRunner
 from tandem.runners.torch.platforms import Platform
 from tandem.runners.torch.runner import DraftedToken, draft_each, proposal_of
 from tandem.runners.torch.slot_cache import SlotCache
@@ -43,7 +45,8 @@ class EagleRunner:
     The keys of tokens that the head drafted itself come from its own hidden states. With
     `Capabilities.reprocess_accepted` the engine feeds such tokens again once they are committed, with the target's
     features.
-    `away`: what a head is made from whose target is elsewhere; its own states are kept by slot and position.
+    `away`: what a head is made from whose target is elsewhere; its own states are kept by slot and position. `beside`:
+    the target whose graphs write the features; then the head's steps are graphs too, as far as there are any.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class EagleRunner:
         identity: RunnerIdentity,
         platform: Platform,
         away: RemoteHead | None = None,
+        beside: GraphRunner | None = None,
     ) -> None:
         self.head, self.features, self.embedding = head, features, embedding
         self.limits, self.identity, self.platform = limits, identity, platform
@@ -75,6 +79,11 @@ class EagleRunner:
             chunks=tuple(range(1, limits.chunk + 1)),
             ragged=True,
         )
+        self._host_ids = head.token_ids.cpu()
+        self.graphs: HeadGraphs | None = None
+        if beside:
+            self.graphs = HeadGraphs(head, features, embedding, self.slots, identity, platform, beside)
+            self.shapes = self.graphs.shapes
 
     @classmethod
     def elsewhere(cls, made: RemoteHead, dtype: torch.dtype, platform: Platform) -> EagleRunner:
@@ -93,12 +102,18 @@ class EagleRunner:
         self._inboxes[slot] = inbox
 
     def warm_up(self, startup: Startup | None = None) -> None:
-        with (startup or Startup()).stage("warming"):
+        startup = startup or Startup()
+        if self.graphs:
+            return self.graphs.warm_up(startup)
+        with startup.stage("warming"):
             self.propose([ProposeRow(0, 1, (0, 0), 2, Request())])
 
-    @torch.inference_mode()
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
         """Like Runner.prefill, one row at a time. Beside the target, its features of earlier tokens must be there."""
+        return self.graphs.prefill(rows) if self.graphs else self._prefill(rows)
+
+    @torch.inference_mode()
+    def _prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
         self._take([row.slot for row in rows])
         for row in rows:
             positions = self._positions([row.start], len(row.tokens))
@@ -108,9 +123,12 @@ class EagleRunner:
     def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
         raise NotImplementedError("an EAGLE head drafts and verifies nothing")
 
-    @torch.inference_mode()
     def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
-        """Like Runner.propose; all rows take as many steps as the longest, and shorter ones are cut."""
+        return self.graphs.propose(rows, self) if self.graphs and self.graphs.drafts(rows) else self._propose(rows)
+
+    @torch.inference_mode()
+    def _propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
+        """Drafts by module code; all rows take as many steps as the longest, and shorter ones are cut."""
         started, longest = time.perf_counter(), max(row.k for row in rows)
         if not longest:
             return [Proposal(())] * len(rows)
@@ -137,12 +155,15 @@ class EagleRunner:
 
     def tokens_of(self, columns: Tensor) -> Tensor:
         """Token ids of columns of the logits; same shape."""
-        return self.token_ids[columns]
+        return self._ids_at(columns)[columns]
 
     def widened(self, logits: Tensor) -> Tensor:
         """float32 logits [rows, vocabulary] from logits [rows, draft vocabulary]; -inf for tokens without a column."""
         full = torch.full((*logits.shape[:-1], self.vocab_size), -torch.inf, device=logits.device)
-        return full.index_copy_(-1, self.token_ids, logits.float())
+        return full.index_copy_(-1, self._ids_at(logits), logits.float())
+
+    def _ids_at(self, values: Tensor) -> Tensor:
+        return self._host_ids if values.device.type == "cpu" else self.token_ids
 
     def _step(self, slots: list[int], tokens: Tensor, hidden: Tensor, positions: Tensor, last: Tensor) -> Tensor:
         """Feeds tokens [rows, width] with their hidden inputs; returns the hidden state [rows, 1, hidden] of one each.

@@ -218,9 +218,12 @@ class NativeRunner:
                 verdict = _verdict(said, begin, accepted[r])
             else:
                 verdict = self._judge(to_verify(row, proposal), said, logits, begin)
-            results.append(verdict if isinstance(verdict, RowFailed) else FusedResult(proposal, verdict))
+            if isinstance(verdict, Verdict):
+                results.append(FusedResult(proposal, verdict, seconds.value))
+            else:
+                results.append(verdict)
             begin += widths[r]
-        return [sized(result, self.shapes, widths, seconds.value) for result in results]
+        return sized(results, self.shapes, widths)
 
 
 def _fed(rows: Sequence[VerifyRow]) -> RowBatch:

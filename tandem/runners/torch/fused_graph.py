@@ -104,4 +104,5 @@ def _result(
     accepted, sound = values[k + width], values[k + width + 1]
     if not sound:
         return RowFailed("target logits: no finite largest logit")
-    return FusedResult(Proposal(tuple(drafts), seconds).within(known), Verdict(tuple(tokens[: accepted + 1]), accepted))
+    proposal = Proposal(tuple(drafts), seconds).within(known)
+    return FusedResult(proposal, Verdict(tuple(tokens[: accepted + 1]), accepted), seconds)

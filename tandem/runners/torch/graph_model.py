@@ -15,22 +15,22 @@ from tandem.runners.eagle.graph_taps import tap
 from tandem.runners.eagle.hidden_states import TargetFeatures
 from tandem.runners.protocol import TAIL, ProposeRow
 from tandem.runners.torch.buckets import Buckets
-from tandem.runners.torch.graph_modules import PrefillModule, ProposeModule, VerifyModule, padded, propose_row
-from tandem.runners.torch.graphs import Graph, GraphCompiler, GraphRefused
+from tandem.runners.torch.draft_graphs import DraftGraphs
+from tandem.runners.torch.graph_modules import PrefillModule, ProposeModule, VerifyModule
+from tandem.runners.torch.graphs import GraphCompiler
 from tandem.runners.torch.model import TorchModel
-from tandem.runners.torch.sampled_modules import LogitsModule, SampledProposeModule, noise_of, warping_of
-from tandem.speculation.types import SamplingParams
+from tandem.runners.torch.runner import DraftedToken
+from tandem.runners.torch.sampled_modules import LogitsModule, SampledProposeModule
 
 
-class GraphModel(TorchModel):
+class GraphModel(DraftGraphs, TorchModel):
     """Runs graphs where TorchModel runs module code; `prepare` compiles them."""
 
     ids = torch.int32  # 64-bit integers are not native to every compiler's device
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **{**options, "packed": False})
-        self._graphs: dict[tuple[str, int, int], Graph] = {}
-        self._buffers = self.slots.buffers
+        self._graphs, self._buffers = {}, self.slots.buffers
         self._layers: tuple[int, ...] = ()
 
     @property
@@ -59,11 +59,6 @@ class GraphModel(TorchModel):
             cache.store(buffers[-1], self._layers)
         return out
 
-    @property
-    def graph_names(self) -> list[str]:
-        """Names of the graphs, such as verify-2x4."""
-        return [f"{name}-{batch}x{size}" for name, batch, size in self._graphs]
-
     def prepare(self, compiler: GraphCompiler, buckets: Buckets, verifies: bool) -> None:
         """Compiles the graphs of a target (`verifies`) or of a draft."""
         self.buckets = buckets
@@ -88,24 +83,6 @@ class GraphModel(TorchModel):
         for width in (1, TAIL):
             self._make(compiler, "logits", LogitsModule(self, length), batch, width, 3 + width)
 
-    def _make(
-        self,
-        compiler: GraphCompiler,
-        name: str,
-        step: Any,
-        batch: int,
-        size: int,
-        columns: int,
-        more: Sequence[Tensor] = (),
-    ) -> None:
-        rows = self.tensor(self.idle_rows([], batch, columns))
-        arguments = (self._buffers, *more, rows)
-        self._graphs[name, batch, size] = compiler.graph(f"{name}-{batch}x{size}", step, arguments)
-
-    def idle_rows(self, rows: list[list[int]], batch: int, columns: int) -> list[list[int]]:
-        """Pads `rows` to `batch` rows of the spare slot: one token at position 0 (the third column is a count)."""
-        return rows + [[self.spare, 0, 1, *[0] * (columns - 3)]] * (batch - len(rows))
-
     @torch.no_grad()
     def forward(
         self,
@@ -127,11 +104,6 @@ class GraphModel(TorchModel):
             return self.prefilled([[slot, start, *fed] for slot, start, fed in front])
         return self.kept(self.verified([[slot, start, 0, *fed] for slot, start, fed in front])[0])
 
-    def prefilled(self, rows: list[list[int]]) -> Tensor:
-        """Runs PrefillModule on rows [n, 2 + chunk]; returns positions [n], int32."""
-        after: Tensor = self._graph("prefill", len(rows), len(rows[0]) - 2)(self._buffers, self.tensor(rows))
-        return after
-
     def verified(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
         """Runs VerifyModule on rows as `graph_modules.verify_row` packs them.
 
@@ -145,38 +117,15 @@ class GraphModel(TorchModel):
         """A graph's result, copied if the graph's next call would overwrite it."""
         return result.clone() if self.platform.overwrites else result
 
-    def proposed(self, rows: list[list[int]], k: int) -> Tensor:
-        """Runs ProposeModule; returns draft tokens [batch, k or more], int32, on the device."""
-        packed = self.tensor(self.idle_rows(rows, self.buckets.batch(len(rows)), 3 + TAIL))
-        drafts: Tensor = self._graph("propose", len(packed), self.buckets.draft(k))(self._buffers, packed)
-        return drafts
-
-    def sampled(self, rows: Sequence[ProposeRow], k: int) -> Tensor:
-        """Runs SampledProposeModule; returns draft tokens [batch, k or more], int32, on the device."""
-        batch, bucket = self.buckets.batch(len(rows)), self.buckets.draft(k)
-        packed = self.tensor(self.idle_rows([propose_row(row) for row in rows], batch, 3 + TAIL))
-        drafts: Tensor = self._graph("sample", batch, bucket)(self._buffers, *self._noise(rows, batch, bucket), packed)
-        return drafts
-
-    def _noise(self, rows: Sequence[ProposeRow], batch: int, k: int) -> tuple[Tensor, Tensor]:
-        """SampledProposeModule's noise [batch, k, head] and warping [batch, WARPING], float32."""
-        only = None if self.draft_vocab is None else self.draft_vocab.cpu().numpy()
-        greedy = [warping_of(SamplingParams())] * (batch - len(rows))
-        warping = torch.tensor([*(warping_of(row.request.sampling) for row in rows), *greedy])
-        noise = torch.from_numpy(noise_of(rows, batch, k, self.vocab_size, only))
-        return noise.to(self.device), warping.to(self.device)
-
-    def logits(self, slots: Sequence[int], tokens: list[list[int]], starts: Sequence[int]) -> Tensor:
-        """A draft's logits [rows, head] after each row's last token, on the host; rows have 1 to TAIL tokens."""
-        width = 1 if max(map(len, tokens)) == 1 else TAIL
-        given = zip(slots, starts, tokens, strict=True)
-        rows = [[slot, start, len(fed), *padded(fed, width)] for slot, start, fed in given]
-        rows = self.idle_rows(rows, self.buckets.batch(len(rows)), 3 + width)
-        logits: Tensor = self._graph("logits", len(rows), width)(self._buffers, self.tensor(rows))
-        return logits.cpu()[: len(slots)]
-
-    def _graph(self, name: str, batch: int, size: int) -> Graph:
-        try:
-            return self._graphs[name, batch, size]
-        except KeyError:
-            raise GraphRefused(f"no graph was made to {name} {batch} rows of {size} tokens") from None
+    def logits(self, rows: Sequence[ProposeRow], drafts: Sequence[Sequence[DraftedToken]]) -> Tensor:
+        packed = [
+            [row.slot, row.position + len(draft), 1, draft[-1].token]
+            if draft
+            else [row.slot, row.position + 1 - len(row.tail), len(row.tail), *row.tail]
+            for row, draft in zip(rows, drafts, strict=True)
+        ]
+        width = 1 if max(map(len, packed)) == 4 else TAIL
+        packed = [[*row, *row[-1:] * (3 + width - len(row))] for row in packed]
+        packed = self.idle_rows(packed, self.buckets.batch(len(rows)), 3 + width)
+        logits: Tensor = self._graph("logits", len(packed), width)(self._buffers, self.tensor(packed))
+        return logits.cpu()[: len(rows)]

@@ -9,7 +9,6 @@ rule, which must know the distributions, the host draws them from one graph per 
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -39,16 +38,13 @@ from tandem.runners.startup import Startup
 from tandem.runners.torch.buckets import Buckets, RequestedBuckets, buckets_for
 from tandem.runners.torch.fused_graph import FusedGraph
 from tandem.runners.torch.graph_model import GraphModel
-from tandem.runners.torch.graph_modules import padded, propose_row, verify_row
+from tandem.runners.torch.graph_modules import verify_row
 from tandem.runners.torch.graphs import CompileStatistics, GraphCompiler
 from tandem.runners.torch.model import to_host
 from tandem.runners.torch.runner import (
-    DraftedToken,
     TorchRunner,
     batch_buckets,
-    draft_each,
     length_buckets,
-    proposal_of,
     tail_buckets,
 )
 from tandem.speculation.types import Verdict
@@ -143,9 +139,7 @@ class GraphRunner(TorchRunner):
                 self.model.proposed(self.model.idle_rows([], batch, 3 + TAIL), self.model.buckets.drafts[-1])
 
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
-        for row in rows:
-            self.model.prefilled([[row.slot, row.start, *padded(row.tokens, self.limits.chunk)]])
-        return [None] * len(rows)
+        return self.model.prefill(rows)
 
     def _verdicts(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
         if not all(row.plain for row in rows):
@@ -162,32 +156,7 @@ class GraphRunner(TorchRunner):
         return self.model.verified(self.model.idle_rows(packed, self.shapes.batch(len(rows)), len(packed[0])))
 
     def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
-        k = max(row.k for row in rows)
-        greedy = all(row.plain for row in rows)
-        if not k or not (greedy or self.model.platform.only_graphs):
-            return super().propose(rows)
-        if any(row.processor or row.request.drafts_sample for row in rows):
-            return self._propose_by_logits(rows, k)
-        began = time.perf_counter()
-        if greedy:
-            drafts = to_host(self.model.proposed([propose_row(row) for row in rows], k))
-        else:
-            drafts = to_host(self.model.sampled(rows, k))
-        seconds = time.perf_counter() - began
-        return [Proposal(tuple(d[: row.k]), seconds) for row, d in zip(rows, drafts, strict=False)]
-
-    def _propose_by_logits(self, rows: Sequence[ProposeRow], k: int) -> list[Proposal | RowFailed]:
-        """Drafts with one graph and one copy to the host per token."""
-        began, slots = time.perf_counter(), [row.slot for row in rows]
-        fed, starts = [list(row.tail) for row in rows], [row.position + 1 - len(row.tail) for row in rows]
-        drafts: list[list[DraftedToken]] = [[] for _ in rows]
-        for i in range(k):
-            logits = self.model.logits(slots, fed, starts)
-            for draft, drafted in zip(drafts, draft_each(self.model, rows, logits, drafts), strict=True):
-                draft.append(drafted)
-            fed, starts = [[draft[-1][0]] for draft in drafts], [row.position + 1 + i for row in rows]
-        seconds = time.perf_counter() - began
-        return [proposal_of(draft[: row.k], seconds) for draft, row in zip(drafts, rows, strict=True)]
+        return self.model.propose(rows, self.model) if self.model.drafts(rows) else super().propose(rows)
 
     def fuse(self, draft: Runner, startup: Startup) -> None:
         """Makes one graph of this target and `draft` if both are graph runners on one device; see `fused_with`."""
@@ -230,8 +199,7 @@ def _fused(graph: FusedGraph, target: Runner, draft: Runner, rows: Sequence[Fuse
         if isinstance(result, RowFailed):
             graph.target.slots.clear(row.propose.slot)
             graph.draft.slots.clear(row.propose.slot)
-    seconds = max((r.proposal.seconds for r in results if isinstance(r, FusedResult)), default=0.0)
-    return [sized(result, target.shapes, widths, seconds) for result in results]
+    return sized(results, target.shapes, widths)
 
 
 def verdict_of(values: list[int], width: int) -> Verdict | RowFailed:
