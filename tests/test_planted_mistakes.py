@@ -181,7 +181,7 @@ MISTAKES = (
     ),
     Mistake(
         "what a sequence holds is believed one position too far",
-        "tandem.engine.sequences:KVSequence.keep",
+        "tandem.engine.sequences:KVSequence.truncate_to",
         "del self.held[length:]",
         "del self.held[length + 1 :]",
         "engine/test_sequences.py::test_keep_forgets_from_the_first_difference",

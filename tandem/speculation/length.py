@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 from tandem.speculation.acceptance_rates import HIGHEST, AcceptanceCounts
 from tandem.speculation.round_statistics import ANY_ROWS, RoundStatistics, proposer_of, without_queue
-from tandem.speculation.types import Draft, DraftLength, Proposer, Verdict
+from tandem.speculation.types import Draft, Proposer, Verdict
 
 FIRST = 3
 """Draft tokens of the first round of a process."""
@@ -37,13 +37,38 @@ CATCHES_UP = 8
 """Tokens without a draft after which the draft model has so much to process that its time is not representative."""
 
 
+class LengthPlan(NamedTuple):
+    """The most draft tokens of a round, copied and of a model, and the expected tokens and seconds of the round.
+
+    If both lengths are 0, nothing is drafted. `company`: tokens that the rows sharing the step commit meanwhile.
+    `trial_rate`: the rate of the lengths that seem best, if these are a trial of others.
+    """
+
+    copied: int
+    model_k: int
+    tokens: float = 1.0
+    seconds: float = 0.0
+    company: float = 0.0
+    trial_rate: float | None = None
+
+    @property
+    def k(self) -> int:
+        """The most draft tokens of the round: a copy may be longer than a model's draft."""
+        return max(self.copied, self.model_k)
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second of all rows: a row that drafts makes the others wait."""
+        return (self.tokens + self.company) / self.seconds
+
+
 class LengthPolicy(Protocol):
     """Chooses the draft lengths of one session, and is told the outcome of each round.
 
     It may have to choose for a round before it is told the outcome of the one under way.
     """
 
-    def choose(self, remaining: int) -> DraftLength:
+    def choose(self, remaining: int) -> LengthPlan:
         """Returns how many draft tokens to ask for: 0 to `remaining` - 1, given `remaining` >= 1 tokens to produce."""
 
     def observe(self, requested: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
@@ -60,31 +85,12 @@ class FixedLength:
         if self.length < 0:
             raise ValueError(f"speculation_length: {self.length} is below 0")
 
-    def choose(self, remaining: int) -> DraftLength:
-        return DraftLength(min(self.length, remaining - 1))
+    def choose(self, remaining: int) -> LengthPlan:
+        length = min(self.length, remaining - 1)
+        return LengthPlan(length, length)
 
     def observe(self, requested: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
         """Does nothing: the length is fixed."""
-
-
-class LengthPlan(NamedTuple):
-    """Draft lengths for copies and for the model, and the expected tokens and seconds of a round with them.
-
-    If both lengths are 0, nothing is drafted. `company`: tokens that the rows sharing the step commit meanwhile.
-    `trial_rate`: the rate of the lengths that seem best, if these are a trial of others.
-    """
-
-    copied: int
-    model: int
-    tokens: float = 1.0
-    seconds: float = 0.0
-    company: float = 0.0
-    trial_rate: float | None = None
-
-    @property
-    def rate(self) -> float:
-        """Tokens per second of all rows: a row that drafts makes the others wait."""
-        return (self.tokens + self.company) / self.seconds
 
 
 class RoundCosts(NamedTuple):
@@ -160,9 +166,8 @@ def _most_gained(tokens: Sequence[float], seconds: Sequence[float], rate: float)
 class AdaptiveLength:
     """Chooses lengths of at most `most` for one session; sessions share measurements through `statistics`.
 
-    Copies may be longer than the model's drafts: `choose` returns both lengths. If
-    nothing is drafted because it does not pay, the evidence fades, so that after a while drafting may pay again. Trials
-    are paid from a small share of the session's time: a failed trial is charged to it, a successful one pays for
+    If nothing is drafted because it does not pay, the evidence fades, so that after a while drafting may pay again.
+    Trials are paid from a small share of the session's time: a failed trial is charged to it, a successful one pays for
     itself. So trials become rare where they fail and frequent where they succeed.
     """
 
@@ -178,11 +183,11 @@ class AdaptiveLength:
         self._allowance: float | None = None
         self._chosen: deque[LengthPlan] = deque()
 
-    def choose(self, remaining: int) -> DraftLength:
+    def choose(self, remaining: int) -> LengthPlan:
         most = min(self._most, remaining - 1)
         plan = self._plan(most) if most > 0 else LengthPlan(0, 0)
         self._chosen.append(plan)
-        return DraftLength(max(plan.copied, plan.model), plan.model)
+        return plan
 
     def _plan(self, most: int) -> LengthPlan:
         if self._statistics.rounds < TRIED or not self._statistics.verify.steps:
@@ -195,11 +200,11 @@ class AdaptiveLength:
         models, hoped_models = self._tokens(Proposer.MODEL, most)
         plan = best_plan(copies, models, costs)
         hoped = best_plan(hoped_copies, hoped_models, costs)
-        if hoped.copied > plan.copied or hoped.model > plan.model:
-            trial = evaluate(hoped.copied, hoped.model, copies, models, costs)
+        if hoped.copied > plan.copied or hoped.model_k > plan.model_k:
+            trial = evaluate(hoped.copied, hoped.model_k, copies, models, costs)
             if trial.seconds - (trial.tokens + trial.company) / plan.rate <= self._allowance:
                 return hoped._replace(trial_rate=plan.rate)
-        overdue = max(plan.copied, plan.model) and self._statistics.rounds_since_plain >= PLAIN_AFTER
+        overdue = plan.k and self._statistics.rounds_since_plain >= PLAIN_AFTER
         plain = evaluate(0, 0, copies, models, costs)
         if overdue and plain.seconds - (plain.tokens + plain.company) / plan.rate <= self._allowance:
             return plain._replace(trial_rate=plan.rate)
@@ -239,7 +244,7 @@ class AdaptiveLength:
         if by is not None:
             self._counts[by].note(len(draft.token_ids), verdict.accepted, self._idle[by])
             self._idle[by] = 0
-        self._note_mix(requested, by, chosen.model)
+        self._note_mix(requested, by, chosen.model_k)
         if self._allowance is not None:
             self._allowance += TRIALS_ON * seconds / verdict.rows
             if chosen.trial_rate is not None:

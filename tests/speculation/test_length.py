@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.speculation.acceptance_rates import AcceptanceCounts
-from tandem.speculation.length import AdaptiveLength, FixedLength, RoundCosts, best_plan, expected_by_length
+from tandem.speculation.length import AdaptiveLength, FixedLength, LengthPlan, RoundCosts, best_plan, expected_by_length
 from tandem.speculation.round_statistics import RoundStatistics, tokens_of_step
-from tandem.speculation.types import Draft, DraftLength, Proposer, Verdict
+from tandem.speculation.types import Draft, Proposer, Verdict
 from tests.speculation.simulated_rounds import Session, World, constant, phases, quiet, total
 
 MOST = 5
@@ -195,7 +195,7 @@ class Counting:
     def __init__(self, k: int) -> None:
         self._fixed, self.drafted, self.accepted = FixedLength(k), 0, 0
 
-    def choose(self, remaining: int) -> DraftLength:
+    def choose(self, remaining: int) -> LengthPlan:
         return self._fixed.choose(remaining)
 
     def observe(self, asked: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
