@@ -120,7 +120,7 @@ def test_requests_that_share_steps_get_the_targets_own_tokens(
     async def test() -> None:
         async with served(target, "native", "bfloat16") as (site, loaded):
             alone = [(await said(plain_generator(loaded), request))[0] for request in requests()]
-            for kind, wish in (("eagle", {"format": FeatureFormat.INT8}), ("hybrid", {"context": 3})):
+            for kind, wish in (("eagle", {"feature_format": FeatureFormat.INT8}), ("hybrid", {"feature_context": 3})):
                 config = head_config(target, folder, "bfloat16", kind, how, **wish)
                 async with distributed(site.address, pipeline=pipeline, config=config) as (generator, _):
                     found = await asyncio.gather(*(said(generator, request) for request in requests()))
