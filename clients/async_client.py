@@ -7,7 +7,6 @@ import contextlib
 import inspect
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from tandem.clients.completion import Completion, Events, Prompt, chunks_of, completion_of, request_of
@@ -89,9 +88,7 @@ class AsyncClient:
     async def __aenter__(self) -> AsyncClient:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def close(self) -> None:

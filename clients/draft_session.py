@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import Protocol
 
 from tandem.clients.background_loop import BackgroundLoop
@@ -87,9 +86,7 @@ class DraftSession:
     def __enter__(self) -> DraftSession:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ import grpc
 from tandem.clients.page_wire import layout_from_wire, layout_to_wire, run_to_wire
 from tandem.engine.adapter_registry import Adapters
 from tandem.engine.generator import check_tokens
-from tandem.engine.prefill_pages import PrefillCosts, PrefillPages
+from tandem.engine.prefill_pages import PrefillPages
 from tandem.rpc import wire
 from tandem.runners.pages import PAGE
 from tandem.services.errors import ModelMismatch, QueueFull
@@ -21,7 +21,7 @@ from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.identity import caller
 from tandem.services.security.limits import Running, ServerLimits
 from tandem.services.security.names import check_name
-from tandem.speculation.types import InvalidField, ModelInfo, Request, TooLong
+from tandem.speculation.types import InvalidField, ModelInfo, Request, SpeculationStats, TooLong
 from tandem.v1 import prefill_worker_pb2 as pb
 from tandem.v1 import prefill_worker_pb2_grpc
 
@@ -56,7 +56,7 @@ class PrefillWorkerService(prefill_worker_pb2_grpc.PrefillWorkerServicer):
     ) -> AsyncGenerator[pb.PrefillResponse, None]:
         self._check(request)
         loop = asyncio.get_running_loop()
-        tokens, costs, sent = tuple(request.token_ids), PrefillCosts(), 0
+        tokens, stats, sent = tuple(request.token_ids), SpeculationStats(), 0
         with self._lifecycle.work(), self._running.one(caller()):
             if self._lifecycle.running > self._info.kv_slots + self._queue:
                 raise QueueFull(f"{self._info.kv_slots} slots are taken and {self._queue} prompts wait")
@@ -64,15 +64,15 @@ class PrefillWorkerService(prefill_worker_pb2_grpc.PrefillWorkerServicer):
             header = pb.PrefillHeader(layout=layout_to_wire(self._pages.layout), pages=asked, instance=self._instance)
             yield pb.PrefillResponse(header=header)
             wanted = Request(adapter=request.adapter)
-            async with contextlib.aclosing(self._pages.of(tokens, request.first_page, wanted, costs)) as runs:
+            async with contextlib.aclosing(self._pages.of(tokens, request.first_page, wanted, stats)) as runs:
                 async for run in runs:
                     sent += len(run.pages)
                     yield pb.PrefillResponse(pages=await loop.run_in_executor(self._thread, run_to_wire, run))
             end = pb.PrefillEnd(
                 pages=sent,
-                cached_tokens=costs.cached,
-                queue_seconds=costs.queue_seconds,
-                compute_seconds=costs.compute_seconds,
+                cached_tokens=stats.cached_prompt_tokens,
+                queue_seconds=stats.queue_seconds,
+                compute_seconds=stats.prefill_seconds,
             )
             yield pb.PrefillResponse(end=end)
 

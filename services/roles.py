@@ -49,9 +49,8 @@ from tandem.services.prefill_role import connect_remote_prefill, prefill
 from tandem.services.role_config import RoleConfig
 from tandem.services.security.call_limits import whose
 from tandem.services.server import HostedService
-from tandem.services.sessions.costs import Note
 from tandem.services.sessions.proposals import Proposals
-from tandem.services.target_verifier import TargetVerifierService
+from tandem.services.target_verifier import Note, TargetVerifierService
 from tandem.speculation.retry import Persistence
 from tandem.speculation.types import GenerationEnd, GenerationRequest, ModelInfo, Request
 from tandem.v1.adapter_admin_pb2_grpc import add_AdapterAdminServicer_to_server

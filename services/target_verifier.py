@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import replace
 
 import grpc
@@ -22,7 +22,6 @@ from tandem.services.security.identity import caller
 from tandem.services.security.limits import ServerLimits
 from tandem.services.security.names import check_name
 from tandem.services.sessions.checkout import Checkout
-from tandem.services.sessions.costs import Note, SessionCosts
 from tandem.services.sessions.session_features import features_granted, opening_features
 from tandem.services.sessions.table import Fence, SessionConflict, SessionKey, SessionTable, session_key
 from tandem.services.verify_runs import VerifyResources, VerifyRuns, VerifySession, committed, max_unread, recorded
@@ -32,11 +31,14 @@ from tandem.speculation.types import (
     Request,
     Rule,
     SparseDistribution,
+    SpeculationStats,
     TooLong,
 )
 from tandem.v1 import target_verifier_pb2 as pb
 from tandem.v1 import target_verifier_pb2_grpc
 
+Note = Callable[[str, int, SpeculationStats, float], None]
+"""Called with how a session ended, its prompt's tokens, the target's statistics and the seconds it was open."""
 OPENING_SECONDS = 0.5
 """How long OpenSession waits for a slot. A caller refused after that keeps its place in the queue for its retry."""
 
@@ -112,8 +114,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
                 sequence.close()
                 return session
             self._check_new(key)
-            resources = VerifyResources(sequence, request.prompt_length)
-            resources.costs = SessionCosts(request.prompt_length) if self._note else None
+            resources = VerifyResources(sequence, request.prompt_length, SpeculationStats() if self._note else None)
             return self.sessions.admit(key, resources, asked, list(request.prefix), self._max_total(request))
         except Exception:
             sequence.close()
@@ -175,8 +176,9 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             self._report_costs(session, "stopped")
 
     def _report_costs(self, session: VerifySession, how: str) -> None:
-        if self._note and session.resources.costs and session.opened:
-            session.resources.costs.report(how, self._note)
+        of = session.resources
+        if self._note and of.stats and session.opened:
+            self._note(how, of.prompt_length, of.stats, time.perf_counter() - of.started)
 
     async def _free(self, session: VerifySession) -> None:
         session.resources.sequence.close()
@@ -186,9 +188,8 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         reused = sequence.truncate_to(prefix[:-1])
         waited, worked = sequence.queue_seconds, sequence.compute_seconds
         reused += await sequence.fill(prefix[:-1])
-        if session.resources.costs:
-            spent = sequence.queue_seconds + sequence.compute_seconds - waited - worked
-            session.resources.costs.stats.prefill_seconds += spent
+        if stats := session.resources.stats:
+            stats.prefill_seconds += sequence.queue_seconds + sequence.compute_seconds - waited - worked
         return pb.OpenSessionResponse(
             committed_length=len(session.tokens),
             reused_length=reused,

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tandem.engine.generator import check_tokens
 from tandem.engine.sequences import TargetSequence
@@ -16,7 +16,6 @@ from tandem.rpc.wire_runs import run_message_from_wire
 from tandem.rpc.wire_verdicts import verdict_to_wire
 from tandem.services.duplex import Duplex, Incoming
 from tandem.services.security.identity import caller
-from tandem.services.sessions.costs import SessionCosts
 from tandem.services.sessions.table import (
     Fence,
     Session,
@@ -26,7 +25,7 @@ from tandem.services.sessions.table import (
     session_key,
 )
 from tandem.speculation.run_on import MAX_UNREAD, RunMessage, RunOn
-from tandem.speculation.types import InvalidField, ModelInfo, Rule, SparseDistribution, TooLong
+from tandem.speculation.types import InvalidField, ModelInfo, Rule, SparseDistribution, SpeculationStats, TooLong
 from tandem.v1 import target_verifier_pb2 as pb
 
 MAX_STOP_TOKENS = 256
@@ -86,15 +85,16 @@ class Run(Duplex[pb.VerifyRequest, pb.VerifyResponse]):
 class VerifyResources:
     """A session's KV slot.
 
-    `costs`: totals of its rounds, for --profile. `run`: the run that steps on by itself, if there is one. `steps`:
-    those that the session began.
+    `stats`: of its rounds, for --profile. `run`: the run that steps on by itself, if there is one. `steps`: those that
+    the session began. `started`: when it was admitted.
     """
 
     sequence: TargetSequence
     prompt_length: int
-    costs: SessionCosts | None = None
+    stats: SpeculationStats | None = None
     run: Run | None = None
     steps: int = 0
+    started: float = field(default_factory=time.perf_counter)
 
     def end_run(self, error: Exception | None = None) -> None:
         """Ends the session's run, because something else happens to its tokens."""
@@ -115,8 +115,8 @@ async def committed(
     verdict = await resources.sequence.verify(session.tokens, draft, distributions)
     reply = verdict_to_wire(verdict, len(session.tokens) + len(verdict.token_ids))
     session.commit(verdict.token_ids, reply)
-    if resources.costs:
-        resources.costs.stats.observe(draft, verdict)
+    if resources.stats:
+        resources.stats.observe(draft, verdict)
     return reply
 
 
@@ -213,13 +213,12 @@ class VerifyRuns:
         if request.distributions:
             raise InvalidField("distributions", f"{len(request.distributions)}, but a run takes none")
         self._sessions.touch(session.session_id, session)
-        message = run_message_from_wire(request)
+        message = run_message_from_wire(request, self._info.max_speculation_length)
         check_tokens("last_token", [request.last_token], self._info.vocab_size)
-        check_tokens("draft_tokens", message.draft.token_ids, self._info.vocab_size)
+        check_tokens("draft_tokens", message.token_ids, self._info.vocab_size)
         if request.run_until > session.max_total_tokens:
             raise TooLong(f"run_until {request.run_until} is above the sequence length {session.max_total_tokens}")
-        most = min(message.most_drafts, self._info.max_speculation_length)
-        return RunMessage(message.draft, message.run_until, most)
+        return message
 
 
 def max_unread(rule: Rule) -> int:

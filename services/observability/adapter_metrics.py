@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import fields
 from functools import partial
 
-from tandem.engine.adapter_registry import MOST, AdapterCounts, Adapters
+from tandem.engine.adapter_registry import MOST, Adapters
 from tandem.services.observability.scraped_metrics import Samples, ScrapedMetrics
 
 _HELP = {
@@ -28,10 +27,11 @@ def watch_adapters(states: ScrapedMetrics, adapters: Adapters) -> None:
 
     labels = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
     states.gauges("vllm:lora_requests_info", "Adapters that requests have now.", labels, in_use)
-    for each in fields(AdapterCounts):
-        name = f"tandem:adapter_{_NAMES.get(each.name, each.name)}"
-        states.counters(name, _HELP[each.name], ("adapter",), partial(_counted, adapters, each.name))
+    for what, said in _HELP.items():
+        states.counters(
+            f"tandem:adapter_{_NAMES.get(what, what)}", said, ("adapter",), partial(_counted, adapters, what)
+        )
 
 
 def _counted(adapters: Adapters, what: str) -> Samples:
-    return [({"adapter": name}, getattr(counts, what)) for name, counts in adapters.counts.items()]
+    return [({"adapter": name}, getattr(adapter, what)) for name, adapter in adapters.loaded.items()]

@@ -17,12 +17,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from tandem.engine.adapter_registry import Adapters
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
-from tandem.engine.feature_output import FeatureRow
 from tandem.engine.page_copies import PageRow
 from tandem.engine.prefix_cache import PrefixCache
 from tandem.engine.slots import SlotPool
 from tandem.engine.structures import OUTCOMES, Structures
 from tandem.rpc.wire_runs import drafted_in
+from tandem.runners.feature_rows import FeatureRow
 from tandem.runners.protocol import FusedRow, PrefillRow, ProposeRow, VerifyRow
 from tandem.services.layers import Call
 from tandem.services.lifecycle import Lifecycle

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def watch_prefill(states: ScrapedMetrics, elsewhere: RemotePrefill) -> None:
     """Adds counters of what a target has computed elsewhere, and why it was not."""
-    counts, count = elsewhere.counts, states.counter
+    count = states.counter
     for name, said in (
         ("requests", "Prompts asked for at PrefillWorkers."),
         ("shared", "Prompts that waited for the transfer of another."),
@@ -23,7 +23,7 @@ def watch_prefill(states: ScrapedMetrics, elsewhere: RemotePrefill) -> None:
         ("bytes", "Bytes of pages that arrived."),
         ("seconds", "Seconds that prompts waited for their pages."),
     ):
-        count(f"tandem:prefill_{name}", said, {}, partial(getattr, counts, name))
+        count(f"tandem:prefill_{name}", said, {}, partial(getattr, elsewhere, name))
     for reason in REASONS:
         read = partial(elsewhere.fallbacks.__getitem__, reason)
         count("tandem:prefill_fallbacks", "Prompts that were processed in place after all.", {"reason": reason}, read)

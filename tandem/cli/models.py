@@ -9,8 +9,7 @@ from tandem.cli.values import auto_or_count, numbers
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.launch import LAUNCH
 from tandem.runners.loading import CHUNK, Execution, Shape
-from tandem.runners.torch.buckets import RequestedBuckets
-from tandem.speculation.features import FeatureFormat, FeatureWish
+from tandem.speculation.features import FeatureFormat
 from tandem.speculation.sampling import member_named
 from tandem.workshops.nxdi.settings import NxdiSettings, read_neuron_config
 
@@ -28,13 +27,15 @@ def model_config(args: Options, model: str | None) -> ModelConfig:
             max_length=args.length,
             max_draft=args.most_drafts,
             chunk=CHUNK if args.prefill_chunk is None else args.prefill_chunk,
-            requested_buckets=RequestedBuckets(rows, drafts),
+            batch_buckets=rows,
+            draft_buckets=drafts,
         ),
         model=model,
         draft=DraftChoice(
             args.draft,
             args.draft_model,
-            FeatureWish(member_named(FeatureFormat, "feature_format", args.feature_format), args.feature_context),
+            member_named(FeatureFormat, "feature_format", args.feature_format),
+            args.feature_context,
         ),
         backend=args.backend,
         default_k=auto_or_count("speculation_length", args.speculation_length),

@@ -11,7 +11,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tandem.checkpoints.adapter_files import Adapter, AdapterChoice
@@ -37,12 +37,17 @@ class AdapterInUse(RuntimeError):
 
 
 @dataclass(slots=True)
-class AdapterCounts:
-    """Counts the uses of an adapter since it was loaded.
+class LoadedAdapter:
+    """An adapter that is used by `users` now, of whom `waiting` have no slot yet, and what it was used for in all.
 
     `requests`: those and sessions that took it. `committed`: tokens of its rounds, those beyond a stop included.
     """
 
+    taken_by: TakesAdapters
+    number: int
+    revision: str
+    users: int = 0
+    waiting: int = 0
     requests: int = 0
     rounds: int = 0
     drafted: int = 0
@@ -50,23 +55,13 @@ class AdapterCounts:
     committed: int = 0
 
 
-@dataclass(slots=True)
-class _Entry:
-    taken_by: TakesAdapters
-    number: int
-    revision: str
-    users: int = 0
-    waiting: int = 0  # of the users, those that have no slot yet
-    counts: AdapterCounts = field(default_factory=AdapterCounts)
-
-
 class Adapters:
     """The adapters of one runner. Names change on the event loop, weights on the device thread between steps."""
 
     def __init__(self, runner: Runner, batcher: Batcher) -> None:
         self._runner, self._batcher = runner, batcher
-        self._by_name: dict[str, _Entry] = {}
-        self._by_number: dict[int, _Entry] = {}
+        self._by_name: dict[str, LoadedAdapter] = {}
+        self._by_number: dict[int, LoadedAdapter] = {}
         self.changing: dict[str, asyncio.Task[Any]] = {}  # by the names that are being added or removed
         self._last = 0
         self._reading = ThreadPoolExecutor(1, "adapters")
@@ -77,28 +72,28 @@ class Adapters:
         return {name: entry.revision for name, entry in self._by_name.items()}
 
     @property
-    def counts(self) -> dict[str, AdapterCounts]:
-        """What each adapter that requests may name was used for."""
-        return {name: entry.counts for name, entry in list(self._by_name.items())}
+    def loaded(self) -> dict[str, LoadedAdapter]:
+        """The adapters that requests may name."""
+        return dict(self._by_name)
 
     @property
     def running(self) -> list[str]:
         """The adapters of requests and sessions that have a slot."""
-        return [name for name, entry in list(self._by_name.items()) if entry.users > entry.waiting]
+        return [name for name, entry in self.loaded.items() if entry.users > entry.waiting]
 
     @property
     def waiting(self) -> list[str]:
         """The adapters of requests and sessions that wait for a slot."""
-        return [name for name, entry in list(self._by_name.items()) if entry.waiting]
+        return [name for name, entry in self.loaded.items() if entry.waiting]
 
     def committed(self, number: int, drafted: int, verdict: Verdict) -> None:
         """Counts a round of rows with the adapter of this number; of 0 there is nothing to count."""
         entry = self._by_number.get(number)
         if entry:
-            entry.counts.rounds += 1
-            entry.counts.drafted += drafted
-            entry.counts.accepted += verdict.accepted
-            entry.counts.committed += len(verdict.token_ids)
+            entry.rounds += 1
+            entry.drafted += drafted
+            entry.accepted += verdict.accepted
+            entry.committed += len(verdict.token_ids)
 
     def check(self, name: str) -> None:
         """Raises InvalidField unless requests may name this adapter; the empty name is that of none."""
@@ -118,7 +113,7 @@ class Adapters:
             return 0
         entry = self._by_name[name]
         entry.users += 1
-        entry.counts.requests += 1
+        entry.requests += 1
         return entry.number
 
     def take_own(self, name: str) -> int:
@@ -178,7 +173,7 @@ class Adapters:
     ) -> str:
         adapter = await asyncio.get_running_loop().run_in_executor(self._reading, read, choice)
         await self._batcher.on_device(takes.put_adapter, number, adapter)
-        self._by_name[choice.name] = self._by_number[number] = _Entry(takes, number, adapter.revision)
+        self._by_name[choice.name] = self._by_number[number] = LoadedAdapter(takes, number, adapter.revision)
         log.info("adapter %s: %d matrices, revision %s", choice.name, len(adapter.parts), adapter.revision[:12])
         return adapter.revision
 

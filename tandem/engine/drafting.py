@@ -65,7 +65,9 @@ class Drafting:
         """
 
         def tolerate_failures(model: BonusDrafter) -> BonusDrafter:
-            return model if stats is None else FallibleBonusDrafter(model, self.health, stats, (RowFailed, NoFreeSlot))
+            if stats is None:
+                return model
+            return FallibleBonusDrafter(model, self.health, stats=stats, refusals=(RowFailed, NoFreeSlot))
 
         return make_drafter(self.draft, request, vocab_size, self.choice, slot_seconds, tolerate_failures, inbox)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tandem.checkpoints.head_config import default_layers
 from tandem.engine.compatibility import able, refusal
 from tandem.runners.capabilities import No
-from tandem.runners.feature_rows import FeatureSpan, HandedOut
+from tandem.runners.feature_rows import FeatureRow, HandedOut
 from tandem.runners.protocol import RowFailed, Runner, VerifyRow
 from tandem.speculation.features import FeatureFormat, FeatureSpec
 from tandem.speculation.types import InvalidField, Verdict
@@ -17,16 +17,6 @@ OPENING_BYTES = 2 << 20
 """The most bytes of features in the reply to an opening; gRPC's limit for a message is 4 MiB."""
 
 Verify = Callable[[Sequence[VerifyRow]], list[Verdict | RowFailed]]
-
-
-@dataclass(frozen=True, slots=True)
-class FeatureRow:
-    """Asks for the features of `count` positions of `slot`, from `start` on, as bytes."""
-
-    slot: int
-    start: int
-    count: int
-    spec: FeatureSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +49,8 @@ class HandedFeatures:
 
     def read(self, rows: Sequence[FeatureRow]) -> list[bytes]:
         """The bytes that each row asks for."""
-        if not rows:
-            return []
-        found = self.source.read([FeatureSpan(row.slot, row.start, row.count) for row in rows])
         chosen = []
-        for row, values in zip(rows, found, strict=True):
+        for row, values in zip(rows, self.source.read(rows) if rows else (), strict=True):
             by_layer = values.reshape(row.count, len(self.layers), self.hidden_size)
             chosen.append(row.spec.encode(by_layer[:, [self.layers.index(layer) for layer in row.spec.layers]]))
         return chosen

@@ -64,7 +64,8 @@ class Generator:
     """Answers requests with rounds made by `make_rounds`, within the limits in `info`.
 
     `statistics`: measurements of its requests, from which draft lengths are chosen. `encoding`: where long texts are
-    tokenized. `fallback`: answers the requests that these rounds cannot, with statistics of its own.
+    tokenized. `fallback`: a generator of the same models for requests that this one does not answer (`answers`), with
+    statistics of its own. `placement`: what those say of where the models run.
     """
 
     info: ModelInfo
@@ -74,7 +75,9 @@ class Generator:
     statistics: RoundStatistics = field(default_factory=RoundStatistics)
     defaults: RequestDefaults = field(default_factory=RequestDefaults)
     encoding: FairThread = field(default_factory=_encoding)
-    fallback: Fallback | None = None
+    fallback: Generator | None = None
+    answers: Callable[[GenerationRequest], bool] = lambda request: True
+    placement: str = ""
 
     async def generate(
         self, request: GenerationRequest, stats: SpeculationStats | None = None
@@ -87,9 +90,8 @@ class Generator:
         request = self.defaults.complete(request, self._total(request) - len(prompt))
         stats = SpeculationStats() if stats is None else stats
         stopping = Stopping(self._rules(request, len(prompt)), self.tokenizer.stream())
-        chosen = self
-        if self.fallback is not None and self.fallback.takes(request):
-            chosen, stats.placement = self.fallback.generator, self.fallback.name
+        chosen = self.fallback if self.fallback and not self.answers(request) else self
+        stats.placement = chosen.placement
         lengths = chosen._lengths(request)
         rounds = chosen.make_rounds(request, stats)
         async with contextlib.aclosing(speculate(prompt, lengths, rounds, stopping, stats)) as chunks:
@@ -157,15 +159,6 @@ class Generator:
         if k > most:
             raise InvalidField("speculation_length", f"{k} is above the maximum {most}")
         return FixedLength(k)
-
-
-@dataclass(frozen=True, slots=True)
-class Fallback:
-    """A generator of the same models that answers the requests which `takes` picks; `name` is that of its placement."""
-
-    generator: Generator
-    takes: Callable[[GenerationRequest], bool]
-    name: str
 
 
 def _tokens_ignore_lengths(request: GenerationRequest) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from tandem.checkpoints.tokenizers import same_tokens
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
-from tandem.engine.generator import Fallback, Generator
+from tandem.engine.generator import Generator
 from tandem.engine.head_sequences import HeadSequence
 from tandem.engine.loading import Loaded, UnfusedPair
 from tandem.engine.local_run import LocalRunVerifier
@@ -201,9 +201,9 @@ def fused_generator(
     fallback = None
     if unfused is not None:
         apart = fused_generator(unfused.target, unfused.draft, default_k, replace(choice, kind="model"))
-        fallback = Fallback(apart, lambda request: not target.engine.answers(request), "apart")
+        fallback = replace(apart, placement="apart")
     info = target_info(target, default_k, draft_name(draft, choice))
-    return Generator(info, target.tokenizer, rounds, fallback=fallback)
+    return Generator(info, target.tokenizer, rounds, fallback=fallback, answers=target.engine.answers)
 
 
 def drafter_health(draft: Loaded | None) -> DrafterHealth:

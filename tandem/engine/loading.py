@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from tandem.checkpoints.gguf_cache import unpacked
@@ -14,7 +15,7 @@ from tandem.engine.compatibility import able, excluded, refusal
 from tandem.engine.engine import Engine
 from tandem.engine.model_config import ModelConfig
 from tandem.engine.structures import Structures
-from tandem.runners.backends import Backend, LoadRequest, Unfused, backend_named
+from tandem.runners.backends import Backend, LoadRequest, backend_named
 from tandem.runners.capabilities import No, Trait
 from tandem.runners.loading import prepared_platform, transformers_logging
 from tandem.runners.protocol import Runner
@@ -170,9 +171,8 @@ async def load_pair(
     if config.draft_model is not None and backend.loads_pairs:
         if backend.fuses(request):
             return await _load_as_one_graph(config, config.draft_model, batcher, startup)
-        requests = backend.unfused(request)
-        assert requests is not None, "what is not fused is loaded apart"
-        apart = await _load_both_apart(config, requests, await load_target_tokenizer(config), batcher, startup)
+        requests, tokenizer = backend.unfused(request), await load_target_tokenizer(config)
+        apart = await _load_both_apart(config, requests, tokenizer, batcher, startup)
         return apart.target, apart.draft
     target = await load(config, batcher, startup, await asyncio.to_thread(_head, config, backend))
     link = target.runner.link if isinstance(target.runner, Leader) else None
@@ -264,7 +264,7 @@ async def load_unfused(
     if config.draft_model is None or not isinstance(fused.engine.can.logits, No):
         return None
     requests = backend_named(config.backend).unfused(config.load_request())
-    if requests is None:
+    if not requests:
         return None
     apart = await _load_both_apart(config, requests, fused.tokenizer, batcher, startup or Startup())
     fused.engine.bind(apart.target.engine)
@@ -272,15 +272,16 @@ async def load_unfused(
 
 
 async def _load_both_apart(
-    config: ModelConfig, requests: Unfused, tokenizer: Tokenizer, batcher: Batcher, startup: Startup
+    config: ModelConfig, requests: Sequence[LoadRequest], tokenizer: Tokenizer, batcher: Batcher, startup: Startup
 ) -> UnfusedPair:
     backend = backend_named(config.backend)
     backend.require()
-    target = await _load_apart(backend, config.model, requests.target, batcher, startup, tokenizer)
-    if requests.draft is None:
+    verifying, *drafting = requests
+    target = await _load_apart(backend, config.model, verifying, batcher, startup, tokenizer)
+    if not drafting:
         return UnfusedPair(target, None)
     same_tokens(await _tokenizer(backend, backend.find(config.draft_model)), tokenizer.sha256)
-    draft = await _load_apart(backend, config.draft_model, requests.draft, batcher, startup, tokenizer)
+    draft = await _load_apart(backend, config.draft_model, drafting[0], batcher, startup, tokenizer)
     return UnfusedPair(target, draft)
 
 

@@ -9,8 +9,9 @@ from tandem.checkpoints.locate import CheckpointError, embedded_draft, embedded_
 from tandem.runners.backends import BACKENDS, BackendSettings, LoadRequest
 from tandem.runners.loading import Execution, Shape
 from tandem.runners.torch.tensor_parallel import Ranks
-from tandem.speculation.features import FeatureWish
+from tandem.speculation.features import DEFAULT_CONTEXT, FeatureFormat
 from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
+from tandem.speculation.types import InvalidField
 
 DRAFTS = ("auto", "hybrid", "model", "eagle", "ngram")
 
@@ -21,19 +22,22 @@ class DraftChoice:
 
     The model may be an EAGLE-3 head of the target; "eagle" insists on one, the shipped one by default.
     "auto" is hybrid if a model is named, or if the target is the embedded one and its draft is shipped; else ngram.
-    `features`: how a head
-    elsewhere wants its target's.
+    `feature_format`: in which a head elsewhere wants its target's features; `feature_context`: of how many last
+    positions of a prompt.
     """
 
     kind: str = "auto"
     model: str | None = None
-    features: FeatureWish = field(default_factory=FeatureWish)
+    feature_format: FeatureFormat = FeatureFormat.BFLOAT16
+    feature_context: int = DEFAULT_CONTEXT
 
     def __post_init__(self) -> None:
         if self.kind not in DRAFTS:
             raise ValueError(f"draft: {self.kind!r} is not one of {', '.join(DRAFTS)}")
         if self.kind == "ngram" and self.model:
             raise ValueError("draft: ngram needs no draft_model; leave one of the two out")
+        if self.feature_context < 1:
+            raise InvalidField("feature_context", f"{self.feature_context} is below 1")
 
     def resolve(self, target: str | None = None) -> str | None:
         """Returns the draft model's checkpoint for `target`, or None for n-gram lookup. Raises CheckpointError."""

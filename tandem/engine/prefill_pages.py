@@ -5,25 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from dataclasses import dataclass
 
 from tandem.engine.engine import Engine
 from tandem.engine.page_copies import PageCopies, PageLayout, PageRow, PageRun
 from tandem.engine.sequences import KVSequence
 from tandem.runners.pages import PAGE
-from tandem.speculation.types import Request
+from tandem.speculation.types import Request, SpeculationStats
 
 AHEAD = 4
 """Runs of pages that are computed before the first of them is taken."""
-
-
-@dataclass(slots=True)
-class PrefillCosts:
-    """What a prompt cost: tokens copied from known prefixes, seconds that its steps waited, and that they took."""
-
-    cached: int = 0
-    queue_seconds: float = 0.0
-    compute_seconds: float = 0.0
 
 
 class PrefillPages:
@@ -38,9 +28,9 @@ class PrefillPages:
         return self._copies.layout
 
     async def of(
-        self, tokens: Sequence[int], first: int, request: Request, costs: PrefillCosts
+        self, tokens: Sequence[int], first: int, request: Request, stats: SpeculationStats
     ) -> AsyncGenerator[PageRun, None]:
-        """Yields the pages of `tokens` (whole pages) from number `first` on, in order; `costs` grow meanwhile.
+        """Yields the pages of `tokens` (whole pages) from number `first` on, in order; `stats` grow meanwhile.
 
         Waits for a slot; raises NoFreeSlot if too many do, InvalidField if there is no such adapter. Computes up to
         AHEAD runs before they are taken, so that a slow reader stops the work, and only its own.
@@ -48,7 +38,7 @@ class PrefillPages:
         self.asked += 1
         async with self._sequence(request, len(tokens)) as sequence:
             ready = asyncio.Queue[PageRun | Exception | None](AHEAD)
-            working = asyncio.create_task(self._work(sequence, tokens, first, costs, ready), name="prefill")
+            working = asyncio.create_task(self._work(sequence, tokens, first, stats, ready), name="prefill")
             try:
                 while (run := await ready.get()) is not None:
                     if isinstance(run, Exception):
@@ -73,12 +63,12 @@ class PrefillPages:
         sequence: KVSequence,
         tokens: Sequence[int],
         first: int,
-        costs: PrefillCosts,
+        stats: SpeculationStats,
         ready: asyncio.Queue[PageRun | Exception | None],
     ) -> None:
         """Puts the pages into `ready` chunk by chunk, then None, or the error."""
         try:
-            async with contextlib.aclosing(self._runs(sequence, tokens, first, costs)) as runs:
+            async with contextlib.aclosing(self._runs(sequence, tokens, first, stats)) as runs:
                 async for run in runs:
                     await ready.put(run)
             await ready.put(None)
@@ -86,13 +76,13 @@ class PrefillPages:
             await ready.put(error)
 
     async def _runs(
-        self, sequence: KVSequence, tokens: Sequence[int], first: int, costs: PrefillCosts
+        self, sequence: KVSequence, tokens: Sequence[int], first: int, stats: SpeculationStats
     ) -> AsyncGenerator[PageRun, None]:
         """Processes the tokens and yields their pages, chunk by chunk."""
         chunk, taken = self._engine.runner.limits.chunk, first
         while len(sequence.held) < len(tokens):
-            costs.cached += await sequence.fill(tokens[: len(sequence.held) + chunk])
-            costs.queue_seconds, costs.compute_seconds = sequence.queue_seconds, sequence.compute_seconds
+            stats.cached_prompt_tokens += await sequence.fill(tokens[: len(sequence.held) + chunk])
+            stats.queue_seconds, stats.prefill_seconds = sequence.queue_seconds, sequence.compute_seconds
             whole = len(sequence.held) // PAGE
             while taken < whole:
                 count = min(self._copies.together, whole - taken)

@@ -47,14 +47,6 @@ class PrefixSharing:
             raise ValueError(f"prefix_cache_mb: {self.megabytes} is below 1; --prefix_sharing off needs no memory")
 
 
-@dataclass(frozen=True, slots=True)
-class Filled:
-    """What a prefill step left in a slot: tokens held, and how many of them it copied instead of processing them."""
-
-    end_position: int
-    copied: int
-
-
 class PrefixCache:
     """The pages of one runner's sequences. `scope_of` returns the scope of the current request's prefixes.
 
@@ -95,34 +87,29 @@ class PrefixCache:
 
     def prefill(
         self, scope: Hashable, tokens: Sequence[int], invalid: bool, first: bool, rows: Sequence[PrefillRow]
-    ) -> list[Filled | RowFailed]:
+    ) -> list[int | RowFailed]:
         """Copies what is known of `tokens` beyond the row's start to its slot, and processes the next chunk after it.
 
-        A step for the batcher, of one row. `invalid`: what is known of the tokens is dropped first. `first`: no
-        earlier step processed these tokens.
+        A step for the batcher, of one row; returns how many tokens it copied. `invalid`: what is known of the tokens is
+        dropped first. `first`: no earlier step processed these tokens.
         """
         (row,) = rows
         if invalid:
             self.tree.remove(scope, tokens)
-        start = self._copied(scope, tokens, row)
-        copied = start - row.start
-        self.queries += len(tokens) - row.start if first else 0
-        self.hits += copied
+        copied = self._copied(scope, tokens, row, first)
+        start = row.start + copied
         end = min(start + self._runner.limits.chunk, len(tokens))
         if start < end:
             (failed,) = self._runner.prefill([replace(row, start=start, tokens=tuple(tokens[start:end]))])
             if failed:
                 return [failed]
         self.insert(scope, tokens[:end], row.slot)
-        return [Filled(end, copied)]
+        return [copied]
 
-    def copy(self, scope: Hashable, tokens: Sequence[int], rows: Sequence[PrefillRow]) -> list[Filled]:
-        """Copies what is known of `tokens` beyond the row's start to its slot. A step for the batcher, of one row."""
+    def copy(self, scope: Hashable, tokens: Sequence[int], rows: Sequence[PrefillRow]) -> list[int]:
+        """Like `prefill`, but processes nothing."""
         (row,) = rows
-        held = self._copied(scope, tokens, row)
-        self.queries += len(tokens) - row.start
-        self.hits += held - row.start
-        return [Filled(held, held - row.start)]
+        return [self._copied(scope, tokens, row, first=True)]
 
     def insert(self, scope: Hashable, tokens: Sequence[int], slot: int) -> None:
         """Copies the whole pages of `tokens`, which `slot` holds from position 0, unless they are known.
@@ -140,15 +127,15 @@ class PrefixCache:
     def clear(self) -> None:
         self.tree.clear()
 
-    def _copied(self, scope: Hashable, tokens: Sequence[int], row: PrefillRow) -> int:
-        """Copies the known pages of `tokens` to the row's slot; returns how many tokens it then holds."""
-        pages = self.tree.match(scope, tokens)
-        held = len(pages) * PAGE
-        if held <= row.start:
-            return row.start
-        first = row.start // PAGE
-        self._store.load(row.slot, first, pages[first:])
-        return held
+    def _copied(self, scope: Hashable, tokens: Sequence[int], row: PrefillRow, first: bool) -> int:
+        """Copies the known pages of `tokens` to the row's slot; returns how many tokens that adds to it."""
+        pages, held = self.tree.match(scope, tokens), row.start // PAGE
+        copied = max(0, len(pages) * PAGE - row.start)
+        if copied:
+            self._store.load(row.slot, held, pages[held:])
+        self.queries += len(tokens) - row.start if first else 0
+        self.hits += copied
+        return copied
 
 
 def cost(runner: Runner) -> int:

@@ -13,12 +13,10 @@ import random
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from tandem.engine.page_copies import PageCopies, PageRow, PageRun
 from tandem.engine.prefill_pace import PrefillTimes
-from tandem.engine.prefix_cache import Filled
 from tandem.engine.transfers import REASONS, PrefillFailed, Transfers, Wanted
 from tandem.runners.pages import PAGE
 from tandem.runners.protocol import PrefillRow
@@ -45,32 +43,12 @@ class PageSource(Protocol):
         """Frees what it holds. Transfers must have ended."""
 
 
-@dataclass(slots=True)
-class PrefillCounts:
-    """What came from elsewhere. `requests`: prompts asked for; `shared`: those that waited for another's transfer."""
-
-    requests: int = 0
-    shared: int = 0
-    pages: int = 0
-    bytes: int = 0
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillOutcome:
-    """How a slot was filled before the rest is processed here.
-
-    `copied`: tokens from known prefixes. `looked`: these were looked up.
-    """
-
-    copied: int = 0
-    looked: bool = False
-
-
 class RemotePrefill:
     """Where an engine has the beginnings of prompts computed of which at least `least` tokens are not held yet.
 
     Prompts whose pages are under way already wait for them instead of asking again. `chance(n)`: a number below n.
+    Totals: `requests` prompts were asked for, of which `shared` waited for another's transfer, for `seconds` in all;
+    `pages` came, of so many `bytes`.
     """
 
     def __init__(
@@ -86,7 +64,8 @@ class RemotePrefill:
         self._sources: set[str] = set()  # processes that pages came from
         self._forgotten = 0  # pages that had come when the prefixes were forgotten
         self.transfers = Transfers(lambda wanted: self.source.pages(wanted))
-        self.counts, self.fallbacks = PrefillCounts(), Counter[str](dict.fromkeys(REASONS, 0))
+        self.requests = self.shared = self.pages = self.bytes = 0
+        self.seconds, self.fallbacks = 0.0, Counter[str](dict.fromkeys(REASONS, 0))
         self.in_place = PrefillTimes()
 
     async def measure(self) -> None:
@@ -100,16 +79,18 @@ class RemotePrefill:
         finally:
             engine.slots.release(slot)
 
-    async def fill(self, sequence: KVSequence, tokens: Sequence[int]) -> PrefillOutcome:
-        """Fills the sequence's slot with as many pages of `tokens` as come. Raises what steps raise."""
+    async def fill(self, sequence: KVSequence, tokens: Sequence[int]) -> int | None:
+        """Fills the sequence's slot with as many pages of `tokens` as come. Raises what steps raise.
+
+        Returns how many tokens were copied from known prefixes before, or None if these were not looked up.
+        """
         if len(tokens) - len(sequence.held) < self._least:
-            return PrefillOutcome()
+            return None
         copied = await self._copy_cached(sequence, tokens)
-        outcome = PrefillOutcome(copied, self._engine.prefixes is not None)
         if len(tokens) - len(sequence.held) < self._least:
-            return outcome
+            return copied
         began = time.perf_counter()
-        self.counts.requests += 1
+        self.requests += 1
         try:
             with self._engine.batcher.excluded_from_wait():
                 await self._fetch_pages(sequence, tokens)
@@ -117,23 +98,23 @@ class RemotePrefill:
             self.fallbacks[error.reason] += 1
             if error.reason == "corrupt":
                 self._forget()
-        self.counts.seconds += time.perf_counter() - began
-        return outcome
+        self.seconds += time.perf_counter() - began
+        return copied
 
     async def close(self) -> None:
         await self.transfers.close()
         await self.source.close()
 
-    async def _copy_cached(self, sequence: KVSequence, tokens: Sequence[int]) -> int:
-        """Copies cached pages into the sequence; returns the number of tokens copied."""
+    async def _copy_cached(self, sequence: KVSequence, tokens: Sequence[int]) -> int | None:
+        """Copies cached pages into the sequence; returns the number of tokens copied, None if nothing is cached."""
         prefixes, start = self._engine.prefixes, len(sequence.held)
         if prefixes is None:
-            return 0
+            return None
         step = functools.partial(prefixes.copy, sequence.scope, tuple(tokens))
         row = PrefillRow(sequence.slot, start, tuple(tokens[start : start + 1]), sequence.adapter)
-        filled: Filled = (await sequence.step(step, row, prefill=True)).value
-        sequence.held += tokens[start : filled.end_position]
-        return filled.copied
+        copied: int = (await sequence.step(step, row, prefill=True)).value
+        sequence.held += tokens[start : start + copied]
+        return copied
 
     async def _fetch_pages(self, sequence: KVSequence, tokens: Sequence[int]) -> None:
         whole = len(tokens) // PAGE * PAGE
@@ -141,7 +122,7 @@ class RemotePrefill:
         seconds = self.in_place.per_token
         page = None if seconds is None else PAGE * seconds
         wanted = Wanted(sequence.scope, tuple(tokens[:whole]), len(sequence.held) // PAGE, name, revision, page)
-        self.counts.shared += self.transfers.runs(wanted)
+        self.shared += self.transfers.runs(wanted)
         came, picked, failed = 0, None, None
         try:
             async with contextlib.aclosing(self.transfers.pages(wanted)) as runs:
@@ -179,8 +160,8 @@ class RemotePrefill:
 
     def _forget(self) -> None:
         """Forgets the prefixes, if any of them may come from elsewhere."""
-        if self._engine.prefixes is not None and self.counts.pages > self._forgotten:
-            self._forgotten = self.counts.pages
+        if self._engine.prefixes is not None and self.pages > self._forgotten:
+            self._forgotten = self.pages
             self._engine.prefixes.forget(self._engine.batcher)
 
     async def _put(self, sequence: KVSequence, tokens: Sequence[int], run: PageRun) -> PageRun:
@@ -195,6 +176,6 @@ class RemotePrefill:
         sequence.queue_seconds += done.queue_seconds
         sequence.compute_seconds += done.compute_seconds
         sequence.held += tokens[len(sequence.held) : run.end * PAGE]
-        self.counts.pages += len(run.pages)
-        self.counts.bytes += sum(map(len, run.pages))
+        self.pages += len(run.pages)
+        self.bytes += sum(map(len, run.pages))
         return run

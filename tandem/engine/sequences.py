@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tandem.engine.batcher import Step, StepHung, TimedResult
 from tandem.engine.engine import Engine
-from tandem.engine.feature_output import FeatureRow
-from tandem.engine.prefix_cache import Filled
-from tandem.engine.remote_prefill import PrefillOutcome
+from tandem.runners.feature_rows import FeatureRow
 from tandem.runners.pages import PAGE
 from tandem.runners.protocol import PrefillRow, RowFailed, StructureEnded, VerifyRow
 from tandem.speculation.common_prefix import common
@@ -96,21 +94,21 @@ class KVSequence:
         Much of it may be processed elsewhere. Returns how many of them were copied from known prefixes instead.
         """
         remote = None if self._invalid else self.engine.remote_prefill
-        outcome = await remote.fill(self, tokens) if remote else PrefillOutcome()
-        copied, began = outcome.copied, -1 if outcome.looked else len(self.held)
+        found = await remote.fill(self, tokens) if remote else None
+        total, began = found or 0, len(self.held) if found is None else -1
         chunk = self.engine.runner.limits.chunk
         while (start := len(self.held)) < len(tokens):
             row = PrefillRow(self.slot, start, tuple(tokens[start : start + chunk]), self.adapter)
             done = await self.step(self._prefill_step(tokens, start == began), row, prefill=True)
             self.queue_seconds += done.queue_seconds
             self.compute_seconds += done.compute_seconds
-            filled = done.value or Filled(start + len(row.tokens), 0)
-            if remote and not filled.copied:
+            copied = done.value or 0
+            if remote and not copied:
                 remote.in_place.note(len(row.tokens), done.queue_seconds + done.compute_seconds)
             self._invalid = False
-            self.held += tokens[start : filled.end_position]
-            copied += filled.copied
-        return copied
+            self.held += tokens[start : start + copied + chunk]
+            total += copied
+        return total
 
     def _prefill_step(self, tokens: Sequence[int], first: bool) -> Step:
         """Returns the step for the next chunk of `tokens`. Steps that know prefixes are shared by no other row."""

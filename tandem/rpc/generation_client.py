@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator
-from types import TracebackType
 from typing import Any
 
 import grpc
@@ -43,9 +42,7 @@ class GenerationClient:
     async def __aenter__(self) -> GenerationClient:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     def sharing(self) -> GenerationClient:

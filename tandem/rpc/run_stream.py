@@ -93,7 +93,7 @@ class RunStream(SessionStream):
             return
         if self._length >= self._until:
             self._heard = time.perf_counter()
-        self._length = max(self._length, message.draft.base_length)
+        self._length = max(self._length, message.base_length)
         self._until = message.run_until
         self._newest = run_message_to_wire(message, self._session.request(1, 0, ()))
         self._news.set()

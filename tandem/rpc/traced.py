@@ -98,11 +98,11 @@ class TracedRun(Traced):
         self._inner.begin(tokens)
 
     def send(self, message: RunMessage) -> None:  # type: ignore[override]  # a run is sent messages, not rounds
-        draft = message.draft
-        if self._run and draft.token_ids:
+        base, draft = message.base_length, message.token_ids
+        if self._run and draft:
             self._end_draft()
-            about = {"base_length": draft.base_length, "drafted": len(draft.token_ids)}
-            self._sent = _SentDraft(self._run.child("drafts", about), draft.base_length, draft.token_ids)
+            about = {"base_length": base, "drafted": len(draft)}
+            self._sent = _SentDraft(self._run.child("drafts", about), base, draft)
         self._inner.send(message)
 
     async def step(self) -> RunStep:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any, TypeAlias
 
 from tandem.rpc import wire_checks as check
@@ -46,10 +47,7 @@ def rule_from_wire(value: int) -> Rule:
     """Converts a rule; unspecified means agreement, the default. Raises InvalidField."""
     if value == pb.VERIFICATION_RULE_UNSPECIFIED:
         return Rule.AGREEMENT
-    for rule, known in _RULES.items():
-        if value == known:
-            return rule
-    raise InvalidField("rule", f"{value} is not a known verification rule")
+    return check.member("rule", value, _RULES, "verification rule")
 
 
 def rule_name(value: int) -> str:
@@ -69,10 +67,7 @@ _DRAFTS = {
 
 def drafts_from_wire(value: int) -> Drafts:
     """Converts what is to draft; unspecified means auto. Raises InvalidField."""
-    for drafts, known in _DRAFTS.items():
-        if value == known:
-            return drafts
-    raise InvalidField("drafts", f"{value} is not a known value")
+    return check.member("drafts", value, _DRAFTS, "value")
 
 
 MAX_SUPPORT = 1024
@@ -258,24 +253,13 @@ def completion_from_wire(message: pb.GenerateCompletion) -> GenerationEnd:
     )
 
 
-_COUNTS = (
-    "rounds",
-    "drafted",
-    "accepted",
-    "bytes_up",
-    "bytes_down",
-    "stale_rounds",
-    "stale_drafts",
-    "guessed_rounds",
-    "undrafted_rounds",
-    "run_steps",
-    "wasted_steps",
-    "cached_prompt_tokens",
-    "feature_bytes",
-)
-_SECONDS = ("draft_seconds", "verify_seconds", "queue_seconds", "network_seconds", "prefill_seconds")
-_LISTS = ("accepted_per_position", "drafted_per_position", "sent_by_depth")
-_BY_PROPOSER = ("drafted_by", "accepted_by")
+def _statistics(kind: str) -> tuple[str, ...]:
+    """Returns the names of the statistics of one type; all cross the wire but the placement."""
+    return tuple(each.name for each in fields(SpeculationStats) if each.type == kind)
+
+
+_COUNTS, _SECONDS = _statistics("int"), _statistics("float")
+_LISTS, _BY_PROPOSER = _statistics("list[int]"), _statistics("dict[str, int]")
 _DERIVED = ("wasted_drafts", "rounds_by_length", "acceptance_histogram")
 
 
@@ -294,27 +278,8 @@ def _stats_from_wire(message: pb.SpeculationStats) -> SpeculationStats:
     return SpeculationStats(**values)
 
 
-_INFO = (
-    "model_name",
-    "weights_revision",
-    "tokenizer_sha256",
-    "vocab_size",
-    "max_sequence_length",
-    "max_speculation_length",
-    "kv_slots",
-    "dtype",
-    "device",
-    "backend",
-    "draft_name",
-    "default_speculation_length",
-    "adaptive_speculation_length",
-    "plain_width",
-    "bit_exact",
-    "startup_seconds",
-    "feature_size",
-)
-
-
+_LISTED = ("end_of_sequence_ids", "adapters", "feature_layers")
+_INFO = tuple(each.name for each in fields(ModelInfo) if each.name not in _LISTED)
 MOST_LISTED = 2**14
 """Most entries of a list of a model's description or of a request's statistics."""
 _INFO_BOUNDS = (
@@ -344,7 +309,7 @@ def info_from_wire(message: pb.ModelInfo) -> ModelInfo:
     for name, least, most in _INFO_BOUNDS:
         check.count(name, getattr(message, name), most, least)
     check.seconds("startup_seconds", message.startup_seconds)
-    for name in ("end_of_sequence_ids", "adapters", "feature_layers"):
+    for name in _LISTED:
         check.count(name, len(getattr(message, name)), MOST_LISTED)
     check.token_ids("end_of_sequence_ids", message.end_of_sequence_ids, message.vocab_size)
     given: dict[str, Any] = {name: getattr(message, name) for name in _INFO}

@@ -7,10 +7,12 @@ Texts name fields and counts, never token ids, because they are logged.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeVar
 
 from tandem.speculation.types import InvalidField
 
+Member = TypeVar("Member")
 MOST_TOKENS = 2**26
 """Most tokens that a message may state, of a vocabulary or of a sequence."""
 MOST_NAME = 256
@@ -24,6 +26,14 @@ def count(field: str, value: int, most: int, least: int = 0) -> int:
     if not least <= value <= most:
         raise InvalidField(field, f"{value} is outside {least} to {most}")
     return value
+
+
+def member(field: str, value: int, known: Mapping[Member, int], what: str) -> Member:
+    """Returns the member of an enum that `value` stands for."""
+    for each, number in known.items():
+        if number == value:
+            return each
+    raise InvalidField(field, f"{value} is not a known {what}")
 
 
 def same_count(field: str, given: int, expected: int, of: str) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tandem.rpc import wire_checks as check
 from tandem.speculation.features import FeatureFormat, FeatureInbox
-from tandem.speculation.types import InvalidField
 from tandem.v1 import generation_pb2 as pb
 from tandem.v1 import target_verifier_pb2 as verifier_pb
 
@@ -17,10 +17,7 @@ def feature_format_from_wire(value: int) -> FeatureFormat:
     """Converts a number format; unspecified means bfloat16. Raises InvalidField."""
     if value == pb.FEATURE_FORMAT_UNSPECIFIED:
         return FeatureFormat.BFLOAT16
-    for known, number in _FORMATS.items():
-        if value == number:
-            return known
-    raise InvalidField("features.format", f"{value} is not a known number format")
+    return check.member("features.format", value, _FORMATS, "number format")
 
 
 def feature_request(inbox: FeatureInbox | None, prefix_length: int) -> verifier_pb.FeatureRequest | None:

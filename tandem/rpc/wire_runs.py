@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tandem.speculation.draft_store import MAX_NODES, AheadDraft
+from tandem.speculation.draft_store import MAX_NODES
 from tandem.speculation.run_on import RunMessage
 from tandem.speculation.types import InvalidField
 from tandem.v1 import target_verifier_pb2 as pb
@@ -10,19 +10,18 @@ from tandem.v1 import target_verifier_pb2 as pb
 
 def run_message_to_wire(message: RunMessage, request: pb.VerifyRequest) -> pb.VerifyRequest:
     """Adds `message` to `request`, which names the session and its settings."""
-    draft = message.draft
-    request.base_length, request.last_token = draft.base_length, draft.last_token
-    request.draft_tokens.extend(draft.token_ids)
+    request.base_length, request.last_token = message.base_length, message.last_token
+    request.draft_tokens.extend(message.token_ids)
     request.run_until, request.max_step_drafts = message.run_until, message.most_drafts
     return request
 
 
-def run_message_from_wire(request: pb.VerifyRequest) -> RunMessage:
-    """Raises InvalidField naming the field. Token ids are not checked."""
+def run_message_from_wire(request: pb.VerifyRequest, most: int) -> RunMessage:
+    """Raises InvalidField naming the field. Token ids are not checked. `most`: draft tokens that a step can verify."""
     if len(request.draft_tokens) > MAX_NODES:
         raise InvalidField("draft_tokens", f"{len(request.draft_tokens)} tokens are above {MAX_NODES}")
-    draft = AheadDraft(request.base_length, request.last_token, tuple(request.draft_tokens))
-    return RunMessage(draft, request.run_until, request.max_step_drafts)
+    draft, width = tuple(request.draft_tokens), min(request.max_step_drafts, most)
+    return RunMessage(request.base_length, request.last_token, draft, request.run_until, width)
 
 
 def drafted_in(request: pb.VerifyRequest, reply: pb.VerifyResponse) -> int:

@@ -49,7 +49,8 @@ def sampling_from_wire(message: pb.Sampling) -> SamplingParams:
     if message.HasField("logit_bias"):
         values["logit_bias"] = _bias_from_wire(message.logit_bias)
     if message.HasField("structure"):
-        values["structure"] = _structure_from_wire(message.structure)
+        kind = check.member("structure", message.structure.kind, _KINDS, "kind")
+        values["structure"] = Structure(kind, message.structure.text)
     return SamplingParams(**values)
 
 
@@ -61,13 +62,6 @@ def _bias_from_wire(message: pb.LogitBias) -> tuple[tuple[int, float], ...]:
     if len(tokens) != len(biases):
         raise InvalidField("logit_bias", f"{len(biases)} biases for {len(tokens)} token ids")
     return tuple(zip(tokens, biases, strict=True))
-
-
-def _structure_from_wire(message: pb.Structure) -> Structure:
-    for kind, known in _KINDS.items():
-        if message.kind == known:
-            return Structure(kind, message.text)
-    raise InvalidField("structure", f"{message.kind} is not a known kind")
 
 
 def logprobs_to_wire(logprobs: Sequence[TokenLogprobs]) -> list[pb.TokenLogprobs]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
@@ -52,36 +53,33 @@ class LoadRequest:
     head: Checkpoint | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Unfused:
-    """How target and draft are loaded apart. `draft`: None for one that drafts only inside its target's graph."""
+class Backend(ABC):
+    """Loads models and their runners; by default target and draft one by one, with software that is always there."""
 
-    target: LoadRequest
-    draft: LoadRequest | None
-
-
-class Backend(Protocol):
-    """Loads models and their runners."""
-
-    @property
-    def loads_pairs(self) -> bool:
-        """Whether a target and its draft model are loaded together, by `load_pair`."""
+    loads_pairs = False
+    """Whether a target and its draft model are loaded together, by `load_pair`."""
 
     def require(self) -> None:
         """Raises ValueError, one line, unless the backend's software is installed."""
+        return
 
+    @abstractmethod
     def find(self, model: str | None) -> Checkpoint:
         """The checkpoint that `model` names (None: the default one). Raises CheckpointError."""
 
+    @abstractmethod
     def adapter(self, choice: AdapterChoice) -> Adapter:
         """The LoRA adapter that is named, for its runners. Raises CheckpointError or ValueError, one line."""
 
     def tokenizer(self, checkpoint: Checkpoint) -> Tokenizer | None:
         """The backend's own tokenizer, or None if the checkpoint has one."""
+        return None
 
     def draft_has_tokenizer(self, request: LoadRequest) -> bool:
         """Whether a draft that `load_pair` loads has a tokenizer, to be compared with the target's."""
+        return True
 
+    @abstractmethod
     def load(self, checkpoint: Checkpoint, request: LoadRequest, startup: Startup) -> Runner:
         """Loads a runner, not yet warmed up; on the device thread. Raises CheckpointError or ValueError, one line."""
 
@@ -89,16 +87,21 @@ class Backend(Protocol):
         self, target: Checkpoint, draft: Checkpoint, request: LoadRequest, startup: Startup
     ) -> tuple[Runner, Runner]:
         """Loads target and draft as one graph; like `load`. Call it only if `loads_pairs`."""
+        raise NotImplementedError("this backend loads target and draft one by one")
 
     def compile(self, target: Checkpoint, draft: Checkpoint | None, request: LoadRequest, part: str) -> Iterator[str]:
         """Compiles "target", "draft" or "fused", all that a server of it loads; yields a line about each result."""
+        raise NotImplementedError("it has no graphs, or makes them one by one (tandem/engine/compile_ahead.py)")
 
+    @abstractmethod
     def is_head(self, checkpoint: Checkpoint) -> bool:
         """Whether a draft is an EAGLE head, which `load_head` loads."""
 
+    @abstractmethod
     def load_head(self, checkpoint: Checkpoint, target: Runner, request: LoadRequest, startup: Startup) -> Runner:
         """Loads a head that reads the hidden states of the runner `target`; like `load`."""
 
+    @abstractmethod
     def load_remote_head(
         self, checkpoint: Checkpoint, target: Checkpoint, request: LoadRequest, startup: Startup
     ) -> Runner:
@@ -106,9 +109,14 @@ class Backend(Protocol):
 
     def fuses(self, request: LoadRequest) -> bool:
         """Whether `load_pair` is to be called; else a pair is loaded apart alone."""
+        return False
 
-    def unfused(self, request: LoadRequest) -> Unfused | None:
-        """How the models of a pair are loaded apart as well; None if its graph answers every request or is to alone."""
+    def unfused(self, request: LoadRequest) -> Sequence[LoadRequest]:
+        """How the models of a pair are loaded apart as well: the target, and a draft that can draft outside its graph.
+
+        Empty if the graph answers every request, or is to do so alone.
+        """
+        return ()
 
 
 def backend_named(name: str) -> Backend:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from tandem.runners.models import WHEN_LOADED, in_own_format, load_model, stored
 from tandem.runners.native import NativeUnavailable
 from tandem.runners.protocol import TAIL, Limits, Runner, RunnerIdentity
 from tandem.runners.startup import Startup
-from tandem.runners.torch.buckets import RequestedBuckets
+from tandem.runners.torch.buckets import buckets_for
 from tandem.runners.torch.platforms import DEVICES, Platform, choose_platform, compile_order, platform_of
 from tandem.runners.torch.tensor_parallel import Ranks
 
@@ -102,14 +102,16 @@ class Execution:
 class Shape:
     """A server's sizes: KV slots, tokens per sequence, draft tokens per round.
 
-    `chunk`: tokens of a prefill step. `requested_buckets`: graph buckets that the user chose.
+    `chunk`: tokens of a prefill step. `batch_buckets`, `draft_buckets`: rows and draft tokens per step that graphs are
+    made for; empty: chosen for the platform.
     """
 
     slots: int = 4
     max_length: int = 512
     max_draft: int = 5
     chunk: int = CHUNK
-    requested_buckets: RequestedBuckets = field(default_factory=RequestedBuckets)
+    batch_buckets: tuple[int, ...] = ()
+    draft_buckets: tuple[int, ...] = ()
 
 
 def load_runner(
@@ -158,8 +160,7 @@ def load_runner(
         torch.set_num_threads(1)
     chunk, vocab_size = min(shape.chunk, shape.max_length), int(module.config.vocab_size)
     limits = Limits(shape.slots, shape.max_length, shape.max_draft, chunk, vocab_size)
-    buckets = shape.requested_buckets
-    inputs = RunnerInputs(module, packing, checkpoint, platform, limits, buckets, execution, verifies, ranks)
+    inputs = RunnerInputs(module, packing, checkpoint, platform, limits, shape, execution, verifies, ranks)
     with startup.stage("packing"):
         try:
             for how in order:
@@ -200,12 +201,12 @@ def prepared_platform(execution: Execution) -> Platform:
 
 def _check_graphs(order: Sequence[str], execution: Execution, shape: Shape) -> None:
     """Raises ValueError if graph options are given and no graphs will be made."""
-    requested_buckets = {
-        "batch_buckets": shape.requested_buckets.batches,
-        "draft_buckets": shape.requested_buckets.drafts,
+    options = {
+        "batch_buckets": shape.batch_buckets,
+        "draft_buckets": shape.draft_buckets,
         "compiled_dir": execution.compiled,
     }
-    for name, value in requested_buckets.items():
+    for name, value in options.items():
         if value and not {"inductor", "neuron"} & set(order):
             raise ValueError(f"{name}: is for graphs, and --compile {execution.compile} makes none here")
 
@@ -219,7 +220,7 @@ class RunnerInputs:
     checkpoint: Checkpoint
     platform: Platform
     limits: Limits
-    requested_buckets: RequestedBuckets
+    shape: Shape
     execution: Execution
     verifies: bool
     ranks: int
@@ -309,7 +310,8 @@ def _graphs(inputs: RunnerInputs) -> Runner:
         ranks=inputs.ranks,
     )
     make = graph_compiler(platform, identity, limits, inputs.draft_vocab, inputs.execution.compiled)
-    return GraphRunner(model, limits, identity, make, inputs.verifies, inputs.execution.exact, inputs.requested_buckets)
+    buckets = buckets_for(model.platform, limits, inputs.shape.batch_buckets, inputs.shape.draft_buckets)
+    return GraphRunner(model, limits, identity, make, inputs.verifies, inputs.execution.exact, buckets)
 
 
 _RUNNERS = {"native": _native, "off": _off, "inductor": _graphs, "neuron": _graphs}

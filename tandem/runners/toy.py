@@ -10,7 +10,7 @@ import functools
 import json
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tandem.checkpoints.adapter_files import Adapter, AdapterChoice
 from tandem.checkpoints.locate import Checkpoint
-from tandem.runners.backends import LoadRequest
+from tandem.runners.backends import Backend, LoadRequest
 from tandem.runners.capabilities import Capabilities, FeaturesOut, MemoryOnDemand, Pages, Trait
 from tandem.runners.pages import PAGE
 from tandem.runners.protocol import (
@@ -299,13 +299,8 @@ class ToyText:
         return ""
 
 
-class ToyBackend:
+class ToyBackend(Backend):
     """Makes toy runners; a model is named by its parameters, as in "miss=0.3,step=0.01,salt=1,fails=100" or "head"."""
-
-    loads_pairs = False
-
-    def require(self) -> None:
-        """Does nothing: a toy model needs no software."""
 
     def find(self, model: str | None) -> Checkpoint:
         return Checkpoint(model or "", "toy")
@@ -317,21 +312,10 @@ class ToyBackend:
     def tokenizer(self, checkpoint: Checkpoint) -> ToyTokenizer:
         return ToyTokenizer()
 
-    def draft_has_tokenizer(self, request: LoadRequest) -> bool:
-        return True
-
     def load(self, checkpoint: Checkpoint, request: LoadRequest, startup: Startup) -> Runner:
         shape = request.shape
         limits = Limits(shape.slots, shape.max_length, shape.max_draft, CHUNK, VOCAB_SIZE)
         return toy_runner(limits, toy_config(checkpoint.name))
-
-    def load_pair(
-        self, target: Checkpoint, draft: Checkpoint, request: LoadRequest, startup: Startup
-    ) -> tuple[Runner, Runner]:
-        raise NotImplementedError("this backend loads target and draft one by one")
-
-    def compile(self, target: Checkpoint, draft: Checkpoint | None, request: LoadRequest, part: str) -> Iterator[str]:
-        raise NotImplementedError("a toy model has no graphs")
 
     def is_head(self, checkpoint: Checkpoint) -> bool:
         return toy_config(checkpoint.name).head
@@ -350,12 +334,6 @@ class ToyBackend:
         shape = request.shape
         limits = Limits(shape.slots, shape.max_length, shape.max_draft, CHUNK, VOCAB_SIZE)
         return ToyHead(limits, toy_config(checkpoint.name))
-
-    def fuses(self, request: LoadRequest) -> bool:
-        return False
-
-    def unfused(self, request: LoadRequest) -> None:
-        return None
 
 
 def toy_runner(limits: Limits, config: ToyConfig) -> ToyRunner:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.runners.feature_rows import FeatureSpan
+from tandem.runners.feature_rows import FeatureRow
 
 LAYERS, HIDDEN = 3, 8
 
@@ -38,5 +38,5 @@ class ToyFeatures:
     digests: NDArray[np.uint32]
     layers: tuple[int, ...]
 
-    def read(self, spans: Sequence[FeatureSpan]) -> list[NDArray[np.float32]]:
-        return [toy_features(self.digests[s.slot, s.start : s.start + s.count], self.layers) for s in spans]
+    def read(self, rows: Sequence[FeatureRow]) -> list[NDArray[np.float32]]:
+        return [toy_features(self.digests[r.slot, r.start : r.start + r.count], self.layers) for r in rows]

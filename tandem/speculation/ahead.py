@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tandem.speculation.draft_store import AheadDraft
 from tandem.speculation.drafters import Drafter
 from tandem.speculation.lookahead import DraftPlan, RunMeasurements
 from tandem.speculation.run_on import MAX_UNREAD, RunMessage
@@ -189,5 +188,4 @@ class DraftingAhead:
     def _tell(self, plan: DraftPlan) -> None:
         known = len(self.known)
         self._told, self._acknowledged, self._until = len(self._path), known, self._allowed
-        draft = AheadDraft(known, self.known[-1], tuple(self._path[known:]))
-        self.send(RunMessage(draft, self._until, plan.width))
+        self.send(RunMessage(known, self.known[-1], tuple(self._path[known:]), self._until, plan.width))

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tandem.speculation.ahead import DraftingAhead
-from tandem.speculation.draft_store import AheadDraft
 from tandem.speculation.drafters import Drafter, teach
 from tandem.speculation.lookahead import DraftPlan, RunMeasurements
 from tandem.speculation.run_on import RunMessage
@@ -70,7 +69,7 @@ class Follower:
         teach(self._drafter, self._ahead.known)
         if self._arrivals - self._answered > _MOST_UNANSWERED:
             known = self._ahead.known
-            self._drew(RunMessage(AheadDraft(len(known), known[-1]), 0, 0))
+            self._drew(RunMessage(len(known), known[-1], (), 0, 0))
 
     async def run(self) -> None:
         """Drafts until cancelled. Raises what the drafter raises."""
@@ -86,10 +85,9 @@ class Follower:
         spent = (self._ahead.drafted, self._stats.queue_seconds, self._stats.draft_seconds)
         drafted, queued, computed = (now - before for now, before in zip(spent, self._told, strict=True))
         self._told = spent
-        draft = message.draft
-        return Followed(draft.base_length, draft.token_ids, proposed_by, arrivals, int(drafted), queued, computed)
+        return Followed(message.base_length, message.token_ids, proposed_by, arrivals, int(drafted), queued, computed)
 
     def _drew(self, message: RunMessage) -> None:
-        proposed_by = self._ahead.proposers(len(message.draft.token_ids))
+        proposed_by = self._ahead.proposers(len(message.token_ids))
         self._found, self._answered = (message, proposed_by, self._arrivals), self._arrivals
         self._news()

@@ -15,15 +15,6 @@ MAX_NODES = 256
 """Tokens that a store holds, in all its drafts; also the most that one message may bring."""
 
 
-@dataclass(frozen=True, slots=True)
-class AheadDraft:
-    """A draft that begins after `base_length` tokens ending in `last_token`."""
-
-    base_length: int
-    last_token: int
-    token_ids: tuple[int, ...] = ()
-
-
 @dataclass(slots=True)
 class _Node:
     """A drafted token, with those that may follow it. `stamp` tells how recently a draft led through it."""
@@ -47,14 +38,16 @@ class DraftStore:
     def __len__(self) -> int:
         return self._nodes
 
-    def add(self, draft: AheadDraft) -> bool:
-        """Stores what of `draft` continues the committed tokens. Returns False if it begins after other tokens."""
-        base = draft.base_length
-        if not 1 <= base <= len(self.committed) or self.committed[base - 1] != draft.last_token:
+    def add(self, base: int, last: int, draft: tuple[int, ...]) -> bool:
+        """Stores what continues the committed tokens of a draft that begins after `base` tokens ending in `last`.
+
+        Returns False if it begins after other tokens.
+        """
+        if not 1 <= base <= len(self.committed) or self.committed[base - 1] != last:
             return False
         late = tuple(self.committed[base:])
-        if draft.token_ids[: len(late)] == late:
-            self._insert(draft.token_ids[len(late) :], next(self._stamps))
+        if draft[: len(late)] == late:
+            self._insert(draft[len(late) :], next(self._stamps))
         return True
 
     def _insert(self, path: Sequence[int], stamp: int) -> None:

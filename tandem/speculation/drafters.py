@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from tandem.speculation.common_prefix import common
 from tandem.speculation.types import Draft, Proposer
@@ -39,17 +39,6 @@ def teach(drafter: Drafter | None, tokens: Sequence[int]) -> None:
         learn(tokens)
 
 
-class _IndexEntry(NamedTuple):
-    """The n-grams that end before one position, longest first, each with the earlier position of its follower or None.
-
-    `size` and `start`: length of the longest n-gram that has a follower, and where that follower is; 0 if none has.
-    """
-
-    grams: list[tuple[tuple[int, ...], int | None]]
-    size: int
-    start: int
-
-
 class NgramDrafter:
     """Prompt lookup (Saxena 2023): proposes what followed the longest earlier occurrence of the last tokens.
 
@@ -63,7 +52,8 @@ class NgramDrafter:
         self._sizes = range(longest, shortest - 1, -1)
         self._follower: dict[tuple[int, ...], int] = {}
         self._indexed: list[int] = []
-        self._entries: list[_IndexEntry] = []  # by position
+        # By position, the n-grams that end before it, longest first, each with the earlier position of its follower.
+        self._entries: list[list[tuple[tuple[int, ...], int | None]]] = []
 
     async def open(self, prompt: Sequence[int]) -> None:
         self._forget()
@@ -80,8 +70,8 @@ class NgramDrafter:
 
     def match_at(self, tokens: Sequence[int], at: int, k: int) -> tuple[int, tuple[int, ...]]:
         """Like `match`, for tokens[:at], where more than `at` of `tokens` are indexed already."""
-        entry = self._entries[at]
-        return entry.size, tuple(_copy(tokens, entry.start, k, at)) if entry.size else ()
+        size, start = next(((len(gram), stood) for gram, stood in self._entries[at] if stood is not None), (0, 0))
+        return size, tuple(_copy(tokens, start, k, at)) if size else ()
 
     async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
         return await self.propose(tokens, 1)
@@ -101,8 +91,7 @@ class NgramDrafter:
         for at in range(start, len(tokens)):
             before = tuple(tokens[max(0, at - self._sizes[0]) : at])
             grams = [(before[-n:], self._follower.get(before[-n:])) for n in self._sizes if n <= at]
-            size, found = next(((len(gram), stood) for gram, stood in grams if stood is not None), (0, 0))
-            self._entries.append(_IndexEntry(grams, size, found))
+            self._entries.append(grams)
             self._follower.update((gram, at) for gram, _ in grams)
         self._indexed += tokens[start:]
 
@@ -110,7 +99,7 @@ class NgramDrafter:
         """Reduces the index to the first `length` tokens. Pipelining needs this after every wrong prediction."""
         del self._indexed[length:]
         while len(self._entries) > length:
-            for gram, before in self._entries.pop().grams:
+            for gram, before in self._entries.pop():
                 if before is None:
                     del self._follower[gram]
                 else:

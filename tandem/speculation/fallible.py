@@ -10,12 +10,14 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Generic, TypeVar
 
 from tandem.speculation.drafters import BonusDrafter, Drafter, teach
 from tandem.speculation.retry import Backoff
 from tandem.speculation.types import Draft, SpeculationStats
 
 log = logging.getLogger("tandem.drafter")
+Wrapped = TypeVar("Wrapped", bound=Drafter)
 
 
 class DrafterRefused(RuntimeError):
@@ -105,7 +107,7 @@ class DrafterHealth:
             )
 
 
-class FallibleDrafter:
+class FallibleDrafter(Generic[Wrapped]):
     """Wraps a drafter for one request: proposes nothing for as long as it fails, and raises no exceptions.
 
     The wrapped drafter must limit the time of its calls. `refusals`: exceptions that concern only this request, which
@@ -114,7 +116,7 @@ class FallibleDrafter:
 
     def __init__(
         self,
-        drafter: Drafter,
+        drafter: Wrapped,
         health: DrafterHealth,
         backoff: Backoff | None = None,
         stats: SpeculationStats | None = None,
@@ -182,21 +184,11 @@ class FallibleDrafter:
         return draft
 
 
-class FallibleBonusDrafter(FallibleDrafter):
+class FallibleBonusDrafter(FallibleDrafter[BonusDrafter]):
     """A FallibleDrafter that also drafts bonus tokens; if that fails, there is none."""
 
-    def __init__(
-        self,
-        drafter: BonusDrafter,
-        health: DrafterHealth,
-        stats: SpeculationStats | None = None,
-        refusals: tuple[type[Exception], ...] = (DrafterRefused,),
-    ) -> None:
-        super().__init__(drafter, health, None, stats, refusals)
-        self._bonus_drafter = drafter
-
     async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
-        return await self._try(tokens, self._bonus_drafter.draft_bonus) or Draft()
+        return await self._try(tokens, self._drafter.draft_bonus) or Draft()
 
 
 _Call = Callable[[Sequence[int]], Awaitable[Draft]]

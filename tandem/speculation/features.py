@@ -33,18 +33,6 @@ class FeatureFormat(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class FeatureWish:
-    """How a client wants features. `context`: of how many last positions of a prompt."""
-
-    format: FeatureFormat = FeatureFormat.BFLOAT16
-    context: int = DEFAULT_CONTEXT
-
-    def __post_init__(self) -> None:
-        if self.context < 1:
-            raise InvalidField("feature_context", f"{self.context} is below 1")
-
-
-@dataclass(frozen=True, slots=True)
 class FeatureSpec:
     """Which features a session gets: those after so many `layers`, each of `hidden_size` units, in this format."""
 

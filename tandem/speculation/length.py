@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 from tandem.speculation.acceptance_rates import HIGHEST, AcceptanceCounts
 from tandem.speculation.round_statistics import ANY_ROWS, RoundStatistics, proposer_of, without_queue
-from tandem.speculation.types import Draft, DraftLength, Proposer, Verdict
+from tandem.speculation.types import Draft, Proposer, Verdict
 
 FIRST = 3
 """Draft tokens of the first round of a process."""
@@ -37,13 +37,38 @@ CATCHES_UP = 8
 """Tokens without a draft after which the draft model has so much to process that its time is not representative."""
 
 
+class LengthPlan(NamedTuple):
+    """The most draft tokens of a round, copied and of a model, and the expected tokens and seconds of the round.
+
+    If both lengths are 0, nothing is drafted. `company`: tokens that the rows sharing the step commit meanwhile.
+    `trial_rate`: the rate of the lengths that seem best, if these are a trial of others.
+    """
+
+    copied: int
+    model_k: int
+    tokens: float = 1.0
+    seconds: float = 0.0
+    company: float = 0.0
+    trial_rate: float | None = None
+
+    @property
+    def k(self) -> int:
+        """The most draft tokens of the round: a copy may be longer than a model's draft."""
+        return max(self.copied, self.model_k)
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second of all rows: a row that drafts makes the others wait."""
+        return (self.tokens + self.company) / self.seconds
+
+
 class LengthPolicy(Protocol):
     """Chooses the draft lengths of one session, and is told the outcome of each round.
 
     It may have to choose for a round before it is told the outcome of the one under way.
     """
 
-    def choose(self, remaining: int) -> DraftLength:
+    def choose(self, remaining: int) -> LengthPlan:
         """Returns how many draft tokens to ask for: 0 to `remaining` - 1, given `remaining` >= 1 tokens to produce."""
 
     def observe(self, requested: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
@@ -60,29 +85,12 @@ class FixedLength:
         if self.length < 0:
             raise ValueError(f"speculation_length: {self.length} is below 0")
 
-    def choose(self, remaining: int) -> DraftLength:
-        return DraftLength(min(self.length, remaining - 1))
+    def choose(self, remaining: int) -> LengthPlan:
+        length = min(self.length, remaining - 1)
+        return LengthPlan(length, length)
 
     def observe(self, requested: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
         """Does nothing: the length is fixed."""
-
-
-class LengthPlan(NamedTuple):
-    """Draft lengths for copies and for the model, and the expected tokens and seconds of a round with them.
-
-    If both lengths are 0, nothing is drafted. `company`: tokens that the rows sharing the step commit meanwhile.
-    """
-
-    copied: int
-    model: int
-    tokens: float
-    seconds: float
-    company: float = 0.0
-
-    @property
-    def rate(self) -> float:
-        """Tokens per second of all rows: a row that drafts makes the others wait."""
-        return (self.tokens + self.company) / self.seconds
 
 
 class RoundCosts(NamedTuple):
@@ -90,13 +98,16 @@ class RoundCosts(NamedTuple):
 
     The verification is the whole step, shared with other rows, which commit `company` tokens in it. Of a shared draft
     step only the row's part counts: its cost is the same for any number of rows, so charged in full it would never pay
-    for the first row that drafts.
+    for the first row that drafts. Of the rounds that ask for a draft, copies serve the fraction `copied`, and of the
+    others the fraction `empty` gets none.
     """
 
     verify: Sequence[float]
     draft: Sequence[float]
     undrafted: float
     drafted: float
+    copied: float
+    empty: float
     company: float = 0.0
 
     @property
@@ -110,13 +121,6 @@ class RoundCosts(NamedTuple):
         return [v + d for v, d in zip(self.verify[1:], self.draft, strict=False)]
 
 
-class Mix(NamedTuple):
-    """Of the rounds that ask for a draft: the fraction served by copies, and the fraction of the others left empty."""
-
-    copied: float
-    empty: float
-
-
 def expected_by_length(rates: Sequence[float]) -> list[float]:
     """Returns the expected tokens of a round, by draft length from 0: the target's own and the accepted ones."""
     tokens, reached = [1.0], 1.0
@@ -127,12 +131,12 @@ def expected_by_length(rates: Sequence[float]) -> list[float]:
 
 
 def evaluate(
-    copied: int, model: int, copies: Sequence[float], models: Sequence[float], costs: RoundCosts, mix: Mix
+    copied: int, model: int, copies: Sequence[float], models: Sequence[float], costs: RoundCosts
 ) -> LengthPlan:
     """Evaluates two lengths; a round commits `copies[n]` tokens with a copy of n, `models[n]` with a model's draft."""
     if not copied and not model:
         return LengthPlan(0, 0, 1.0, costs.plain, costs.company)
-    c, e = mix.copied, mix.empty if model else 0.0
+    c, e = costs.copied, costs.empty if model else 0.0
     seconds_copied = costs.verify[copied + 1]
     seconds_model = (1 - e) * (costs.verify[model + 1] + costs.draft[model]) + e * costs.verify[1]
     tokens = c * copies[copied] + (1 - c) * (e + (1 - e) * models[model])
@@ -140,14 +144,14 @@ def evaluate(
     return LengthPlan(copied, model, tokens, seconds, costs.company)
 
 
-def best_plan(copies: Sequence[float], models: Sequence[float], costs: RoundCosts, mix: Mix) -> LengthPlan:
+def best_plan(copies: Sequence[float], models: Sequence[float], costs: RoundCosts) -> LengthPlan:
     """Returns the lengths that give the most tokens per second."""
-    best = evaluate(0, 0, copies, models, costs, mix)
+    best = evaluate(0, 0, copies, models, costs)
     verify, drafting = costs.verify[1:], costs.drafting
     for _ in range(4):
         copied = _most_gained(copies, verify, best.rate)
         model = _most_gained(models, drafting, best.rate)
-        found = evaluate(copied, model, copies, models, costs, mix)
+        found = evaluate(copied, model, copies, models, costs)
         if found.rate <= best.rate * (1 + 1e-9):
             break
         best = found
@@ -159,24 +163,11 @@ def _most_gained(tokens: Sequence[float], seconds: Sequence[float], rate: float)
     return gained.index(max(gained))
 
 
-class _Choice(NamedTuple):
-    """The choice made for a round: the total length, the model's length, and the best known rate if it is a trial.
-
-    `company`: tokens that the rows sharing its steps were expected to commit meanwhile.
-    """
-
-    length: int
-    model: int
-    trial_rate: float | None = None
-    company: float = 0.0
-
-
 class AdaptiveLength:
     """Chooses lengths of at most `most` for one session; sessions share measurements through `statistics`.
 
-    Copies may be longer than the model's drafts: `choose` returns both lengths. If
-    nothing is drafted because it does not pay, the evidence fades, so that after a while drafting may pay again. Trials
-    are paid from a small share of the session's time: a failed trial is charged to it, a successful one pays for
+    If nothing is drafted because it does not pay, the evidence fades, so that after a while drafting may pay again.
+    Trials are paid from a small share of the session's time: a failed trial is charged to it, a successful one pays for
     itself. So trials become rare where they fail and frequent where they succeed.
     """
 
@@ -190,39 +181,34 @@ class AdaptiveLength:
         self._undrafted_tokens = 0
         self._tokens_known: dict[Proposer, tuple[list[float], list[float]]] = {}
         self._allowance: float | None = None
-        self._chosen: deque[_Choice] = deque()
+        self._chosen: deque[LengthPlan] = deque()
 
-    def choose(self, remaining: int) -> DraftLength:
+    def choose(self, remaining: int) -> LengthPlan:
         most = min(self._most, remaining - 1)
-        choice = self._choose(most) if most > 0 else _Choice(0, 0)
-        self._chosen.append(choice)
-        return DraftLength(choice.length, choice.model)
+        plan = self._plan(most) if most > 0 else LengthPlan(0, 0)
+        self._chosen.append(plan)
+        return plan
 
-    def _choose(self, most: int) -> _Choice:
+    def _plan(self, most: int) -> LengthPlan:
         if self._statistics.rounds < TRIED or not self._statistics.verify.steps:
             first = min(most, (min(FIRST, self._most), 0, self._most, 1)[self._statistics.rounds % 4])
-            return _Choice(first, first)
-        plan, trial_rate = self._plan(most)
-        return _Choice(max(plan.copied, plan.model), plan.model, trial_rate, plan.company)
-
-    def _plan(self, most: int) -> tuple[LengthPlan, float | None]:
-        """Returns the lengths to use and, if they are a trial, the rate of the lengths that seem best."""
-        costs, mix = self._costs(most), Mix(self._copied / self._asked, self._empty / self._asked_model)
+            return LengthPlan(first, first)
+        costs = self._costs(most)
         if self._allowance is None:
             self._allowance = TRIALS_AT_FIRST * costs.plain / (1 + self._statistics.neighbours)
         copies, hoped_copies = self._tokens(Proposer.NGRAM, most)
         models, hoped_models = self._tokens(Proposer.MODEL, most)
-        plan = best_plan(copies, models, costs, mix)
-        hoped = best_plan(hoped_copies, hoped_models, costs, mix)
-        if hoped.copied > plan.copied or hoped.model > plan.model:
-            trial = evaluate(hoped.copied, hoped.model, copies, models, costs, mix)
+        plan = best_plan(copies, models, costs)
+        hoped = best_plan(hoped_copies, hoped_models, costs)
+        if hoped.copied > plan.copied or hoped.model_k > plan.model_k:
+            trial = evaluate(hoped.copied, hoped.model_k, copies, models, costs)
             if trial.seconds - (trial.tokens + trial.company) / plan.rate <= self._allowance:
-                return hoped, plan.rate
-        overdue = max(plan.copied, plan.model) and self._statistics.rounds_since_plain >= PLAIN_AFTER
-        plain = evaluate(0, 0, copies, models, costs, mix)
+                return hoped._replace(trial_rate=plan.rate)
+        overdue = plan.k and self._statistics.rounds_since_plain >= PLAIN_AFTER
+        plain = evaluate(0, 0, copies, models, costs)
         if overdue and plain.seconds - (plain.tokens + plain.company) / plan.rate <= self._allowance:
-            return plain, plan.rate
-        return plan, None
+            return plain._replace(trial_rate=plan.rate)
+        return plan
 
     def _costs(self, most: int) -> RoundCosts:
         known = self._statistics
@@ -233,7 +219,8 @@ class AdaptiveLength:
         company = known.neighbours * known.committed
         others = known.drafting * (rows - 1) / rows
         shares = (0.0, *(seconds / rows for seconds in draft[1:]))
-        return RoundCosts(verify, shares, undrafted + others, drafted + others, company)
+        mix = self._copied / self._asked, self._empty / self._asked_model
+        return RoundCosts(verify, shares, undrafted + others, drafted + others, *mix, company)
 
     def _tokens(self, proposer: Proposer, most: int) -> tuple[list[float], list[float]]:
         """Returns expected tokens by draft length, from the estimated rates and from optimistic ones."""
@@ -257,7 +244,7 @@ class AdaptiveLength:
         if by is not None:
             self._counts[by].note(len(draft.token_ids), verdict.accepted, self._idle[by])
             self._idle[by] = 0
-        self._note_mix(requested, by, chosen.model)
+        self._note_mix(requested, by, chosen.model_k)
         if self._allowance is not None:
             self._allowance += TRIALS_ON * seconds / verdict.rows
             if chosen.trial_rate is not None:

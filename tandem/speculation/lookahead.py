@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tandem.speculation.contention import Contention
-from tandem.speculation.mode_ratios import ModeRatios
+from tandem.speculation.mode_ratios import PRIOR_RUNNING, ModeRatio
 from tandem.speculation.never_waiting_theory import MIN_STEP, plain_steps
 from tandem.speculation.round_statistics import ANY_ROWS, tokens_of_step
 from tandem.speculation.step_times import MeasuredTimes, StepTimes
@@ -69,7 +69,8 @@ class RunMeasurements:
     steps: StepTimes = field(default_factory=lambda: StepTimes(growing_share=0.1))
     acceptance: _Share = field(default_factory=lambda: _Share(PRIOR_RATE, PRIOR_TRIALS, PROCESS_FADING))
     contention: Contention = field(default_factory=Contention)
-    ways: ModeRatios = field(default_factory=ModeRatios)
+    waiting: ModeRatio = field(default_factory=ModeRatio)
+    running: ModeRatio = field(default_factory=lambda: ModeRatio(PRIOR_RUNNING))
     others: float = 0.0
     """Tokens that other rows add to a step."""
     rows: float = 1.0

@@ -10,12 +10,11 @@ from typing import Protocol
 
 from tandem.speculation.cleanup import finish
 from tandem.speculation.drafters import Drafter, teach
-from tandem.speculation.length import LengthPolicy
+from tandem.speculation.length import LengthPlan, LengthPolicy
 from tandem.speculation.stopping import Stopping
 from tandem.speculation.types import (
     Chunk,
     Draft,
-    DraftLength,
     SparseDistribution,
     SpeculationStats,
     Verdict,
@@ -153,7 +152,7 @@ class _Round:
     `started`: the earliest time at which it could begin (perf_counter).
     """
 
-    def __init__(self, rounds: Rounds, tokens: Sequence[int], length: DraftLength, most: int, started: float) -> None:
+    def __init__(self, rounds: Rounds, tokens: Sequence[int], length: LengthPlan, most: int, started: float) -> None:
         self.k, self.started = min(length.k, most), started
         self.task = asyncio.create_task(rounds.round(tokens, self.k, length.model_k), name="round")
 

@@ -6,7 +6,7 @@ target share cores, or where right drafts come in runs, a way may take far longe
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 PRIOR_TOKENS = 48.0
 """The weight, in tokens, of what is assumed of a way before it was measured."""
@@ -18,42 +18,23 @@ FADING = 0.998
 
 
 @dataclass(slots=True)
-class _Ratio:
+class ModeRatio:
+    """Measured seconds per token of one way, as a ratio to the expected ones, of the requests of a process."""
+
     prior: float = 1.0
     weighed: float = 0.0
     tokens: float = 0.0
 
     def fade(self, tokens: int) -> None:
+        """Fades what was measured before `tokens` tokens, of either way."""
         kept = FADING**tokens
         self.weighed, self.tokens = kept * self.weighed, kept * self.tokens
 
     def note(self, tokens: int, ratio: float) -> None:
+        """Records that `tokens` tokens took `ratio` times what was expected."""
         self.weighed += tokens * ratio
         self.tokens += tokens
 
     @property
     def value(self) -> float:
         return (PRIOR_TOKENS * self.prior + self.weighed) / (PRIOR_TOKENS + self.tokens)
-
-
-@dataclass(slots=True)
-class ModeRatios:
-    """Measured seconds per token of each way, as a ratio to the expected ones, of the requests of a process."""
-
-    _waiting: _Ratio = field(default_factory=_Ratio)
-    _running: _Ratio = field(default_factory=lambda: _Ratio(PRIOR_RUNNING))
-
-    def took(self, running: bool, tokens: int, ratio: float) -> None:
-        """Records that `tokens` tokens took `ratio` times what was expected."""
-        for way in (self._waiting, self._running):
-            way.fade(tokens)
-        (self._running if running else self._waiting).note(tokens, ratio)
-
-    @property
-    def waiting(self) -> float:
-        return self._waiting.value
-
-    @property
-    def running(self) -> float:
-        """The ratio of a target that never waits."""
-        return self._running.value

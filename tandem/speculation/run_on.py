@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from tandem.speculation.draft_store import MAX_NODES, AheadDraft, DraftStore
+from tandem.speculation.draft_store import MAX_NODES, DraftStore
 
 MAX_UNREAD = 256
 """Tokens that a run may be ahead of those that its client has acknowledged."""
@@ -17,13 +17,15 @@ MAX_UNREAD = 256
 
 @dataclass(frozen=True, slots=True)
 class RunMessage:
-    """A client's message to a run: a draft, and the limits of the run from now on.
+    """A client's message to a run: a draft after `base_length` tokens ending in `last_token`, and the run's new limits.
 
-    `draft.base_length` acknowledges that many tokens. The run goes on until `run_until` tokens are committed, prompt
-    included; each of its steps verifies at most `most_drafts` draft tokens.
+    It acknowledges those tokens. The run goes on until `run_until` tokens are committed, prompt included; each of its
+    steps verifies at most `most_drafts` draft tokens.
     """
 
-    draft: AheadDraft
+    base_length: int
+    last_token: int
+    token_ids: tuple[int, ...]
     run_until: int
     most_drafts: int
 
@@ -56,8 +58,8 @@ class RunOn:
         """Takes a message: stores its drafts and moves the limits."""
         self.messages += 1
         self._until, self._most = message.run_until, message.most_drafts
-        if self._store.add(message.draft):
-            self._acknowledged = max(self._acknowledged, message.draft.base_length)
+        if self._store.add(message.base_length, message.last_token, message.token_ids):
+            self._acknowledged = max(self._acknowledged, message.base_length)
         else:
             self.misfits += 1
 

@@ -126,19 +126,8 @@ class Draft:
             raise ValueError(f"proposed_by: {len(self.proposed_by)} entries for {len(self.token_ids)} tokens")
 
 
-@dataclass(frozen=True, slots=True)
-class DraftLength:
-    """How many draft tokens a round asks for: at most `k`, of which a model may propose `model_k` (None: all).
-
-    A copy may be longer than a model's draft.
-    """
-
-    k: int
-    model_k: int | None = None
-
-
 def model_part(k: int, model_k: int | None) -> int:
-    """Returns how many of `k` draft tokens a model may propose (see DraftLength)."""
+    """Returns how many of `k` draft tokens a model may propose; all of them if `model_k` is None."""
     return k if model_k is None else min(k, model_k)
 
 

@@ -42,22 +42,6 @@ class Cost(NamedTuple):
     width: int
 
 
-class StepLoad(NamedTuple):
-    """What shares the target's steps: rows that commit `company` tokens in a step, of `step` seconds.
-
-    `row[n]`: the seconds that a row with n draft tokens adds to a step.
-    """
-
-    company: float
-    step: float
-    row: Sequence[float]
-
-    def rate(self, cost: Cost) -> float:
-        """Returns the tokens per second that a way adds, less those that it takes from the others."""
-        lost = self.company * cost.steps * self.row[cost.width] / self.step if self.company else 0.0
-        return (1 - lost) / cost.seconds
-
-
 def waiting_costs(times: Times, rate: float, table: Sequence[float], most_in_flight: int) -> list[Cost]:
     """Returns the costs of rounds that are waited for, by draft length and by the number of rounds in flight."""
     costs = []
@@ -108,11 +92,16 @@ def expectation(measured: RunMeasurements, acceptance: float, most: int, most_in
 def _expected(times: Times, rate: float, around: tuple[float, ...], company: float, most_in_flight: int) -> Expected:
     """See `expectation`. `around[n]`: seconds of a step with n tokens of ours, beside those of others."""
     table = around[1:]
-    load = StepLoad(company, table[0], [seconds - around[0] for seconds in table])
-    waiting = max(waiting_costs(times, rate, table, most_in_flight), key=load.rate)
-    running = max(running_costs(times, rate, table), key=load.rate)
-    best = load.rate(waiting)
-    gain = load.rate(running) / best if best > 0 else (math.inf if load.rate(running) > 0 else 0.0)
+
+    def added(cost: Cost) -> float:
+        """Returns the tokens per second that a way adds, less those that it takes from rows that share its steps."""
+        lost = company * cost.steps * (table[cost.width] - around[0]) / table[0] if company else 0.0
+        return (1 - lost) / cost.seconds
+
+    waiting = max(waiting_costs(times, rate, table, most_in_flight), key=added)
+    running = max(running_costs(times, rate, table), key=added)
+    best = added(waiting)
+    gain = added(running) / best if best > 0 else (math.inf if added(running) > 0 else 0.0)
     return Expected(waiting.seconds, running.seconds, gain)
 
 
@@ -136,8 +125,8 @@ class ModeChoice:
         expected = self._expected()
         if expected is None:
             return opening_rtt >= NEAR_SECONDS if running is None else running
-        ways = self.reach.measured.ways
-        gain = expected.gain * ways.waiting / ways.running
+        measured = self.reach.measured
+        gain = expected.gain * measured.waiting.value / measured.running.value
         if running is None:
             return gain > 1
         return gain > 1 / CLEAR_GAIN if running else gain > CLEAR_GAIN
@@ -146,8 +135,11 @@ class ModeChoice:
         """Records how long some rounds of a way took, and the tokens that they committed."""
         expected = self._expected() if self.reach.most else None
         if expected is not None and tokens:
-            each = expected.running if running else expected.waiting
-            self.reach.measured.ways.took(running, tokens, seconds / tokens / max(each, MIN_STEP))
+            waits, runs = self.reach.measured.waiting, self.reach.measured.running
+            each, way = (expected.running, runs) if running else (expected.waiting, waits)
+            waits.fade(tokens)
+            runs.fade(tokens)
+            way.note(tokens, seconds / tokens / max(each, MIN_STEP))
 
     def _expected(self) -> Expected | None:
         return expectation(self.reach.measured, self.reach.acceptance, self.reach.most, self.most_in_flight)

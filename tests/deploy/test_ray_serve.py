@@ -132,7 +132,7 @@ def test_a_target_has_its_prompts_computed_by_replicas(ingress: str) -> None:
             for sampling in (GREEDY, SAMPLED):
                 assert (await said(engine, PROMPT, sampling))[0] == truth(PROMPT, sampling)
             assert engine.remote_prefill and engine.prefixes
-            assert engine.remote_prefill.counts.pages == 5 and not sum(engine.remote_prefill.fallbacks.values())
+            assert engine.remote_prefill.pages == 5 and not sum(engine.remote_prefill.fallbacks.values())
             engine.prefixes.clear()
             other = [each + 1 for each in PROMPT]
             answers = await asyncio.gather(*(said(engine, prompt) for prompt in (PROMPT, other, PROMPT)))

@@ -134,7 +134,7 @@ def test_a_draft_has_its_own_adapter_of_the_same_name_or_none_and_no_token_chang
                 await drafter.close()
                 assert drafted == 18
             assert accepted["red"] == accepted[""] == 18 and accepted["blue"] < 9
-            assert draft.adapters.running == [] and draft.adapters.counts["red"].requests == 2
+            assert draft.adapters.running == [] and draft.adapters.loaded["red"].requests == 2
             await draft.adapters.remove("red")
 
     run(test())

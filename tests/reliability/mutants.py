@@ -224,14 +224,14 @@ MUTANTS = (
     Mutant(
         "drafts on other tokens are verified",
         STORE,
-        " or self.committed[base - 1] != draft.last_token",
+        " or self.committed[base - 1] != last",
         "",
         ("run_drops_drafts_on_other_tokens",),
     ),
     Mutant(
         "late drafts are not cut to what is committed",
         STORE,
-        "draft.token_ids[len(late) :]",
+        "draft[len(late) :]",
         "draft.token_ids",
         ("run_takes_late_drafts",),
     ),

@@ -17,7 +17,7 @@ from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.runners.loading import Shape
 from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.depth import Pipeline
-from tandem.speculation.features import FeatureFormat, FeatureWish
+from tandem.speculation.features import FeatureFormat
 from tandem.speculation.types import Rule
 from tests.daily import daily
 from tests.planting import planted
@@ -34,8 +34,8 @@ async def schedule(seed: int, pipeline: Pipeline, rule: Rule = Rule.AGREEMENT) -
     """One request to two targets with faults; returns the faults and the bytes of features."""
     chance = random.Random(f"features {seed}")
     prompt, sampling = (65 + seed % 4, *PROMPT[: chance.randrange(len(PROMPT))]), chance.choice([GREEDY, SAMPLED])
-    wish = FeatureWish(chance.choice(list(FeatureFormat)), chance.choice([3, 256]))
-    config = ModelConfig(shape=Shape(4, 160, 5), draft=DraftChoice("eagle", "head", features=wish), backend="toy")
+    draft = DraftChoice("eagle", "head", chance.choice(list(FeatureFormat)), chance.choice([3, 256]))
+    config = ModelConfig(shape=Shape(4, 160, 5), draft=draft, backend="toy")
     history = History("targets")
     async with contextlib.AsyncExitStack() as stack:
         addresses = []

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tandem.runners.protocol import TAIL
-from tandem.runners.torch.buckets import RequestedBuckets, buckets_for
+from tandem.runners.torch.buckets import buckets_for
 from tandem.runners.torch.fused_graph import FusedGraph
 from tandem.runners.torch.graph_model import GraphModel
 from tandem.runners.torch.graphs import CompileStatistics, Graph
@@ -45,7 +45,7 @@ def steps(family: str, dtype: torch.dtype, *batches: int, wanted: tuple[str, ...
     """A target's, a draft's and their common ones, for these batches: those whose names begin as wanted."""
     target, draft = model(family, dtype, False), model(family, dtype, True)
     compiler_for = Checking(wanted), Checking(wanted), Checking(wanted)
-    buckets = buckets_for(TRAINIUM, LIMITS, RequestedBuckets(batches))
+    buckets = buckets_for(TRAINIUM, LIMITS, batches)
     target.prepare(compiler_for[0], buckets, verifies=True)
     draft.prepare(compiler_for[1], buckets, verifies=False)
     FusedGraph(target, draft, compiler_for[2])

@@ -18,7 +18,7 @@ from tandem.cli.models import model_config
 from tandem.runners.loading import Execution, prepared_platform
 from tandem.runners.protocol import RunnerIdentity
 from tandem.runners.torch import platforms
-from tandem.runners.torch.buckets import Buckets, RequestedBuckets, buckets_for
+from tandem.runners.torch.buckets import Buckets, buckets_for
 from tandem.runners.torch.graph_compilers import graph_compiler
 from tandem.runners.torch.graphs import CudaGraphCompiler, TorchCompiler
 from tandem.runners.torch.platforms import CPU, CUDA, DEVICES, NEURON, choose_platform, compile_order, platform_of
@@ -165,11 +165,11 @@ def test_each_platform_makes_graphs_its_own_way() -> None:
 def test_buckets_are_few_where_graphs_are_dear_and_those_asked_for_besides() -> None:
     assert buckets_for(NEURON, LIMITS) == Buckets((1, 2), 4, 16, (3,))
     assert buckets_for(CUDA, LIMITS) == Buckets((1, 2), 4, 16, (1, 2, 3))
-    assert buckets_for(NEURON, LIMITS, RequestedBuckets((2,), (1,))) == Buckets((2,), 4, 16, (1, 3))
+    assert buckets_for(NEURON, LIMITS, (2,), (1,)) == Buckets((2,), 4, 16, (1, 3))
     with pytest.raises(ValueError, match="batch_buckets: 3 is outside 1 to 2, the batch"):
-        buckets_for(CPU, LIMITS, RequestedBuckets((3,)))
+        buckets_for(CPU, LIMITS, (3,))
     with pytest.raises(ValueError, match="draft_buckets: 9 is outside 1 to 3, the max_speculation_length"):
-        buckets_for(CPU, LIMITS, RequestedBuckets(drafts=(9,)))
+        buckets_for(CPU, LIMITS, draft_buckets=(9,))
 
 
 def test_the_cpu_is_described() -> None:

@@ -20,13 +20,12 @@ from tandem.clients.page_wire import (
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.page_copies import PageCopies, PageRow
-from tandem.engine.prefill_pages import PrefillCosts
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.engine.sequences import LocalVerifier
 from tandem.runners.native.native_pages import page_format
 from tandem.runners.pages import PAGE
 from tandem.runners.protocol import Runner
-from tandem.speculation.types import Request, SamplingParams
+from tandem.speculation.types import Request, SamplingParams, SpeculationStats
 from tests.rows import verify_row
 from tests.runners.compiled import eager
 from tests.runners.test_native import GREEDY, module_of, sequence
@@ -110,7 +109,7 @@ def test_requests_say_the_same_whether_their_prompts_are_computed_here_or_there(
         await batcher.close()
         async with prefill_site(another(name)) as worker, asking_engine(worker.address, receiver) as engine:
             assert [await said(engine, prompt) for prompt in prompts[:2]] == expected[:2]
-            assert engine.remote_prefill and engine.remote_prefill.counts.pages == 3
+            assert engine.remote_prefill and engine.remote_prefill.pages == 3
             assert engine.prefixes
             engine.prefixes.clear()
             assert await asyncio.gather(*(said(engine, prompt) for prompt in prompts)) == expected
@@ -128,7 +127,7 @@ def test_a_prompt_that_a_worker_knows_from_decoding_has_the_same_pages() -> None
             async with prefill_site(RUNNERS["native, bfloat16"]()) as worker:
                 await share_prefixes([worker.engine], PrefixSharing(keeps, 8), lambda: None)
                 for _ in range(2):
-                    found = [run async for run in worker.pages.of(sequence(64), 0, Request(), PrefillCosts())]
+                    found = [run async for run in worker.pages.of(sequence(64), 0, Request(), SpeculationStats())]
                     pages.append(tuple(page for run in found for page in run.pages))
         return pages
 
@@ -213,8 +212,8 @@ def test_the_real_target_says_the_same_with_pages_of_another_process_of_its_mode
                 await verifier.close()
                 await forgotten(engine)
                 assert torch.equal(logits[0], behind[0])
-            assert engine.remote_prefill and engine.remote_prefill.counts.requests == 4
+            assert engine.remote_prefill and engine.remote_prefill.requests == 4
             assert not sum(engine.remote_prefill.fallbacks.values())
-            assert engine.remote_prefill.counts.pages == 4 * ((len(prompt) - 1) // PAGE)
+            assert engine.remote_prefill.pages == 4 * ((len(prompt) - 1) // PAGE)
 
     run(test())

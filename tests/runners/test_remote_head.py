@@ -21,7 +21,7 @@ from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.engine.sequences import TargetSequence
 from tandem.runners.eagle.files import write_head
 from tandem.speculation.depth import Pipeline
-from tandem.speculation.features import FeatureFormat, FeatureWish
+from tandem.speculation.features import FeatureFormat
 from tandem.speculation.types import GenerationRequest, Request, Rule
 from tests.runners.test_eagle import CONFIG, a_head, models, requests, said
 from tests.runners.tiny import byte_tokenizer, model_folder
@@ -60,7 +60,7 @@ async def served(
 def head_config(
     target: Path, folder: Path, dtype: str, kind: str = "eagle", how: str = "native", **wish: Any
 ) -> ModelConfig:
-    config = models(target, how, dtype, DraftChoice(kind, str(folder), features=FeatureWish(**wish)))
+    config = models(target, how, dtype, DraftChoice(kind, str(folder), **wish))
     return replace(config, shape=replace(config.shape, chunk=32))
 
 
@@ -120,7 +120,7 @@ def test_requests_that_share_steps_get_the_targets_own_tokens(
     async def test() -> None:
         async with served(target, "native", "bfloat16") as (site, loaded):
             alone = [(await said(plain_generator(loaded), request))[0] for request in requests()]
-            for kind, wish in (("eagle", {"format": FeatureFormat.INT8}), ("hybrid", {"context": 3})):
+            for kind, wish in (("eagle", {"feature_format": FeatureFormat.INT8}), ("hybrid", {"feature_context": 3})):
                 config = head_config(target, folder, "bfloat16", kind, how, **wish)
                 async with distributed(site.address, pipeline=pipeline, config=config) as (generator, _):
                     found = await asyncio.gather(*(said(generator, request) for request in requests()))

@@ -17,7 +17,7 @@ from tandem.runners.capabilities import Capabilities
 from tandem.runners.toy import ToyRunner
 from tandem.services.sessions.session_features import opening_features
 from tandem.speculation.depth import Pipeline
-from tandem.speculation.features import FeatureFormat, FeatureInbox, FeatureSpec, FeatureWish
+from tandem.speculation.features import FeatureFormat, FeatureInbox, FeatureSpec
 from tandem.speculation.types import Chunk, InvalidField, Request, Rule, SpeculationStats
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.support import (
@@ -42,7 +42,7 @@ PROMPT = b"a prompt of more tokens than a prefill step takes, and more than a he
 
 
 def head_config(head: str = "head", kind: str = "eagle", slots: int = 4, k: int | None = 3, **wish: Any) -> ModelConfig:
-    return draft_config(None, slots, 200, k, kind=kind, model=head, features=FeatureWish(**wish))
+    return draft_config(None, slots, 200, k, kind=kind, model=head, **wish)
 
 
 def target(slots: int = 4, kind: Any = ToyRunner) -> ToyRunner:
@@ -54,7 +54,7 @@ def target(slots: int = 4, kind: Any = ToyRunner) -> ToyRunner:
 def test_a_head_elsewhere_that_gets_every_feature_is_always_right(sampling: Any, number_format: FeatureFormat) -> None:
     async def test() -> None:
         for context in (1, 256):
-            config = head_config(context=context, format=number_format)
+            config = head_config(feature_context=context, feature_format=number_format)
             async with (
                 target_site(target(), features=()) as site,
                 distributed(site.address, config=config) as (generator, _),
@@ -97,13 +97,14 @@ def test_bytes_are_those_of_the_settled_positions_and_no_others() -> None:
 
     async def test() -> None:
         async with target_site(target(), features=()) as site:
-            for wish, each in ((FeatureWish(context=9), 2 * 8), (FeatureWish(FeatureFormat.INT8), 4 + 8)):
-                config = draft_config(None, 4, 200, kind="eagle", model="head,miss=0.4", features=wish)
+            wishes: list[dict[str, Any]] = [{"feature_context": 9}, {"feature_format": FeatureFormat.INT8}]
+            for wish, each in zip(wishes, (2 * 8, 4 + 8), strict=True):
+                config = draft_config(None, 4, 200, kind="eagle", model="head,miss=0.4", **wish)
                 async with distributed(site.address, config=config) as (generator, _):
                     got = await answer(generator.generate, ids(PROMPT, 60, speculation_length=4))
                 stats = got.completion.stats
                 assert got.token_ids == oracle(PROMPT, GREEDY, 60) and 0 < stats.accepted < stats.drafted
-                positions = min(wish.context, len(PROMPT) - 1) + stats.accepted + stats.rounds
+                positions = min(config.draft.feature_context, len(PROMPT) - 1) + stats.accepted + stats.rounds
                 assert stats.feature_bytes == 3 * each * positions
                 assert stats.feature_bytes < stats.bytes_down < stats.feature_bytes + 150 * stats.rounds
 

@@ -53,7 +53,7 @@ both_samplings = pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["gr
 
 def counted(engine: Engine) -> Any:
     assert engine.remote_prefill
-    return engine.remote_prefill.counts
+    return engine.remote_prefill
 
 
 def fallbacks(engine: Engine) -> dict[str, int]:
@@ -118,7 +118,7 @@ def test_targets_fused_servers_and_sessions_have_their_prompts_computed(sampling
             for site in (target, fused, distributed):
                 async with site.client() as client:
                     assert (await answer(client.generate, request)).token_ids == truth(PROMPT, sampling, 24)
-            assert [each.counts.pages for each in elsewhere] == [2 * WHOLE // PAGE, WHOLE // PAGE]
+            assert [each.pages for each in elsewhere] == [2 * WHOLE // PAGE, WHOLE // PAGE]
             assert all(not sum(each.fallbacks.values()) for each in elsewhere)
             assert target.engine and target.engine.runner.processed == 2 * (REST + PAGE)
             for each in elsewhere:
@@ -138,7 +138,7 @@ def test_a_session_opens_with_pages_from_elsewhere_and_commits_the_same(sampling
             assert site.engine
             elsewhere = await asks(site.engine, worker.address)
             opened = await stub.OpenSession(opening("one", PROMPT, sampling))
-            assert opened.reused_length == 0 and elsewhere.counts.pages == WHOLE // PAGE
+            assert opened.reused_length == 0 and elsewhere.pages == WHOLE // PAGE
             tokens = list(PROMPT)
             while len(tokens) < len(PROMPT) + 12:
                 tokens += (await stub.Verify(verifying(tokens, name="one"))).token_ids
@@ -428,10 +428,10 @@ def test_callers_of_other_identities_do_not_share_a_transfer(tmp_path: Any) -> N
             worker.faults.answer = held
             stubs = enumerate((alice, bob, alice))
             opened = [asyncio.ensure_future(stub.OpenSession(opening(str(n), PROMPT))) for n, stub in stubs]
-            await until(lambda: elsewhere.counts.requests == 3 and worker.faults.asked == 2)
+            await until(lambda: elsewhere.requests == 3 and worker.faults.asked == 2)
             release.set()
             await asyncio.gather(*opened)
-            assert elsewhere.counts.shared == 1 and worker.faults.asked == len(set(worker.faults.scopes)) == 2
+            assert elsewhere.shared == 1 and worker.faults.asked == len(set(worker.faults.scopes)) == 2
             await elsewhere.close()
 
     run(test())

@@ -98,7 +98,7 @@ MUTANTS = (
         "whole = len(tokens) // PAGE",
         COMPUTED,
     ),
-    caught("what is known is asked for again", f"{ELSEWHERE}._known", "if prefixes is None:", "if True:", KNOWN),
+    caught("what is known is asked for again", f"{ELSEWHERE}._copy_cached", "if prefixes is None:", "if True:", KNOWN),
     caught(
         "pages that a sequence holds are written again",
         f"{ELSEWHERE}._put",

@@ -116,7 +116,7 @@ async def schedule(seed: int) -> int:
         await engine.batcher.on_device(int)
         tree = engine.prefixes.tree
         assert len(tree) == tree.pages.used <= PAGES
-        assert engine.remote_prefill.counts.pages and engine.batcher._away == 0
+        assert engine.remote_prefill.pages and engine.batcher._away == 0
         return compared
 
 

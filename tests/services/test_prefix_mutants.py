@@ -47,7 +47,7 @@ MUTANTS = (
     ),
     caught(
         "pages are filled from the slot's beginning",
-        f"{CACHE}.keep",
+        f"{CACHE}.insert",
         "self._store.save(slot, known, added)",
         "self._store.save(slot, 0, added)",
         partial(test_prefix_cache.test_an_answer_is_part_of_what_the_next_turn_begins_with, GREEDY),
@@ -55,8 +55,8 @@ MUTANTS = (
     caught(
         "pages are found before they are filled",
         f"{CACHE}.prefill",
-        "self.keep(scope, tokens[:end], row.slot)",
-        "self.keep(scope, tokens, row.slot)",
+        "self.insert(scope, tokens[:end], row.slot)",
+        "self.insert(scope, tokens, row.slot)",
         test_prefix_cache.test_a_prefill_that_is_cancelled_leaves_what_it_processed_and_nothing_else,
     ),
     caught(
@@ -75,7 +75,7 @@ MUTANTS = (
     ),
     caught(
         "pages whose copy failed can be found",
-        f"{CACHE}.keep",
+        f"{CACHE}.insert",
         "self.tree.remove(scope, tokens)",
         "pass",
         partial(test_prefix_cache.test_pages_whose_copy_failed_are_not_found, GREEDY),

@@ -41,14 +41,14 @@ MUTANTS = (
     caught(
         "drafts on other tokens are kept",
         f"{STORE}.add",
-        " or self.committed[base - 1] != draft.last_token",
+        " or self.committed[base - 1] != last",
         "",
         partial(test_draft_store.test_a_draft_on_other_tokens_than_the_committed_ones_is_refused, 2, 5),
     ),
     caught(
         "a late draft is not compared with what was committed meanwhile",
         f"{STORE}.add",
-        "if draft.token_ids[: len(late)] == late:",
+        "if draft[: len(late)] == late:",
         "if True:",
         test_draft_store.test_a_late_draft_counts_only_where_it_says_what_was_committed_meanwhile,
     ),
@@ -238,9 +238,9 @@ MUTANTS = (
     ),
     caught(
         "a step verifies more drafts than the runner can",
-        "tandem.services.verify_runs:VerifyRuns._message",
-        "min(message.most_drafts, self._info.max_speculation_length)",
-        "message.most_drafts",
+        "tandem.rpc.wire_runs:run_message_from_wire",
+        "min(request.max_step_drafts, most)",
+        "request.max_step_drafts",
         test_runs.test_a_step_verifies_no_more_drafts_than_the_runner_can,
     ),
     caught(

@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tandem.speculation.length import LengthPolicy
-from tandem.speculation.types import Draft, DraftLength, Proposer, Verdict, model_part
+from tandem.speculation.length import LengthPlan, LengthPolicy
+from tandem.speculation.types import Draft, Proposer, Verdict, model_part
 
 Acceptance = Callable[[int, int], float]
 """(absolute position, position in the draft) -> how likely a draft token is accepted if those before it were."""
@@ -77,7 +77,7 @@ class Session:
             seconds += took
         return seconds
 
-    def _round(self, length: DraftLength, position: int, noise: random.Random) -> tuple[Draft, Verdict, float]:
+    def _round(self, length: LengthPlan, position: int, noise: random.Random) -> tuple[Draft, Verdict, float]:
         world, text = self.world, _text(self.seed, position)
         copied = length.k > 0 and text[0] < world.copies
         n = length.k if copied else model_part(length.k, length.model_k)

@@ -43,7 +43,7 @@ def told(ahead: DraftingAhead, sent: list[RunMessage]) -> tuple[int, tuple[int, 
 
     sent.clear()
     run(go())
-    return (sent[-1].draft.base_length, sent[-1].draft.token_ids) if sent else None
+    return (sent[-1].base_length, sent[-1].token_ids) if sent else None
 
 
 def test_a_late_draft_is_compared_once_and_what_it_reaches_beyond_is_used() -> None:

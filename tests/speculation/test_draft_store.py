@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.speculation.draft_store import AheadDraft, DraftStore
+from tandem.speculation.draft_store import DraftStore
 from tandem.speculation.run_on import RunMessage, RunOn
 
 
-def draft(base: int, last: int, *tokens: int) -> AheadDraft:
-    return AheadDraft(base, last, tokens)
+def add(store: DraftStore, base: int, last: int, *tokens: int) -> bool:
+    return store.add(base, last, tokens)
 
 
 def test_a_draft_that_comes_late_is_used_from_where_the_committed_tokens_end() -> None:
     store = DraftStore([5, 6, 7])
-    assert store.add(draft(1, 5, 6, 7, 8, 9))
+    assert add(store, 1, 5, 6, 7, 8, 9)
     assert store.best(10) == (8, 9)
     assert store.best(1) == (8,)
     assert store.best(0) == ()
@@ -25,13 +25,13 @@ def test_a_draft_that_comes_late_is_used_from_where_the_committed_tokens_end() -
 @pytest.mark.parametrize(("base", "last"), [(0, 5), (4, 7), (2, 5), (9, 1)])
 def test_a_draft_on_other_tokens_than_the_committed_ones_is_refused(base: int, last: int) -> None:
     store = DraftStore([5, 6, 7])
-    assert not store.add(draft(base, last, 8))
+    assert not add(store, base, last, 8)
     assert (len(store), store.best(9)) == (0, ())
 
 
 def test_what_the_committed_tokens_contradict_is_dropped_and_what_they_follow_stays() -> None:
     store = DraftStore([1])
-    store.add(draft(1, 1, 2, 3, 4, 5))
+    add(store, 1, 1, 2, 3, 4, 5)
     store.advance([2, 3])
     assert (store.best(9), len(store)) == ((4, 5), 2)
     store.advance([9])
@@ -41,7 +41,7 @@ def test_what_the_committed_tokens_contradict_is_dropped_and_what_they_follow_st
 def test_an_older_draft_is_followed_after_its_first_token_was_committed_and_never_before() -> None:
     store = DraftStore([1])
     for tokens in ((7, 8), (2, 5, 6), (2, 3, 4)):
-        store.add(draft(1, 1, *tokens))
+        add(store, 1, 1, *tokens)
     assert (store.best(9), len(store)) == ((2, 3, 4), 7)
     store.advance([2])
     assert store.best(9) == (3, 4)
@@ -51,27 +51,27 @@ def test_an_older_draft_is_followed_after_its_first_token_was_committed_and_neve
 
 def test_where_drafts_disagree_the_newest_one_is_followed_and_older_ones_carry_it_on() -> None:
     store = DraftStore([1])
-    store.add(draft(1, 1, 2, 3, 4, 5, 6))
+    add(store, 1, 1, 2, 3, 4, 5, 6)
     store.advance([2])
-    store.add(draft(2, 2, 3, 9))
+    add(store, 2, 2, 3, 9)
     assert store.best(9) == (3, 9)
-    store.add(draft(2, 2, 3, 4))
+    add(store, 2, 2, 3, 4)
     assert store.best(9) == (3, 4, 5, 6)
 
 
 def test_a_late_draft_counts_only_where_it_says_what_was_committed_meanwhile() -> None:
     store = DraftStore([1], most_nodes=9)
     store.advance([2, 3])
-    assert store.add(draft(1, 1, 7, 8, 9))
+    assert add(store, 1, 1, 7, 8, 9)
     assert store.best(9) == ()
-    assert store.add(draft(1, 1, 2, 3, 4))
+    assert add(store, 1, 1, 2, 3, 4)
     assert store.best(9) == (4,)
 
 
 def test_a_full_store_gives_up_old_drafts_first_and_then_the_end_of_the_new_one() -> None:
     store = DraftStore([1], most_nodes=4)
-    store.add(draft(1, 1, 2, 3, 4))
-    store.add(draft(1, 1, 2, 8, 9, 10, 11, 12))
+    add(store, 1, 1, 2, 3, 4)
+    add(store, 1, 1, 2, 8, 9, 10, 11, 12)
     assert len(store) == 4
     assert store.best(9) == (2, 8, 9, 10)
 
@@ -95,7 +95,7 @@ def test_whatever_is_sent_only_what_was_drafted_after_exactly_the_committed_toke
         else:
             base, tokens = move
             last = committed[base - 1] if 1 <= base <= len(committed) else 0
-            assert store.add(draft(base, last, *tokens)) == (1 <= base <= len(committed))
+            assert add(store, base, last, *tokens) == (1 <= base <= len(committed))
             if 1 <= base <= len(committed):
                 sent.append([*committed[:base], *tokens])
         assert len(store) <= most_nodes
@@ -105,7 +105,7 @@ def test_whatever_is_sent_only_what_was_drafted_after_exactly_the_committed_toke
 
 
 def hearing(base: int, last: int, *tokens: int, until: int = 100, most: int = 10) -> RunMessage:
-    return RunMessage(draft(base, last, *tokens), until, most)
+    return RunMessage(base, last, tokens, until, most)
 
 
 def test_a_run_steps_plainly_without_a_draft_and_verifies_no_more_than_it_may() -> None:

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.speculation.acceptance_rates import AcceptanceCounts
-from tandem.speculation.length import AdaptiveLength, FixedLength, Mix, RoundCosts, best_plan, expected_by_length
+from tandem.speculation.length import AdaptiveLength, FixedLength, LengthPlan, RoundCosts, best_plan, expected_by_length
 from tandem.speculation.round_statistics import RoundStatistics, tokens_of_step
-from tandem.speculation.types import Draft, DraftLength, Proposer, Verdict
+from tandem.speculation.types import Draft, Proposer, Verdict
 from tests.speculation.simulated_rounds import Session, World, constant, phases, quiet, total
 
 MOST = 5
@@ -118,22 +118,21 @@ def test_rows_that_share_a_step_make_drafts_shorter() -> None:
 
 
 def test_the_best_plan_is_the_best_of_all_pairs_of_lengths() -> None:
-    costs = RoundCosts(
-        (0.028, 0.03, 0.031, 0.032, 0.033, 0.034, 0.035), (0, 0.004, 0.008, 0.012, 0.016, 0.02), 0.001, 0.002
-    )
+    verify, draft = (0.028, 0.03, 0.031, 0.032, 0.033, 0.034, 0.035), (0, 0.004, 0.008, 0.012, 0.016, 0.02)
     for copied in (0.0, 0.3, 1.0):
+        costs = RoundCosts(verify, draft, 0.001, 0.002, copied, 0.1)
         for a in (0.1, 0.5, 0.9):
-            copies, models, mix = expected_by_length([0.9] * MOST), expected_by_length([a] * MOST), Mix(copied, 0.1)
-            found = best_plan(copies, models, costs, mix)
+            copies, models = expected_by_length([0.9] * MOST), expected_by_length([a] * MOST)
+            found = best_plan(copies, models, costs)
             one = costs.verify[1]
 
-            def rate(c: int, m: int, copies=copies, models=models, mix=mix, one=one) -> float:  # type: ignore[no-untyped-def]
+            def rate(c: int, m: int, copies=copies, models=models, costs=costs, one=one) -> float:  # type: ignore[no-untyped-def]
                 if not c and not m:
                     return 1 / costs.plain
-                e = mix.empty if m else 0.0
-                tokens = mix.copied * copies[c] + (1 - mix.copied) * (e + (1 - e) * models[m])
+                e = costs.empty if m else 0.0
+                tokens = costs.copied * copies[c] + (1 - costs.copied) * (e + (1 - e) * models[m])
                 drafted = costs.verify[m + 1] + costs.draft[m]
-                seconds = mix.copied * costs.verify[c + 1] + (1 - mix.copied) * (e * one + (1 - e) * drafted)
+                seconds = costs.copied * costs.verify[c + 1] + (1 - costs.copied) * (e * one + (1 - e) * drafted)
                 return tokens / (seconds + costs.drafted)
 
             best = max(rate(c, m) for c in range(MOST + 1) for m in range(MOST + 1))
@@ -196,7 +195,7 @@ class Counting:
     def __init__(self, k: int) -> None:
         self._fixed, self.drafted, self.accepted = FixedLength(k), 0, 0
 
-    def choose(self, remaining: int) -> DraftLength:
+    def choose(self, remaining: int) -> LengthPlan:
         return self._fixed.choose(remaining)
 
     def observe(self, asked: int, draft: Draft, verdict: Verdict, seconds: float) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tandem.runners.toy import ToyConfig
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.lookahead import LookaheadPolicy, RunMeasurements
-from tandem.speculation.mode_ratios import PRIOR_RUNNING, ModeRatios
+from tandem.speculation.mode_ratios import PRIOR_RUNNING, ModeRatio
 from tandem.speculation.step_times import Times
 from tandem.speculation.types import Draft, Verdict
 from tandem.speculation.verification_mode import (
@@ -89,11 +89,12 @@ def test_a_way_that_takes_longer_than_its_formula_says_is_left_and_tried_again_l
     assert expected is not None and not choice.runs(None)
     for _ in range(10):
         choice.took(False, 30, 30 * 2 * expected.waiting)
-    assert known.ways.waiting == pytest.approx(1.85, abs=0.1) and known.ways.running == PRIOR_RUNNING
+    assert known.waiting.value == pytest.approx(1.85, abs=0.1) and known.running.value == PRIOR_RUNNING
     assert choice.runs(None) and choice.runs(False)
     for _ in range(100):
         choice.took(True, 30, 30 * 1.33 * expected.running)
-    assert known.ways.running == pytest.approx(1.3, abs=0.02) and known.ways.waiting == pytest.approx(1.0, abs=0.02)
+    assert known.running.value == pytest.approx(1.3, abs=0.02)
+    assert known.waiting.value == pytest.approx(1.0, abs=0.02)
     assert not choice.runs(None)
 
 
@@ -149,7 +150,7 @@ def test_rounds_of_a_way_are_timed_but_for_the_first_and_reported_at_each_choice
 def test_nothing_is_held_against_a_formula_that_knows_no_costs() -> None:
     unknown = RunMeasurements()
     ModeChoice(LookaheadPolicy(5, unknown), 8).took(True, 30, 1.0)
-    assert unknown.ways == ModeRatios()
+    assert (unknown.waiting, unknown.running) == (ModeRatio(), ModeRatio(PRIOR_RUNNING))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tandem.checkpoints.adapter_files import Adapter, AdapterChoice
 from tandem.checkpoints.head_config import is_head
 from tandem.checkpoints.locate import Checkpoint, find
 from tandem.host.cores import format_cores, parse_cores
-from tandem.runners.backends import LoadRequest, Unfused
+from tandem.runners.backends import Backend, LoadRequest
 from tandem.runners.protocol import Runner
 from tandem.runners.startup import Startup
 from tandem.workshops.nxdi.adapters import read_adapters
@@ -24,7 +24,7 @@ VISIBLE_CORES = "NEURON_RT_VISIBLE_CORES"
 BESIDE = "draft: with NxD Inference a head drafts in one graph with its target: fused_target --draft model --eagle"
 
 
-class NxdiBackend:
+class NxdiBackend(Backend):
     """Loads a target and its draft model as one graph where both are served by one process."""
 
     loads_pairs = True
@@ -39,9 +39,6 @@ class NxdiBackend:
     def adapter(self, choice: AdapterChoice) -> Adapter:
         """One that the target was compiled with; NxDI reads it by itself."""
         return read_adapters([choice])[0]
-
-    def tokenizer(self, checkpoint: Checkpoint) -> None:
-        return None
 
     def draft_has_tokenizer(self, request: LoadRequest) -> bool:
         return not _settings(request).eagle  # an EAGLE head has none
@@ -74,10 +71,8 @@ class NxdiBackend:
         assert draft is not None
         if self.fuses(request):
             yield compile_nxdi_pair(target, draft, *own, _settings(request))
-        if apart := self.unfused(request):
-            yield compile_nxdi(target, *own, _settings(apart.target), True)
-            if apart.draft is not None:
-                yield compile_nxdi(draft, *own, _settings(apart.draft), False)
+        for each in self.unfused(request):
+            yield compile_nxdi(target if each.verifies else draft, *own, _settings(each), each.verifies)
 
     def is_head(self, checkpoint: Checkpoint) -> bool:
         return is_head(Path(checkpoint.folder))
@@ -93,15 +88,15 @@ class NxdiBackend:
     def fuses(self, request: LoadRequest) -> bool:
         return _settings(request).pair != "apart"
 
-    def unfused(self, request: LoadRequest) -> Unfused | None:
+    def unfused(self, request: LoadRequest) -> Sequence[LoadRequest]:
         """The fused graph is greedy and keeps its logits; models apart answer what asks for more."""
         settings = _settings(request)
         if settings.pair == "fused":
-            return None
+            return ()
         target = replace(request, settings=apart(settings), verifies=True)
         if settings.eagle:
-            return Unfused(target, None)
-        return Unfused(target, replace(request, settings=draft_apart(settings), verifies=False))
+            return (target,)
+        return target, replace(request, settings=draft_apart(settings), verifies=False)
 
 
 def take_cores(request: LoadRequest) -> None:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tandem.runners.feature_rows import FeatureSpan
+from tandem.runners.feature_rows import FeatureRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,11 @@ class TargetFeatures:
         found = self.values[slots[:, None], positions.clamp(0, length - 1)]
         return torch.where((positions >= 0)[..., None], found, 0).nan_to_num(0.0, 0.0, 0.0)
 
-    def read(self, spans: Sequence[FeatureSpan]) -> list[NDArray[np.float32]]:
-        """Copies each span's features [count, 3 * hidden] to the host."""
-        counts = [span.count for span in spans]
-        slots = torch.tensor([span.slot for span in spans for _ in range(span.count)], dtype=torch.int64)
-        positions = torch.tensor([span.start + i for span in spans for i in range(span.count)], dtype=torch.int64)
+    def read(self, rows: Sequence[FeatureRow]) -> list[NDArray[np.float32]]:
+        """Copies each row's features [count, 3 * hidden] to the host."""
+        counts = [row.count for row in rows]
+        slots = torch.tensor([row.slot for row in rows for _ in range(row.count)], dtype=torch.int64)
+        positions = torch.tensor([row.start + i for row in rows for i in range(row.count)], dtype=torch.int64)
         found = self.values[slots.to(self.values.device), positions.to(self.values.device)].float().cpu()
         return [part.numpy() for part in found.split(counts)]
 

@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from tandem.checkpoints.adapter_files import Adapter, AdapterChoice, read_adapter
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.head_config import is_head
 from tandem.checkpoints.locate import Checkpoint, find
-from tandem.runners.backends import LoadRequest
+from tandem.runners.backends import Backend, LoadRequest
 from tandem.runners.loading import load_runner
 from tandem.runners.protocol import Runner
 from tandem.runners.startup import Startup
 
 
-class TorchBackend:
+class TorchBackend(Backend):
     """Loads target and draft one by one; graphs of a pair are made afterwards (`Capabilities.fuse`)."""
-
-    loads_pairs = False
-
-    def require(self) -> None:
-        """Does nothing: `load` reports what its device lacks."""
 
     def find(self, model: str | None) -> Checkpoint:
         return unpacked(find(model))
 
     def adapter(self, choice: AdapterChoice) -> Adapter:
         return read_adapter(choice)
-
-    def tokenizer(self, checkpoint: Checkpoint) -> None:
-        return None
-
-    def draft_has_tokenizer(self, request: LoadRequest) -> bool:
-        return True
 
     def load(self, checkpoint: Checkpoint, request: LoadRequest, startup: Startup) -> Runner:
         own = (request.execution, request.shape, request.verifies, request.sole_model)
@@ -43,14 +31,6 @@ class TorchBackend:
 
             expect_head(request.head, runner)
         return runner
-
-    def load_pair(
-        self, target: Checkpoint, draft: Checkpoint, request: LoadRequest, startup: Startup
-    ) -> tuple[Runner, Runner]:
-        raise NotImplementedError("this backend loads target and draft one by one")
-
-    def compile(self, target: Checkpoint, draft: Checkpoint | None, request: LoadRequest, part: str) -> Iterator[str]:
-        raise NotImplementedError("its graphs are made one by one (tandem/engine/compile_ahead.py)")
 
     def is_head(self, checkpoint: Checkpoint) -> bool:
         return checkpoint.gguf is None and is_head(Path(checkpoint.folder))
@@ -66,12 +46,6 @@ class TorchBackend:
         from tandem.runners.eagle.load import load_remote_head
 
         return load_remote_head(checkpoint, target, request.execution, request.shape, startup)
-
-    def fuses(self, request: LoadRequest) -> bool:
-        return False
-
-    def unfused(self, request: LoadRequest) -> None:
-        return None
 
 
 BACKEND = TorchBackend()

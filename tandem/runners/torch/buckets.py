@@ -30,28 +30,23 @@ class Buckets:
         return next(d for d in self.drafts if d >= k)
 
 
-@dataclass(frozen=True, slots=True)
-class RequestedBuckets:
-    """Buckets that the user chose: rows and draft tokens per step. Empty: chosen for the platform."""
-
-    batches: tuple[int, ...] = ()
-    drafts: tuple[int, ...] = ()
-
-
-def buckets_for(platform: Platform, limits: Limits, requested_buckets: RequestedBuckets | None = None) -> Buckets:
+def buckets_for(
+    platform: Platform, limits: Limits, batch_buckets: tuple[int, ...] = (), draft_buckets: tuple[int, ...] = ()
+) -> Buckets:
     """The buckets of a platform: few where compiling a graph takes minutes (CPU, Trainium), more on CUDA.
 
-    Verification always has one width of at least 2, since a product of one row uses another kernel, with other bits.
-    The full batch and the longest draft are always included. Raises ValueError if requested ones exceed the limits.
+    `batch_buckets`, `draft_buckets`: those that the user chose instead, if any. Verification always has one width of at
+    least 2, since a product of one row uses another kernel, with other bits. The full batch and the longest draft are
+    always included. Raises ValueError if chosen ones exceed the limits.
     """
     slots, most = limits.slots, limits.max_draft
     batches, drafts = {1}, set[int]()
     if platform.every_bucket:
         batches, drafts = {2**i for i in range(10) if 2**i < slots}, set(range(1, most))
-    if requested_buckets and requested_buckets.batches:
-        batches = _within("batch_buckets", requested_buckets.batches, "batch", slots)
-    if requested_buckets and requested_buckets.drafts:
-        drafts = _within("draft_buckets", requested_buckets.drafts, "max_speculation_length", most)
+    if batch_buckets:
+        batches = _within("batch_buckets", batch_buckets, "batch", slots)
+    if draft_buckets:
+        drafts = _within("draft_buckets", draft_buckets, "max_speculation_length", most)
     return Buckets(
         tuple(sorted(batches | {slots})), max(2, most + 1), limits.chunk, tuple(sorted(drafts | {most})) if most else ()
     )

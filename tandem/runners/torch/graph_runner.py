@@ -35,7 +35,7 @@ from tandem.runners.protocol import (
     sized,
 )
 from tandem.runners.startup import Startup
-from tandem.runners.torch.buckets import Buckets, RequestedBuckets, buckets_for
+from tandem.runners.torch.buckets import Buckets, buckets_for
 from tandem.runners.torch.fused_graph import FusedGraph
 from tandem.runners.torch.graph_model import GraphModel
 from tandem.runners.torch.graph_modules import verify_row
@@ -65,10 +65,10 @@ class GraphRunner(TorchRunner):
         compiler_for: CompilerFor,
         verifies: bool = True,
         exact: bool = True,
-        requested_buckets: RequestedBuckets | None = None,
+        buckets: Buckets | None = None,
     ) -> None:
         super().__init__(model, limits, identity, verifies, exact)
-        self._compiler_for, self._buckets = compiler_for, buckets_for(model.platform, limits, requested_buckets)
+        self._compiler_for, self._buckets = compiler_for, buckets or buckets_for(model.platform, limits)
         self._fused: dict[int, FusedGraph] = {}
         self._layers: tuple[int, ...] = ()
         self._features: TargetFeatures | None = None
