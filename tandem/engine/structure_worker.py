@@ -34,6 +34,11 @@ NOTHING, ADVANCE, MASK = range(3)
 STEP_HEADER = struct.Struct("<BBxxII")  # STEP, what is asked, tokens to take back, a token
 TAKEN = struct.Struct("<cI")  # DONE, how many of the tokens were taken
 COMPILED = struct.Struct("<cQ")  # DONE, bytes that the process took to compile
+# Keywords of JSON schemas: those of an object itself, and those with the schemas of what is in an object or an array.
+OF_OBJECTS = ("properties", "patternProperties", "additionalProperties", "required", "minProperties")
+NAMED = ("properties", "patternProperties")
+ITEMS = ("items", "prefixItems", "additionalProperties")
+
 PACKET = 64 * 1024
 """Most bytes of a text or of tokens in one packet; a socket's buffer holds about three times as many."""
 _PAGE = resource.getpagesize()
@@ -114,10 +119,63 @@ def grammar(kind: str, text: str) -> str:
     """Returns llguidance's form of a structure of this kind. Raises ValueError."""
     from llguidance import LLMatcher
 
+    if kind == "json_schema":  # without optional whitespace, which some models would write for ever
+        return str(LLMatcher.grammar_from_json_schema(closed(text), defaults={"whitespace_flexible": False}))
     if kind == "choice":
         text = "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in json.loads(text))
-    forms: dict[str, Any] = {"json_schema": LLMatcher.grammar_from_json_schema, "regex": LLMatcher.grammar_from_regex}
-    return str(forms.get(kind, LLMatcher.grammar_from_lark)(text))
+    return str(LLMatcher.grammar_from_regex(text) if kind == "regex" else LLMatcher.grammar_from_lark(text))
+
+
+def closed(text: str) -> str:
+    """Returns a JSON schema whose objects have only the properties that it names, unless it says what else they have.
+
+    An object that several schemas describe together stays open: each of them would refuse what the others name.
+    """
+    try:
+        root = json.loads(text)
+    except (ValueError, RecursionError):
+        return text  # llguidance says what is wrong with it
+    found: dict[int, dict[str, Any]] = {}
+    together: set[int] = set()  # the ids of schemas that describe an object with others
+    waiting: list[tuple[Any, bool]] = [(root, False)]
+    seen: set[tuple[int, bool]] = set()
+    while waiting:
+        schema, shares = waiting.pop()
+        if not isinstance(schema, dict) or (id(schema), shares) in seen:
+            continue
+        seen.add((id(schema), shares))
+        found[id(schema)] = schema
+        alternatives = [[_referred(root, schema["$ref"])]] if "$ref" in schema else []
+        alternatives += [[part] for part in _list(schema.get("allOf"))]
+        alternatives += [union for key in ("anyOf", "oneOf") if (union := _list(schema.get(key)))]
+        shares |= len(alternatives) + (not schema.keys().isdisjoint(OF_OBJECTS)) > 1
+        if shares:
+            together.add(id(schema))
+        waiting += [(each, shares) for union in alternatives for each in union]
+        waiting += [(each, False) for key in NAMED for each in _dict(schema.get(key)).values()]
+        waiting += [(each, False) for key in ITEMS for each in (schema.get(key), *_list(schema.get(key)))]
+    for at, schema in found.items():
+        properties, required = schema.get("properties"), map(str, _list(schema.get("required")))
+        if at not in together and isinstance(properties, dict) and properties.keys() >= set(required):
+            schema.setdefault("additionalProperties", False)
+    return json.dumps({} if root is True else root)  # llguidance takes its options with objects alone
+
+
+def _referred(root: Any, reference: object) -> Any:
+    """Returns the schema that a reference names; None if it is not in the same document."""
+    first, *steps = str(reference).split("/")
+    at = root if first == "#" else None
+    for step in steps:
+        at = _dict(at).get(step.replace("~1", "/").replace("~0", "~"))
+    return at
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _dict(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 class Worker:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import os
 import random
 import signal
@@ -117,6 +118,126 @@ def test_a_structure_that_can_be_followed_no_further_says_why(structures: Struct
             assert matcher.advance(ord("{")) and matcher.mask() is None
 
     run(test())
+
+
+# --- JSON ---
+
+NUMBER = {"type": "integer"}
+ONE = {"type": "object", "properties": {"a": NUMBER}, "required": ["a"]}
+OTHER = {"type": "object", "properties": {"b": NUMBER}, "required": ["b"]}
+PYDANTIC = {  # what `Company.model_json_schema()` of pydantic 2 gives
+    "$defs": {
+        "Address": {
+            "properties": {"city": {"title": "City", "type": "string"}},
+            "required": ["city"],
+            "title": "Address",
+            "type": "object",
+        },
+    },
+    "properties": {
+        "name": {"title": "Name", "type": "string"},
+        "seat": {"$ref": "#/$defs/Address", "description": "where it is"},
+        "others": {"default": [], "items": {"$ref": "#/$defs/Address"}, "title": "Others", "type": "array"},
+        "former": {"anyOf": [{"$ref": "#/$defs/Address"}, {"type": "null"}], "default": None},
+    },
+    "required": ["name", "seat"],
+    "title": "Company",
+    "type": "object",
+}
+
+
+def matches(schema: object, text: str) -> bool:
+    """Whether the schema, as a server enforces it, allows exactly this output."""
+    vocabulary = vocabulary_of(ToyTokenizer().spelling(), VOCAB_SIZE, END)
+    matcher = llguidance.LLMatcher(vocabulary, grammar("json_schema", json.dumps(schema)), log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    return bool(matcher.try_consume_tokens(list(text.encode())) == len(text.encode()) and matcher.is_accepting())
+
+
+@pytest.mark.parametrize("schema", [True, {"type": "object"}, {"type": "object", "properties": {"a": {}}}])
+def test_json_has_no_whitespace_that_a_model_might_write_for_ever(schema: object) -> None:
+    assert matches(schema, '{"a":[1,{"b":" "}]}')
+    for spaced in ('{ "a":[]}', '{"a" :[]}', '{"a": []}', '{"a":[ ]}', '{"a":[1, 2]}', '{"a":{"b":1} }', ' {"a":1}'):
+        assert not matches(schema, spaced), spaced
+
+
+def test_a_schema_may_ask_for_whitespace_itself() -> None:
+    assert matches(ONE | {"x-guidance": {"whitespace_flexible": True}}, '{ "a":\n1 }')
+
+
+@pytest.mark.parametrize(
+    ("schema", "allowed", "refused"),
+    [
+        (ONE, '{"a":1}', '{"a":1,"b":2}'),
+        ({"type": "object", "properties": {}}, "{}", '{"a":1}'),
+        ({"type": "array", "items": ONE}, '[{"a":1}]', '[{"a":1,"b":2}]'),
+        ({"type": "array", "prefixItems": [ONE, OTHER]}, '[{"a":1},{"b":1}]', '[{"a":1,"b":2}]'),
+        ({"properties": {"in": OTHER}}, '{"in":{"b":1}}', '{"in":{"b":1,"c":1}}'),
+        ({"type": "object", "additionalProperties": ONE}, '{"any":{"a":1}}', '{"any":{"a":1,"b":2}}'),
+        ({"anyOf": [ONE, OTHER]}, '{"b":2}', '{"a":1,"b":2}'),
+        ({"allOf": [ONE]}, '{"a":1}', '{"a":1,"b":2}'),
+        ({"$ref": "#/a~1b/c~0", "a/b": {"c~": ONE}}, '{"a":1}', '{"a":1,"b":2}'),
+        (PYDANTIC, '{"name":"x","seat":{"city":"y"},"former":null}', '{"name":"x","seat":{"city":"y"},"more":1}'),
+        (PYDANTIC, '{"name":"x","seat":{"city":"y"}}', '{"name":"x","seat":{"city":"y","zip":1}}'),
+        (
+            PYDANTIC,
+            '{"name":"","seat":{"city":""},"others":[]}',
+            '{"name":"","seat":{"city":""},"others":[{"city":"","zip":1}]}',
+        ),
+        (
+            PYDANTIC,
+            '{"name":"","seat":{"city":""},"former":{"city":""}}',
+            '{"name":"","seat":{"city":""},"former":{"city":"","x":1}}',
+        ),
+    ],
+)
+def test_an_object_has_only_the_properties_that_its_schema_names(schema: object, allowed: str, refused: str) -> None:
+    assert matches(schema, allowed) and not matches(schema, refused)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        ONE | {"additionalProperties": True},
+        ONE | {"additionalProperties": NUMBER},
+        {"type": "object"},
+        {"type": "object", "properties": {"b": NUMBER}, "required": ["a"]},
+        {"allOf": [ONE, OTHER]},
+        {"allOf": [ONE], "properties": {"b": NUMBER}},
+        {"$defs": {"base": ONE}, "$ref": "#/$defs/base", "properties": {"b": NUMBER}},
+        {"$defs": {"base": ONE}, "allOf": [{"$ref": "#/$defs/base"}, OTHER]},
+        {"anyOf": [ONE, OTHER], "properties": {"b": NUMBER}},
+        {"properties": {"b": NUMBER}, "allOf": [{"anyOf": [{"allOf": [ONE]}]}]},
+    ],
+)
+def test_an_object_stays_open_if_it_says_so_or_if_several_schemas_describe_it(schema: object) -> None:
+    assert matches(schema, '{"a":1,"b":2}') or matches(schema, '{"b":2,"a":1}')
+
+
+def test_a_schema_that_several_share_is_closed_only_where_that_refuses_nothing_of_them() -> None:
+    schema = {"$defs": {"base": ONE}, "properties": {"alone": {"$ref": "#/$defs/base"}, "both": {}}}
+    assert not matches(schema, '{"alone":{"a":1,"b":2}}')
+    schema["properties"]["both"] = {"allOf": [{"$ref": "#/$defs/base"}, OTHER]}
+    assert matches(schema, '{"alone":{"a":1,"b":2},"both":{"a":1,"b":2}}')
+
+
+def test_values_that_look_like_schemas_stay_as_they_are() -> None:
+    assert matches({"properties": {"a": {"const": {"properties": {}}}}}, '{"a":{"properties":{}}}')
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "EOF while parsing"),
+        ('{"properties":', "EOF while parsing"),
+        ('{"a":NaN}', "expected value"),
+        ("1" * 5000, "number out of range"),
+        ("[" * 120_000, "recursion limit exceeded"),
+    ],
+)
+def test_what_is_no_json_is_refused_in_llguidance_s_words(text: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        grammar("json_schema", text)
 
 
 # --- following ---

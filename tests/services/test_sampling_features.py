@@ -21,7 +21,7 @@ import pytest
 from tandem import AsyncClient, DraftSession
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
-from tandem.engine.structure_worker import vocabulary_of
+from tandem.engine.structure_worker import grammar, vocabulary_of
 from tandem.rpc import wire
 from tandem.rpc.errors import TandemError
 from tandem.rpc.wire_verdicts import VerdictBounds, answer_from_wire
@@ -96,16 +96,11 @@ def sampled(params: SamplingParams, seed: int = 7) -> SamplingParams:
 
 def allowed(structure: Structure, output: Sequence[int]) -> set[int]:
     """What may follow `output`, from a matcher that has followed it from the start."""
-    made = {
-        StructureKind.JSON_SCHEMA: llguidance.LLMatcher.grammar_from_json_schema,
-        StructureKind.REGEX: llguidance.LLMatcher.grammar_from_regex,
-        StructureKind.GRAMMAR: llguidance.LLMatcher.grammar_from_lark,
-    }
     if structure.kind is StructureKind.CHOICE:
         choices = [choice.encode() for choice in json.loads(structure.text)]
         rest = [choice[len(output) :] for choice in choices if choice[: len(output)] == bytes(output)]
         return {part[0] if part else END for part in rest}
-    matcher = llguidance.LLMatcher(vocabulary(), made[structure.kind](structure.text), log_level=0)
+    matcher = llguidance.LLMatcher(vocabulary(), grammar(structure.kind.value, structure.text), log_level=0)
     assert matcher.consume_tokens(list(output)) or not output
     bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
     return set(np.flatnonzero(bits[:VOCAB_SIZE]).tolist())
