@@ -33,6 +33,8 @@ if TYPE_CHECKING:
         TokenLogprobs,
     )
 
+__version__ = "0.1.0"
+
 __all__ = [
     "AsyncClient",
     "Chunk",

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import tandem
 from tandem.cli import asking, configuration, main, models, tools
 from tandem.cli.command_line import RoleParser
 from tandem.cli.flags import FLAGS, Options
@@ -18,6 +19,7 @@ from tandem.clients.prefill_client import PrefillConfig
 from tandem.clients.terminal import ClientConfig
 from tandem.engine.model_config import ModelConfig
 from tandem.engine.prefix_cache import PrefixSharing
+from tandem.launch import LAUNCH
 from tandem.speculation.types import SAMPLING_FIELDS, GenerationRequest
 from tandem.workshops.nxdi.settings import NxdiSettings
 from tandem.workshops.planning.plan import PlanConfig
@@ -252,7 +254,23 @@ def test_help_with_a_role_shows_that_roles_flags_alone(role: str, capsys: pytest
         ("--role client --prompt x --target_host h:1 --port 2", "port: --target_host already has the port"),
         ("--role target --max_new_tokens 0", "max_new_tokens: 0 is below 1"),
         ("--role target --prom x", "unrecognized arguments: --prom x"),
-        ("--role nobody", "argument --role: invalid choice: 'nobody'"),
+        ("--role target --modle x", "unrecognized arguments: --modle x; did you mean --model?"),
+        ("target --max-tokens=3 --x", "unrecognized arguments: --max-tokens=3 --x; did you mean --max_new_tokens?"),
+        ("client --temp 3", "unrecognized arguments: --temp 3; did you mean --temperature?"),
+        ("compare --promt-file x", "unrecognized arguments: --promt-file x; did you mean --prompt-file?"),
+        ("compare --prompt x --architectures fusd", "distributed_head; did you mean fused?"),
+        ("--role nobody", "argument --role: invalid choice: 'nobody' (choose from target, "),
+        ("nobody", "argument --role: invalid choice: 'nobody' (choose from target, "),
+        ("targt --port 3", "argument --role: invalid choice: 'targt'; did you mean target? (choose"),
+        ("srve", "argument --role: invalid choice: 'srve'; did you mean serve? (choose"),
+        (
+            "target --dtype flot32",
+            "dtype: 'flot32' is not one of auto, float32, bfloat16, float16; did you mean float32?",
+        ),
+        ("draft --prompt x --pipeline never", "did you mean never-waiting?"),
+        ("gateway --batch 3", "compile, plan (in --worker_flags, the server that it starts)"),
+        ("serve --workers h:1 --model x", "model: with --workers it starts no server"),
+        ("serve x --worker_flags=--model=y", "model: --worker_flags names one too; give one of them"),
     ],
 )
 def test_a_flag_without_effect_is_one_line(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -261,7 +279,46 @@ def test_a_flag_without_effect_is_one_line(line: str, said: str, capsys: pytest.
     except SystemExit as ended:
         code = int(str(ended.code))
     (shown,) = capsys.readouterr().err.splitlines()
-    assert code == 2 and shown.startswith("main.py: ") and said in shown
+    assert code == 2 and shown.startswith(("main.py: ", "compare_architectures.py: ")) and said in shown
+
+
+def test_without_a_role_the_roles_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    for line in ("", "--port 3"):
+        with pytest.raises(SystemExit) as ended:
+            main.main(line.split(), program="tandem")
+        shown = capsys.readouterr()
+        assert ended.value.code == 2 and shown.out == ""
+        assert shown.err.startswith("usage: tandem ROLE [flags]\n") and "--port" not in shown.err
+        assert all(f"\n  {role} " in shown.err for role in (*main.ROLES, "serve", "compare"))
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    for line in ("--version", "target --version"):
+        with pytest.raises(SystemExit) as ended:
+            main.main(line.split())
+        assert (ended.value.code, capsys.readouterr().out) == (0, f"tandem {tandem.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "model", "rest"),
+    [
+        ("serve", None, []),
+        ("serve --http_port 1", None, []),
+        ("serve DIR --worker_flags=--batch=3", "DIR", ["--batch=3"]),
+        ("--role serve DIR", "DIR", []),
+    ],
+)
+def test_serve_is_a_gateway_whose_own_server_runs_the_model(line: str, model: str | None, rest: list[str]) -> None:
+    args = main.parser().parse_args(main.with_role(line.split()))
+    assert (args.role, args.model) == ("gateway", model)
+    run = tools.gateway(args)
+    config = inspect.getcoroutinelocals(run)["config"]
+    run.close()
+    command = config.own_server("ready.json")
+    assert command[len(LAUNCH) : command.index("--port")] == [
+        *("--role", "fused_target", *(("--model", model) if model else ())),
+        *rest,
+    ]
 
 
 @pytest.mark.parametrize("role", SERVERS)

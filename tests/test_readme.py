@@ -47,7 +47,7 @@ def test_the_pages_show_every_role() -> None:
 def test_a_command_of_a_page_is_understood(command: str) -> None:
     launcher, program, *arguments = shlex.split(command, comments=True)
     if launcher == "tandem":
-        program, arguments = "main.py", ["--role", program, *arguments]
+        program, arguments = "main.py", main.with_role([program, *arguments])
     if program == "main.py":
         args = main.parser().parse_args(arguments)
         assert args.role in main.ROLES

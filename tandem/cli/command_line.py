@@ -7,7 +7,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import tandem
+from tandem.cli.config_file import with_config
 from tandem.cli.flags import FLAGS, Options
+from tandem.cli.hints import meant
 from tandem.cli.option import Flag, OptionParser
 from tandem.cli.role_names import ASKING, BACKENDS, CALLING, PROMPTED, SERVERS, SERVING, TARGETS, VERIFYING
 from tandem.speculation.types import SAMPLING_FIELDS
@@ -31,16 +34,25 @@ class RoleParser(OptionParser[Options]):
             epilog=f"roles ({command} --help shows the flags of one role):\n"
             + "\n".join(f"  {name:14} {text}" for name, text in {**roles, **commands}.items()),
         )
-        role_help = "the role to run; the list is below"
-        self.add_argument("--role", required=True, choices=list(roles), metavar="ROLE", help=role_help)
+        self._roles, self._names = tuple(roles), (*roles, *commands)
+        self.add_argument("--role", required=True, metavar="ROLE", help="the role to run; the list is below")
+        file_help = "read flags from this YAML file (docs/running.md)"
+        self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=file_help)
+        self.add_argument("--version", action="version", version=f"tandem {tandem.__version__}")
 
     def parse_args(self, args: Sequence[str] | None = None) -> Options:  # type: ignore[override]
         """Parses `args`. Raises ValueError for a flag that the role, or its backend, would not use."""
-        argv = tuple(sys.argv[1:] if args is None else args)
+        argv = with_config(sys.argv[1:] if args is None else args, FLAGS)
         role = _role_in(argv)
+        if role is not None and role not in self._roles:
+            known = ", ".join(self._roles)
+            self.error(f"argument --role: invalid choice: {role!r}{meant(role, self._names)} (choose from {known})")
         for action in self._actions:
             if action.dest in FLAGS and role not in FLAGS[action.dest].roles:
                 action.help = argparse.SUPPRESS
+        if not {"--role", "-h", "--help", "--version"} & {word.partition("=")[0] for word in argv}:
+            self.print_help(sys.stderr)
+            self.exit(2)
         found = super().parse_args(argv)
         refuse(found)
         return found
@@ -91,7 +103,7 @@ NEEDS = (
     Need(("port",), ASKING, lambda a: _wants_port(a.target_host), _PORTED),
     Need(("adapter_admins",), TARGETS, lambda a: a.adapter_root is not None, "give --adapter_root as well"),
     Need(("engine_host",), SERVERS, lambda a: a.engine_port is not None, "give --engine_port as well"),
-    Need(("worker_flags",), ("gateway",), lambda a: a.workers is None, "with --workers it starts no server"),
+    Need(("worker_flags", "model"), ("gateway",), lambda a: a.workers is None, "with --workers it starts no server"),
     Need(("metrics_host",), SERVING, lambda a: a.metrics_port is not None, "give --metrics_port as well"),
     Need(("target_model", "draft_model"), ("convert",), lambda a: a.convert == "eagle", "is for --convert eagle"),
     Need(("model",), ("convert",), lambda a: a.convert != "eagle", _OWN_HEAD),
@@ -116,7 +128,8 @@ def refuse(args: Options) -> None:
         if name not in args.given:
             continue
         if args.role not in flag.roles:
-            raise ValueError(f"{name}: --role {args.role} does not take it; these do: {', '.join(flag.roles)}")
+            own = " (in --worker_flags, the server that it starts)" if args.role == "gateway" else ""
+            raise ValueError(f"{name}: --role {args.role} does not take it; these do: {', '.join(flag.roles)}{own}")
         if args.role in FLAGS["backend"].roles and args.backend in BACKENDS:
             _refuse_backend(flag, args.role, args.backend)
     for need in NEEDS:

@@ -55,8 +55,8 @@ class Options:
     """The parsed options of a role. `argv`: the arguments that were parsed; `given`: the names of those options."""
 
     model: str | None = option(
-        "model folder, .gguf file or hub id of the role's own model",
-        (*LOADING, "plan", "convert"),
+        "model folder, .gguf file or hub id of the role's own model; gateway: of the server that it starts",
+        (*LOADING, "gateway", "plan", "convert"),
         group="models (default: the embedded SmolLM2-135M-Instruct)",
     )
     target_model: str | None = option(

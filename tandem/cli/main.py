@@ -9,12 +9,14 @@ import sys
 from collections.abc import Sequence
 
 from tandem.cli.command_line import RoleParser
-from tandem.cli.roles import COMPARE, COMPARE_HELP, ROLES
+from tandem.cli.hints import hinted
+from tandem.cli.roles import COMPARE, COMPARE_HELP, ROLES, SERVE, SERVE_HELP
 from tandem.rpc.logs import set_up
 from tandem.rpc.printable import printable
 
 EXTRAS = {
     "torch": ("accelerate", "gguf", "safetensors", "tokenizers", "torch", "transformers"),
+    "config": ("yaml",),
     "comparison": ("jinja2", "matplotlib", "rich"),
     "metrics": ("prometheus_client",),
     "mtls": ("cryptography",),
@@ -22,11 +24,13 @@ EXTRAS = {
     "ray": ("ray",),
 }
 """The extra that installs a library."""
+COMMANDS = {SERVE: SERVE_HELP, COMPARE: COMPARE_HELP}
+"""What else stands in a role's place, and its help."""
 
 
 def parser(program: str = "main.py") -> RoleParser:
     """Builds the parser of roles and their flags; `program` is the name that help and errors show."""
-    return RoleParser({name: role.help for name, role in ROLES.items()}, program, {COMPARE: COMPARE_HELP})
+    return RoleParser({name: role.help for name, role in ROLES.items()}, program, COMMANDS)
 
 
 def console() -> int:
@@ -72,8 +76,12 @@ def _require_libraries() -> None:
 
 
 def with_role(argv: Sequence[str]) -> list[str]:
-    """Returns `target ...` as `--role target ...`, and anything else as it is."""
-    return ["--role", *argv] if argv and argv[0] in (*ROLES, COMPARE) else list(argv)
+    """Returns `target ...` as `--role target ...`, and `serve [MODEL] ...` as the role gateway."""
+    words = ["--role", *argv] if argv and not argv[0].startswith("-") else list(argv)
+    if words[:2] != ["--role", SERVE]:
+        return words
+    model = ["--model"] if words[2:] and not words[2].startswith("-") else []
+    return ["--role", "gateway", *model, *words[2:]]
 
 
 def _compare(argv: list[str], program: str) -> int:
@@ -104,7 +112,7 @@ def _refuse(message: str, error: Exception, code: int, debug: bool, program: str
     if debug:
         logging.getLogger("tandem").debug("failed", exc_info=error)
     label = f"[rank {_rank()}] " if _rank() else ""
-    print(f"{program}: {label}{printable(' '.join(message.split()), None)}", file=sys.stderr)
+    print(f"{program}: {label}{printable(hinted(' '.join(message.split())), None)}", file=sys.stderr)
     return code
 
 

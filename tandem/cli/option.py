@@ -10,6 +10,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
 
+from tandem.cli.hints import hinted, meant
 from tandem.cli.role_names import BACKENDS
 
 FILE: TypeAlias = str  # a type in capitals is what --help shows for the value
@@ -137,13 +138,22 @@ class OptionParser(argparse.ArgumentParser, Generic[Parsed]):
     # argparse overloads this method for callers that pass a namespace; no caller here does.
     def parse_args(self, args: Sequence[str] | None = None) -> Parsed:  # type: ignore[override]
         argv = tuple(sys.argv[1:] if args is None else args)
-        found = vars(super().parse_args(argv))
+        parsed, unknown = self.parse_known_args(argv)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._meant(unknown)}")
+        found = vars(parsed)
         repeated = {name: tuple(value) for name, value in found.items() if isinstance(value, list)}
         values = {name: flag.default for name, flag in self._flags.items()} | found | repeated
         return self._parsed(argv=argv, given=frozenset(found) - {"role"}, **values)
 
+    def _meant(self, unknown: Sequence[str]) -> str:
+        """Says which of the flags that --help shows the first unknown one may be."""
+        shown = (action.option_strings for action in self._actions if action.help is not argparse.SUPPRESS)
+        wrong = next((word.partition("=")[0] for word in unknown if word.startswith("--")), "")
+        return meant(wrong, (each for spellings in shown for each in spellings))
+
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {self._said}{message}\n")
+        self.exit(2, f"{self.prog}: {self._said}{hinted(message)}\n")
 
 
 def built(kind: type[Config], options: object, **computed: Any) -> Config:

@@ -16,12 +16,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.openai.gateway import COMPLETIONS, wait_ready
 from tests.support import GREEDY, HANG, REPOSITORY, ServerProcess, oracle, server_process
 
 pytestmark = pytest.mark.thorough
 
 pytest.importorskip("setuptools", reason="builds the wheel without a network: pip install setuptools")
-PARTS = ("tandem", "services", "clients", "pyproject.toml", "README.md", "LICENSE")
+PARTS = ("tandem", "services", "clients", "workshops", "pyproject.toml", "README.md", "LICENSE")
 UNREACHABLE = ("No matching distribution found", "Could not fetch URL", "Failed to establish a new connection")
 MINE = "MINE = 'written by the user'\n"
 ASK = """
@@ -113,7 +114,7 @@ def user(tmp_path: Path) -> Path:
 def files_to_ship() -> set[str]:
     """Modules and data of the packages, under the names that they are installed by."""
     found: set[str] = set()
-    for top, prefix in (("tandem", ""), ("services", "tandem/"), ("clients", "tandem/")):
+    for top, prefix in (("tandem", ""), *((top, "tandem/") for top in ("services", "clients", "workshops"))):
         paths = (path for path in (REPOSITORY / top).rglob("*") if path.is_file() and path.suffix != ".pyc")
         found |= {prefix + path.relative_to(REPOSITORY).as_posix() for path in paths}
     return found
@@ -186,6 +187,26 @@ def test_with_torch_an_installed_tandem_runs_the_embedded_pair(wheel: Path, user
     assert "six" in serve_and_ask(python, user, "fused_target")
 
 
+def test_an_installed_tandem_serves_openai_clients_with_one_command(wheel: Path, user: Path) -> None:
+    pytest.importorskip("smg")
+    python = environment(user / "venv", borrow=True)
+    pip(python, "install", "--quiet", "--no-deps", "--no-index", wheel)
+    said = output(python, user, "-c", "import tandem; print('tandem', tandem.__version__)")
+    assert output(python, user, "tandem", "--version") == said == f"tandem {wheel.name.split('-')[1]}"
+    command = [python.parent / "tandem", "serve", "salt=0", "--worker_flags", "--backend toy"]
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    with (user / "gateway.log").open("w") as log:
+        more = ("--http_port", "0", "--ready_file", str(user / "gateway.json"))
+        process = subprocess.Popen([*command, *more], cwd=user, env=clean, stdout=log, stderr=log, text=True)
+    try:
+        gate = wait_ready(process, user)
+        answer = gate.post(COMPLETIONS, prompt="hi", max_tokens=4, temperature=0)
+        assert (gate.model, answer.status, answer.json["usage"]["completion_tokens"]) == ("toy", 200, 4)
+    finally:
+        process.terminate()
+        process.wait(timeout=HANG)
+
+
 def test_an_editable_install_imports_each_module_under_one_name(user: Path) -> None:
     (user / "checkout").mkdir()
     checkout = copied(user / "checkout")
@@ -194,10 +215,10 @@ def test_an_editable_install_imports_each_module_under_one_name(user: Path) -> N
     elsewhere = user / "elsewhere"
     elsewhere.mkdir()
     module = functools.partial(output, python, elsewhere, "-c")
-    for name, file in (("tandem", "tandem"), ("tandem.services", "services"), ("tandem.clients", "clients")):
+    for name, file in (("tandem", "tandem"), *((f"tandem.{top}", top) for top in ("services", "clients", "workshops"))):
         found = Path(module(f"import {name} as found; print(found.__file__)"))
         assert found.resolve() == (checkout / file / "__init__.py").resolve()
-    for top in ("services", "clients", "main", "compare_architectures"):
+    for top in ("services", "clients", "workshops", "main", "compare_architectures"):
         assert "ModuleNotFoundError" in run(python, elsewhere, "-c", f"import {top}").stderr
     code = (
         "import os, sys, tandem.services.launch, tandem.clients.local, tandem.clients.client;"

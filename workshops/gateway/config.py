@@ -19,12 +19,13 @@ OWN_SERVER = "--role fused_target"
 class GatewayConfig:
     """Where the gateway listens for HTTP, and the HOST:PORT of the engine ports of its `workers`.
 
-    Without workers it starts a server of its own, with `worker_flags`. `queue`: requests that may wait besides those
-    with a slot. `flags` are smg's own. `metrics_port` None: a free one on this machine, since smg always has one.
-    `accept_tokens`: a file of lines `identity token`, the API keys of clients.
+    Without workers it starts a server of its own, with `model` (None: the embedded one) and `worker_flags`. `queue`:
+    requests that may wait besides those with a slot. `flags` are smg's own. `metrics_port` None: a free one on this
+    machine, since smg always has one. `accept_tokens`: a file of lines `identity token`, the API keys of clients.
     """
 
     workers: tuple[str, ...]
+    model: str | None = None
     host: str
     port: int
     worker_flags: str
@@ -46,6 +47,9 @@ class GatewayConfig:
         for name, port in (("http_port", self.port), ("metrics_port", self.metrics_port or 1)):
             if not 0 <= port <= 65535:
                 raise ValueError(f"{name}: {port} is outside 0 to 65535")
+        flags = {word.partition("=")[0] for word in shlex.split(self.worker_flags)}
+        if self.model is not None and "--model" in flags:
+            raise ValueError("model: --worker_flags names one too; give one of them")
         if self.queue < 0:
             raise ValueError(f"queue: {self.queue} is below 0")
         for worker in self.workers:
@@ -81,7 +85,7 @@ class GatewayConfig:
 
     def own_server(self, ready_file: str) -> list[str]:
         """Returns the command of the server that the gateway starts itself."""
-        given = shlex.split(self.worker_flags)
+        given = [*(["--model", self.model] if self.model is not None else []), *shlex.split(self.worker_flags)]
         role = [] if "--role" in given else shlex.split(OWN_SERVER)
         # The server cannot tell the gateway's clients apart, so those of several identities must not share prefixes.
         apart = len({key.partition(":")[0] for key in self.keys}) > 1 and "prefix_sharing" not in self.worker_flags
