@@ -149,18 +149,22 @@ async def _replies(
     """Yields the replies to a request. Each choice ends with a reply of its own, also if the request is aborted."""
     outputs = [Output() for _ in requests]
     prompt = len(requests[0].token_ids or ())  # of a text: said at the end
-    unfinished = set(range(len(requests)))
+    ends: dict[int, pb.GenerateResponse] = {}
     async with contextlib.aclosing(choices.events()) as events:
         async for choice, event in events:
             if isinstance(event, GenerationEnd):
-                unfinished.discard(choice)
-                yield end_reply(event, requests[choice], choice, outputs[choice], stream)
+                ends[choice] = end_reply(event, requests[choice], choice, outputs[choice], stream)
+                if stream:
+                    yield ends[choice]
                 continue
             outputs[choice].add(event)
             if stream:
                 yield chunk_reply(event, choice, prompt, len(outputs[choice].token_ids))
-    for choice in sorted(unfinished):
-        yield aborted_reply(choice, prompt, outputs[choice], stream)
+    for choice in range(len(requests)):
+        if choice not in ends:
+            yield aborted_reply(choice, prompt, outputs[choice], stream)
+        elif not stream:  # in order, since the gateway numbers them as they come
+            yield ends[choice]
 
 
 def _zipped(tokenizer: Tokenizer) -> bytes:

@@ -159,6 +159,20 @@ def test_without_a_seed_each_request_is_drawn_anew_and_with_one_it_repeats(clien
     assert text() != text()
 
 
+def test_choice_i_is_the_answer_to_the_seed_plus_i_whichever_ends_first(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "toy", "messages": HELLO, "max_tokens": 40, "temperature": 2.0}
+    alone = [client.chat.completions.create(**asked, seed=seed).choices[0] for seed in range(22)]
+    for seed in range(20):
+        three = client.chat.completions.create(**asked, seed=seed, n=3).choices
+        said = {0: "", 1: "", 2: ""}
+        for event in client.chat.completions.create(**asked, seed=seed, n=3, stream=True):
+            for choice in event.choices:
+                said[choice.index] += choice.delta.content or ""
+        expected = [each.message.content for each in alone[seed : seed + 3]]
+        assert [each.message.content for each in three] == expected == list(said.values())
+        assert [each.finish_reason for each in three] == [each.finish_reason for each in alone[seed : seed + 3]]
+
+
 def test_stop_strings_and_ids_end_the_text_before_them(client: openai.OpenAI) -> None:
     seed, text = readable(6, temperature=1.0)
     asked: Any = {"model": "toy", "max_tokens": 6, "seed": seed}
