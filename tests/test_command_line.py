@@ -316,7 +316,7 @@ def test_serve_is_a_gateway_whose_own_server_runs_the_model(line: str, model: st
     run.close()
     command = config.own_server("ready.json")
     assert command[len(LAUNCH) : command.index("--port")] == [
-        *("--role", "fused_target", *(("--model", model) if model else ())),
+        *("--drain_seconds", "30", "--role", "fused_target", *(("--model", model) if model else ())),
         *rest,
     ]
 

@@ -20,12 +20,13 @@ from tandem.cli import main
 from tandem.cli.option import built
 from tandem.workshops.gateway import config as gateway_config
 from tandem.workshops.gateway.config import GatewayConfig
-from tests.openai.gateway import CHAT, children, gateway, running, start, wait_ready
+from tests.openai.gateway import CHAT, Gateway, children, gateway, running, start, wait_ready
 from tests.services.certificates import Authority, token_file
 from tests.support import HANG, ServerProcess, launch, server_process
 
 pytestmark = pytest.mark.thorough
 TOY = ("--worker_flags", "--backend toy --model step=0.005")
+SLOW = ("--worker_flags", "--backend toy --model step=0.05")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -34,9 +35,11 @@ def test_a_signal_ends_the_gateway_and_its_server(number: signal.Signals, tmp_pa
     gate = wait_ready(process, tmp_path)
     parts = children(process.pid)
     assert sorted(parts.values()) == ["server", "smg"]
+    began = time.monotonic()
     process.send_signal(number)
     told, _ = process.communicate(timeout=HANG)
     assert process.returncode == 0, gate.log.read_text()
+    assert time.monotonic() - began < 2.0 and "\ngateway: stopping\n" in gate.log.read_text()
     assert not any(running(pid) for pid in parts)
     base, curl = told.splitlines()
     assert base == f"OpenAI clients: base URL {gate.url}, model toy"
@@ -52,6 +55,75 @@ def test_a_signal_while_the_server_loads_ends_it_too(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=HANG)
     assert process.returncode == 0 and not any(running(pid) for pid in parts)
+
+
+def interrupted(process: subprocess.Popen[str], gate: Gateway) -> str:
+    """Sends Ctrl-C; returns what the gateway says at once."""
+    process.send_signal(signal.SIGINT)
+    give_up = time.monotonic() + 2.0
+    while not (said := [line for line in gate.log.read_text().splitlines() if line.startswith("gateway: ")]):
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+    return said[-1]
+
+
+WAITS = "gateway: stopping: waits up to {} s for {} running request{}; Ctrl-C, or another signal, ends it at once"
+
+
+def test_it_waits_for_requests_and_says_so(tmp_path: Path) -> None:
+    process = start(tmp_path, *SLOW)
+    gate = wait_ready(process, tmp_path)
+    streams = [gate.begin(max_tokens=40), gate.begin(max_tokens=40)]
+    assert interrupted(process, gate) == WAITS.format(30, 2, "s")
+    for stream in streams:
+        rest = stream.rest()
+        assert rest.rstrip().endswith("[DONE]") and '"finish_reason":"length"' in rest
+    process.communicate(timeout=HANG)
+    assert process.returncode == 0
+
+
+def test_a_stream_that_is_not_done_in_time_ends_with_an_error_event(tmp_path: Path) -> None:
+    process = start(tmp_path, *SLOW, "--drain_seconds", "1")
+    gate = wait_ready(process, tmp_path)
+    stream, began = gate.begin(max_tokens=400), time.monotonic()
+    assert interrupted(process, gate) == WAITS.format(1, 1, "")
+    events = [json.loads(line[6:]) for line in stream.rest().splitlines() if line.startswith("data: {")]
+    assert [event["error"]["type"] for event in events if "error" in event] == ["stream_error"]
+    assert "error" in events[-1] and "choices" in events[-2]
+    process.communicate(timeout=HANG)
+    assert process.returncode == 0 and time.monotonic() - began < 5.0
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+    process = start(tmp_path, *SLOW)
+    gate = wait_ready(process, tmp_path)
+    parts, stream = children(process.pid), gate.begin(max_tokens=400)
+    interrupted(process, gate)
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=HANG)
+    assert time.monotonic() - began < 1.0 and not any(running(pid) for pid in parts)
+    assert process.returncode == 1
+    assert gate.log.read_text().splitlines()[-1] == "gateway: ended at once, by a second signal"
+    stream.leave()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal to children")
+@pytest.mark.parametrize("ready", [True, False])
+def test_a_gateway_that_is_killed_takes_its_parts_with_it(ready: bool, tmp_path: Path) -> None:
+    process = start(tmp_path, *SLOW)
+    give_up = time.monotonic() + HANG
+    stream = wait_ready(process, tmp_path).begin(max_tokens=400) if ready else None
+    while not (parts := children(process.pid)):
+        assert process.poll() is None and time.monotonic() < give_up
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    while any(running(pid) for pid in parts):
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+    if stream:
+        stream.leave()
 
 
 @pytest.mark.parametrize("part", ["server", "smg"])

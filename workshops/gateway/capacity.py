@@ -1,4 +1,4 @@
-"""Asks the gateway's workers how many requests they run at once."""
+"""Asks the gateway's workers how many requests they run at once, and how many run now."""
 
 from __future__ import annotations
 
@@ -14,6 +14,23 @@ async def slots_of(workers: Sequence[str]) -> int:
     """Returns the KV slots of all workers together; 0 while none answers. A silent one counts like the largest."""
     known = await asyncio.gather(*(_slots(worker) for worker in workers))
     return sum(slots or max(known) for slots in known)
+
+
+async def running_at(workers: Sequence[str]) -> int:
+    """Returns how many requests run or wait at all workers together, of those that answer within a second."""
+    return sum(await asyncio.gather(*(_running(worker) for worker in workers)))
+
+
+async def _running(worker: str) -> int:
+    from smg_grpc_proto.generated import vllm_engine_pb2 as pb
+    from smg_grpc_proto.generated import vllm_engine_pb2_grpc
+
+    async with grpc.aio.insecure_channel(worker) as channel:
+        try:
+            loads = await vllm_engine_pb2_grpc.VllmEngineStub(channel).GetLoads(pb.GetLoadsRequest(), timeout=1.0)
+        except grpc.aio.AioRpcError:
+            return 0
+        return sum(each.num_total_reqs for each in loads.loads)
 
 
 async def _slots(worker: str) -> int:

@@ -13,6 +13,8 @@ from tandem.rpc.secret_files import lines_of, warn_if_others_read
 from tandem.services.security.tokens import read_tokens
 
 OWN_SERVER = "--role fused_target"
+CUT_SECONDS = 3
+"""How long the answers that its own server cuts have to reach their clients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +85,11 @@ class GatewayConfig:
         host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
         return f"{'https' if self.tls_cert else 'http'}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
+    @property
+    def balanced(self) -> bool:
+        """Whether there may be load balancers before it, as before servers that go on when it ends."""
+        return bool(self.workers) and not on_this_machine(self.host)
+
     def own_server(self, ready_file: str) -> list[str]:
         """Returns the command of the server that the gateway starts itself."""
         given = [*(["--model", self.model] if self.model is not None else []), *shlex.split(self.worker_flags)]
@@ -90,7 +97,20 @@ class GatewayConfig:
         # The server cannot tell the gateway's clients apart, so those of several identities must not share prefixes.
         apart = len({key.partition(":")[0] for key in self.keys}) > 1 and "prefix_sharing" not in self.worker_flags
         private = ["--prefix_sharing", "off"] if apart and "prefix-sharing" not in self.worker_flags else []
-        return [*LAUNCH, *role, *given, *private, "--port", "0", "--engine_port", "0", "--ready_file", ready_file]
+        drain = ["--drain_seconds", f"{self.drain_seconds:g}"]
+        return [
+            *LAUNCH,
+            *drain,
+            *role,
+            *given,
+            *private,
+            "--port",
+            "0",
+            "--engine_port",
+            "0",
+            "--ready_file",
+            ready_file,
+        ]
 
     def arguments(self, workers: tuple[str, ...], slots: int, metrics_port: int) -> list[str]:
         """Returns the arguments of smg for workers that run `slots` requests at once.
@@ -111,7 +131,8 @@ class GatewayConfig:
             "prometheus-host": self.metrics_host,
             "prometheus-port": metrics_port,
             "worker-startup-check-interval": 1,
-            "shutdown-grace-period-secs": max(1, round(self.drain_seconds)),
+            # Longer than its own server, which tells clients why it cuts their streams.
+            "shutdown-grace-period-secs": max(1, round(self.drain_seconds) + (0 if self.workers else CUT_SECONDS)),
             "control-plane-api-keys": f"tandem:tandem:admin:{secrets.token_hex(16)}",
         }
         if self.tls_cert and self.tls_key:

@@ -20,15 +20,19 @@ from typing import TypeVar
 
 from tandem.launch import environment
 from tandem.ports import check_free, free_port
-from tandem.workshops.gateway.capacity import slots_of
+from tandem.workshops.gateway.capacity import running_at, slots_of
 from tandem.workshops.gateway.config import GatewayConfig
 
 STARTED = time.monotonic()
 LOOK_SECONDS = 0.1
 STOP_SECONDS = 10.0
 """Time to end besides the drain; what still runs then is killed."""
+PART = (sys.executable, "-m", "tandem.workshops.gateway.part", str(os.getpid()))
 SMG = (sys.executable, "-c", "import json, sys; sys.argv[1:] = json.load(sys.stdin); import smg.cli; smg.cli.main()")
 """Runs smg with the arguments that it reads, since a command line with API keys could be read by others."""
+SETTLE_SECONDS = 5
+"""How long smg goes on as before once it is told to end, so that load balancers see that it is not ready."""
+FLUSH_SECONDS = 1.0
 Process = asyncio.subprocess.Process
 Result = TypeVar("Result")
 
@@ -41,14 +45,18 @@ class Stopped(Exception):
     """A signal asked for the end."""
 
 
+class Cut(Exception):
+    """A second signal did, while requests ran."""
+
+
 async def run_gateway(config: GatewayConfig) -> int:
-    """Returns the exit code: 0 after SIGTERM or SIGINT, 1 if a part has ended by itself."""
+    """Returns the exit code: 0 after SIGTERM or SIGINT, 1 after a second one, or if a part has ended by itself."""
     with _stop_signals() as stopping:
         try:
             await _serve(replace(config, port=_http_port(config.host, config.port)), stopping)
         except Stopped:
             return 0
-        except PartEnded as error:
+        except (Cut, PartEnded) as error:
             print(f"gateway: {error}", file=sys.stderr)
             return 1
     return 0
@@ -58,30 +66,36 @@ async def _serve(config: GatewayConfig, stopping: asyncio.Event) -> None:
     async with contextlib.AsyncExitStack() as stack:
         parts: dict[str, Process] = {}
         workers, adapters = config.workers, tuple[str, ...]()
-        if not workers:
-            ready_file = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-"))) / "ready.json"
-            server = config.own_server(str(ready_file))
-            parts["the server"] = await stack.enter_async_context(_started(server, config.drain_seconds))
-            await _until(partial(asyncio.to_thread, ready_file.exists), parts, stopping)
-            ready = json.loads(ready_file.read_text())
-            workers, adapters = (f"127.0.0.1:{ready['engine_port']}",), tuple(ready["adapter_ports"])
-        slots = await _until(partial(slots_of, workers), parts, stopping)
-        if adapters:  # further workers for the gateway, with the same slots
-            workers += tuple(f"127.0.0.1:{port}" for port in ready["adapter_ports"].values())
-        arguments = config.arguments(workers, slots, config.metrics_port or free_port())
-        parts["smg"] = await stack.enter_async_context(_started(SMG, config.drain_seconds, arguments))
-        model = await _until(partial(asyncio.to_thread, _model_of, config, adapters), parts, stopping)
-        _announce(config, model)
-        await _until(_never, parts, stopping)
+        try:
+            if not workers:
+                ready_file = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-"))) / "ready.json"
+                server = _started(config.own_server(str(ready_file)), signal.SIGTERM)
+                parts["the server"] = await stack.enter_async_context(server)
+                await _until(partial(asyncio.to_thread, ready_file.exists), parts, stopping)
+                ready = json.loads(ready_file.read_text())
+                workers, adapters = (f"127.0.0.1:{ready['engine_port']}",), tuple(ready["adapter_ports"])
+            slots = await _until(partial(slots_of, workers), parts, stopping)
+            if adapters:  # further workers for the gateway, with the same slots
+                workers += tuple(f"127.0.0.1:{port}" for port in ready["adapter_ports"].values())
+            arguments = config.arguments(workers, slots, config.metrics_port or free_port())
+            parts["smg"] = await stack.enter_async_context(_started(SMG, signal.SIGKILL, arguments))
+            model = await _until(partial(asyncio.to_thread, _model_of, config, adapters), parts, stopping)
+            _announce(config, model)
+            await _until(_never, parts, stopping)
+        except Stopped:
+            await _end(config, workers, parts, stopping)
+            raise
 
 
 @contextlib.asynccontextmanager
 async def _started(
-    command: Sequence[str], drain_seconds: float, arguments: Sequence[str] = ()
+    command: Sequence[str], number: signal.Signals, arguments: Sequence[str] = ()
 ) -> AsyncIterator[Process]:
-    """Runs a process while the block runs, and gives it `arguments` as JSON. It is told to end, or else killed."""
+    """Runs a process while the block runs, and gives it `arguments` as JSON. It gets `number` if this one is killed."""
     # A new session: Ctrl-C on the terminal reaches this process alone, which ends its parts in order.
     process = await asyncio.create_subprocess_exec(
+        *PART,
+        str(int(number)),
         *command,
         stdin=asyncio.subprocess.PIPE,
         stdout=sys.stderr,  # both log there; this process's own output is the URL
@@ -97,10 +111,51 @@ async def _started(
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
         ended = asyncio.ensure_future(process.wait())
-        await asyncio.wait({ended}, timeout=drain_seconds + STOP_SECONDS)
+        await asyncio.wait({ended}, timeout=STOP_SECONDS)
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await ended
+
+
+async def _end(
+    config: GatewayConfig, workers: Sequence[str], parts: dict[str, Process], stopping: asyncio.Event
+) -> None:
+    """Tells the parts to end, and says what they wait for. Raises Cut if a signal comes before they have ended."""
+    stopping.clear()
+    for part in parts.values():
+        with contextlib.suppress(ProcessLookupError):
+            part.terminate()
+    running = await running_at(workers)
+    waits = [f"{SETTLE_SECONDS} s until load balancers know"] if config.balanced else []
+    waits += [f"up to {config.drain_seconds:g} s for {running} running request{'s'[: running > 1]}"] if running else []
+    why = f": waits {', then '.join(waits)}; Ctrl-C, or another signal, ends it at once" if waits else ""
+    print(f"gateway: stopping{why}", file=sys.stderr, flush=True)
+    ends = [asyncio.ensure_future(_all_ended(parts)), asyncio.ensure_future(stopping.wait())]
+    if not config.balanced:
+        ends.append(asyncio.ensure_future(_nothing_runs(workers, parts, FLUSH_SECONDS if running else 0.0)))
+    seconds = SETTLE_SECONDS + config.drain_seconds + STOP_SECONDS
+    await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    for each in ends:
+        each.cancel()
+    for part in parts.values():
+        with contextlib.suppress(ProcessLookupError):
+            part.kill()
+    await _all_ended(parts)
+    if stopping.is_set():
+        raise Cut("ended at once, by a second signal")
+
+
+async def _all_ended(parts: dict[str, Process]) -> None:
+    await asyncio.gather(*(part.wait() for part in parts.values()))
+
+
+async def _nothing_runs(workers: Sequence[str], parts: dict[str, Process], flush: float) -> None:
+    """Waits until no worker runs a request, and `flush` seconds more, for answers to reach their clients."""
+    if server := parts.get("the server"):
+        await server.wait()
+    while await running_at(workers):
+        await asyncio.sleep(LOOK_SECONDS)
+    await asyncio.sleep(flush)
 
 
 async def _until(found: Callable[[], Awaitable[Result]], parts: dict[str, Process], stopping: asyncio.Event) -> Result:
