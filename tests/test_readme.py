@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -65,6 +66,11 @@ def test_a_command_of_a_page_is_understood(command: str) -> None:
 def test_the_tables_of_flags_are_those_of_the_declarations(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert text == flag_tables.with_tables(text), "python -m tests.flag_tables writes them anew"
+
+
+def test_the_readmes_first_request_ends_soon_and_always_alike() -> None:
+    (asked,) = re.findall(r"^    -d '(.*)'$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert json.loads(asked).items() >= {"max_tokens": 40, "temperature": 0}.items()
 
 
 EXAMPLE = ROOT / "examples" / "generate.py"

@@ -199,7 +199,8 @@ def _trusting(certificate: str) -> ssl.SSLContext:
 
 
 def _announce(config: GatewayConfig, model: str) -> None:
-    asked = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32})
+    messages = [{"role": "user", "content": "Hello"}]
+    asked = json.dumps({"model": model, "messages": messages, "max_tokens": 40, "temperature": 0})
     secure = f" --cacert {config.tls_cert}" if config.tls_cert else ""
     secure += " -H 'authorization: Bearer YOUR_TOKEN'" if config.accept_tokens else ""
     print(f"OpenAI clients: base URL {config.url}/v1, model {model}", flush=True)
