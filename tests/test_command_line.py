@@ -268,6 +268,7 @@ def test_help_with_a_role_shows_that_roles_flags_alone(role: str, capsys: pytest
             "dtype: 'flot32' is not one of auto, float32, bfloat16, float16; did you mean float32?",
         ),
         ("draft --prompt x --pipeline never", "did you mean never-waiting?"),
+        ("plan --instance trn2.48xlarg --model m", "; did you mean trn2.48xlarge?"),
         ("gateway --batch 3", "compile, plan (in --worker_flags, the server that it starts)"),
         ("serve --workers h:1 --model x", "model: with --workers it starts no server"),
         ("serve x --worker_flags=--model=y", "model: --worker_flags names one too; give one of them"),

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 LIKE = 0.7
 """How like the name must be, as difflib measures it."""
-_NOT_ONE_OF = re.compile(r"'([^']*)' is not one of ([\w.-]+(?:, [\w.-]+)*)$")
+_NOT_ONE_OF = re.compile(r"'([^']*)' is not one of:? ([\w.-]+(?:, [\w.-]+)*)")
 
 
 def meant(name: str, names: Iterable[str]) -> str:

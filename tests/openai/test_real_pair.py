@@ -51,6 +51,7 @@ def check(client: openai.OpenAI, model: str, address: str) -> None:
     assert "".join(event.choices[0].text for event in events if event.choices) == sampled
     check_turns(client, model)
     check_features(client, model, address)
+    check_json_ends(client, model)
     word = sampled.split()[2]
     stopped = client.completions.create(**again, stop=[word]).choices[0]
     assert (stopped.text, stopped.finish_reason) == (sampled[: sampled.index(word)], "stop")
@@ -76,6 +77,48 @@ CITY = {
     "required": ["city", "population"],
     "additionalProperties": False,
 }
+
+
+ORDER = {  # as pydantic writes it
+    "$defs": {
+        "Item": {
+            "properties": {
+                "title": {"maxLength": 15, "title": "Title", "type": "string"},
+                "count": {"maximum": 99, "minimum": 0, "title": "Count", "type": "integer"},
+            },
+            "required": ["title", "count"],
+            "title": "Item",
+            "type": "object",
+        }
+    },
+    "properties": {
+        "items": {"items": {"$ref": "#/$defs/Item"}, "maxItems": 2, "title": "Items", "type": "array"},
+        "paid": {"default": False, "title": "Paid", "type": "boolean"},
+    },
+    "required": ["items"],
+    "title": "Order",
+    "type": "object",
+}
+
+
+def check_json_ends(client: openai.OpenAI, model: str) -> None:
+    """Bounded JSON ends, is valid, and has no properties but those that are named, whatever was asked."""
+    for prompt in ("I would like two loaves of bread.", "Give an example.", "Is water wet?"):
+        for temperature in (0, 1):
+            answer = client.chat.completions.create(
+                model=model,
+                messages=[{"role": "user", "content": prompt}],
+                max_tokens=100,
+                temperature=temperature,
+                seed=1,
+                response_format={"type": "json_schema", "json_schema": {"name": "order", "schema": ORDER}},
+            ).choices[0]
+            assert answer.finish_reason == "stop" and answer.message.content
+            order = json.loads(answer.message.content)
+            jsonschema.validate(order, ORDER)
+            assert order.keys() <= {"items", "paid"} and all(
+                each.keys() == {"title", "count"} for each in order["items"]
+            )
 
 
 def check_features(client: openai.OpenAI, model: str, address: str) -> None:
