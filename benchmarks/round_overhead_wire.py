@@ -6,7 +6,6 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from benchmarks.round_overhead_rows import (
     GREEDY,
@@ -19,9 +18,11 @@ from benchmarks.round_overhead_rows import (
     timed_call,
 )
 from tandem.rpc.generation_client import GenerationClient
-from tandem.rpc.remote_verifier import RemoteVerifier
+from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.verifier_client import VerifierClient
+from tandem.rpc.verify_stream import RemoteVerifier
 from tandem.runners.toy import VOCAB_SIZE
+from tandem.speculation.pipeline import Answer
 from tandem.speculation.types import ModelInfo, SpeculationStats
 from tandem.v1 import target_verifier_pb2 as pb
 
@@ -37,31 +38,26 @@ class Round:
     compute: float
 
 
-class _Recording:
-    """Wraps the verifier's stub and records every Verify."""
+class _Recording(RemoteSession):
+    """Keeps the last reply to a round, and the seconds between its request and itself."""
 
-    def __init__(self, stub: Any) -> None:
-        self._stub, self.call, self.reply = stub, 0.0, pb.VerifyResponse()
+    call = 0.0
+    reply = pb.VerifyResponse()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stub, name)
-
-    async def Verify(self, request: pb.VerifyRequest, **how: Any) -> pb.VerifyResponse:
-        sent = time.perf_counter()
-        self.reply = await self._stub.Verify(request, **how)
-        self.call = time.perf_counter() - sent
-        return self.reply
+    def answer(self, request: pb.VerifyRequest, reply: pb.VerifyResponse, seconds: float) -> Answer:
+        self.call, self.reply = seconds, reply
+        return super().answer(request, reply, seconds)
 
 
 async def rounds_over(address: str, info: ModelInfo, count: int, k: int) -> list[Round]:
     """Runs `count` rounds of RemoteVerifier with random drafts, mostly rejected at once, after a warm-up."""
     client = VerifierClient(address, info.tokenizer_sha256)
-    client.endpoint.stub = stub = _Recording(client.endpoint.stub)
     noise = random.Random(0)
     found: list[Round] = []
     try:
         while len(found) < count + WARM_UP_ROUNDS:
-            verifier = RemoteVerifier(client, GREEDY, SpeculationStats())
+            session = _Recording(client, GREEDY, SpeculationStats())
+            verifier = RemoteVerifier(session, SpeculationStats())
             tokens = [noise.randrange(VOCAB_SIZE) for _ in range(PROMPT_TOKENS)]
             await verifier.open(tokens)
             for _ in range(SESSION_ROUNDS):
@@ -70,8 +66,10 @@ async def rounds_over(address: str, info: ModelInfo, count: int, k: int) -> list
                 verdict = await verifier.verify(tokens, draft)
                 wall = time.perf_counter() - began
                 tokens += verdict.token_ids
-                reply = stub.reply
-                found.append(Round(wall, stub.call, reply.server_seconds, reply.queue_seconds, reply.compute_seconds))
+                reply = session.reply
+                found.append(
+                    Round(wall, session.call, reply.server_seconds, reply.queue_seconds, reply.compute_seconds)
+                )
             await verifier.close()
     finally:
         await client.close()

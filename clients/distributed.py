@@ -11,11 +11,11 @@ from tandem.engine.generators import fixed_length, stop_tokens, worker_info
 from tandem.engine.model_config import ModelConfig
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.errors import TandemError
-from tandem.rpc.remote_verifier import RemoteVerifier
+from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.run_stream import RunningVerifier
 from tandem.rpc.traced import traced, traced_run
 from tandem.rpc.verifier_client import VerifierClient
-from tandem.rpc.verify_stream import StreamedVerifier
+from tandem.rpc.verify_stream import RemoteVerifier
 from tandem.speculation.depth import Depth, Pipeline
 from tandem.speculation.features import FeatureInbox, FeatureSpec
 from tandem.speculation.lookahead import LookaheadPolicy, RunMeasurements
@@ -85,13 +85,13 @@ def _rounds(
 
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
         inbox = FeatureInbox(features, drafting.choice.feature_context) if features and request.models_draft else None
-        session = RemoteVerifier(client, request.of_models, stats, inbox)
+        session = RemoteSession(client, request.of_models, stats, inbox)
         drafter = traced(drafting.drafter(request.of_models, info.vocab_size, stats=stats, inbox=inbox), "open draft")
         # Under rejection tokens depend on drafts, and a head's drafts on which features have come: it waits for them.
         if pipeline is Pipeline.OFF or (inbox and request.rule is Rule.REJECTION):
-            return DraftThenVerify(traced(session), drafter)
+            return DraftThenVerify(traced(RemoteVerifier(session, stats)), drafter)
         total, new = request.max_total_tokens or info.max_sequence_length, request.max_new_tokens
-        streamed = traced(StreamedVerifier(session, stats), "open" if pipeline is Pipeline.ON else "")
+        streamed = traced(RemoteVerifier(session, stats), "open" if pipeline is Pipeline.ON else "")
         depth = Depth(pipeline, MAX_IN_FLIGHT, measured.times)
         pipelined = PipelinedRounds(streamed, drafter, depth, stats, total, new)
         if pipeline is Pipeline.ON:

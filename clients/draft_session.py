@@ -12,8 +12,9 @@ from tandem.clients.background_loop import BackgroundLoop
 from tandem.clients.completion import Completion, Events, Prompt, chunks_of, completion_of, request_of
 from tandem.engine.generator import Generator
 from tandem.rpc.credentials import Credentials
-from tandem.rpc.remote_verifier import RemoteVerifier
+from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.verifier_client import VerifierClient
+from tandem.rpc.verify_stream import RemoteVerifier
 from tandem.speculation.loop import DraftThenVerify, Rounds
 from tandem.speculation.retry import Persistence
 from tandem.speculation.stopping import NoText, TextStream
@@ -152,7 +153,7 @@ class DraftSession:
         )
 
         def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
-            verifier = RemoteVerifier(self._client, request.of_models, stats)
+            verifier = RemoteVerifier(RemoteSession(self._client, request.of_models, stats), stats)
             return DraftThenVerify(verifier, _Drafter(self._drafter, self.target.vocab_size))
 
         return Generator(self.target, _Tokenizer(self._tokenizer, self.target), rounds).generate(request)

@@ -34,7 +34,9 @@ from tandem.rpc.channel import DRAFT, FUSED, TARGET, open_channel, stub
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.generation_client import GenerationClient
 from tandem.rpc.remote_drafter import DraftClient
+from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.verifier_client import Deadlines, VerifierClient
+from tandem.rpc.verify_stream import RemoteVerifier
 from tandem.runners.loading import Shape
 from tandem.runners.protocol import Limits, Runner
 from tandem.runners.toy import END, VOCAB_SIZE, ToyConfig, ToyRunner, ToyTokenizer, adapted, toy_logits
@@ -49,7 +51,15 @@ from tandem.services.target_verifier import OPENING_SECONDS, TargetVerifierServi
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.draws import draw
 from tandem.speculation.retry import Persistence
-from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, SamplingParams, TokenLogprobs
+from tandem.speculation.types import (
+    Chunk,
+    GenerationEnd,
+    GenerationRequest,
+    Request,
+    SamplingParams,
+    SpeculationStats,
+    TokenLogprobs,
+)
 from tandem.v1 import draft_worker_pb2, fused_speculative_server_pb2, target_verifier_pb2
 from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
 from tandem.v1.fused_speculative_server_pb2_grpc import add_FusedSpeculativeServerServicer_to_server
@@ -336,6 +346,21 @@ async def raw_stub(address: str, service: str = TARGET, credentials: Credentials
     """The generated stub, for what no client of ours would send."""
     async with open_channel(address, credentials) as channel:
         yield stub(channel, service)
+
+
+def remote_verifier(client: VerifierClient, request: Request, stats: SpeculationStats | None = None) -> RemoteVerifier:
+    stats = stats or SpeculationStats()
+    return RemoteVerifier(RemoteSession(client, request, stats), stats)
+
+
+class RoundByRound:
+    """A servicer whose streams of rounds are answered by its own Verify, one round at a time."""
+
+    Verify: Any
+
+    async def VerifyStream(self, requests: Any, context: Any) -> AsyncIterator[Any]:
+        async for request in requests:
+            yield await self.Verify(request, context)
 
 
 async def forget(service: Any, key: SessionKey) -> None:

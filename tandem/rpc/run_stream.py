@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from tandem.rpc import wire_checks as check
 from tandem.rpc.duplex import RoundTrips
 from tandem.rpc.errors import TandemError, contract
-from tandem.rpc.remote_verifier import RemoteVerifier
+from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.verify_stream import SessionStream, StreamedSession, lost
 from tandem.rpc.wire_runs import run_message_to_wire
 from tandem.speculation.never_waiting import RunStep
@@ -22,7 +22,7 @@ from tandem.v1 import target_verifier_pb2 as pb
 class RunningVerifier(StreamedSession["RunStream"]):
     """One run of a session of a TargetVerifier. It ends at a token of `stops`. Counts bytes into `stats`."""
 
-    def __init__(self, session: RemoteVerifier, stats: SpeculationStats, stops: Collection[int] = ()) -> None:
+    def __init__(self, session: RemoteSession, stats: SpeculationStats, stops: Collection[int] = ()) -> None:
         super().__init__(session, stats)
         self._stops, self._lost = sorted(stops), False
 
@@ -71,7 +71,7 @@ class RunStream(SessionStream):
 
     what = "the run of the session"
 
-    def __init__(self, session: RemoteVerifier, stats: SpeculationStats, stops: Collection[int]) -> None:
+    def __init__(self, session: RemoteSession, stats: SpeculationStats, stops: Collection[int]) -> None:
         self._stops = stops
         self._newest: pb.VerifyRequest | None = None
         self._news = asyncio.Event()

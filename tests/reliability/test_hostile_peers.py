@@ -65,10 +65,6 @@ class Way:
     rule: Rule = Rule.AGREEMENT
 
     @property
-    def method(self) -> str:
-        return "Verify" if self.pipeline is Pipeline.OFF else "VerifyStream"
-
-    @property
     def config(self) -> ModelConfig:
         if self.draft == "head":
             return draft_config(None, 4, 160, kind="eagle", model="head,miss=0.2")
@@ -179,7 +175,7 @@ def of_way(way: str, lies: Sequence[Change]) -> list[Change]:
 def test_a_lie_in_a_verdict_ends_no_process_and_the_request_goes_on_at_another_target(
     way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lies = of_way(way, changes(TARGET, WAYS[way].method))
+    lies = of_way(way, changes(TARGET, "VerifyStream"))
     with quiet(caplog):
         found = run(walk(WAYS[way], lies, others=True))
     assert found["told"] > len(lies) < found["tokens"]
@@ -189,7 +185,7 @@ def test_a_lie_in_a_verdict_ends_no_process_and_the_request_goes_on_at_another_t
 def test_a_lie_in_a_verdict_of_the_only_target_ends_its_request_alone(
     way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lies = of_way(way, changes(TARGET, WAYS[way].method)[::-1])
+    lies = of_way(way, changes(TARGET, "VerifyStream")[::-1])
     with quiet(caplog):
         found = run(walk(WAYS[way], lies, others=False))
     assert found["told"] > len(lies) and found["UNAVAILABLE"] > 1
@@ -210,7 +206,7 @@ def test_a_lie_about_an_opened_or_a_closed_session_ends_no_process(
 @pytest.mark.parametrize("others", [True, False], ids=["of two", "of one"])
 @pytest.mark.parametrize("way", WAYS)
 def test_every_lie_of_a_target_in_every_way(way: str, others: bool, caplog: pytest.LogCaptureFixture) -> None:
-    methods = (WAYS[way].method, "OpenSession", "CloseSession")
+    methods = ("VerifyStream", "OpenSession", "CloseSession")
     lies = [change for method in methods for change in changes(TARGET, method)]
     with quiet(caplog):
         found = run(walk(WAYS[way], lies[: len(lies) // 2], others)) + run(

@@ -17,11 +17,10 @@ from tandem.rpc import wire
 from tandem.rpc.channel import DRAFT
 from tandem.rpc.closing import SessionCloses
 from tandem.rpc.errors import TandemError
-from tandem.rpc.remote_verifier import RemoteVerifier
 from tandem.rpc.verifier_client import Deadlines, VerifierClient
 from tandem.runners.toy import ToyConfig
 from tandem.speculation.depth import Pipeline
-from tandem.speculation.types import Request, SpeculationStats
+from tandem.speculation.types import Request
 from tandem.v1 import draft_worker_pb2
 from tandem.v1 import target_verifier_pb2 as pb
 from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
@@ -39,6 +38,7 @@ from tests.support import (
     oracle,
     raw_stub,
     remote_draft,
+    remote_verifier,
     run,
     target_site,
     toy,
@@ -76,7 +76,7 @@ def test_a_session_whose_close_fails_is_closed_by_a_later_one(silent: bool) -> N
             deaf = Deaf(site.verifier, "CloseSession", 1, silent)
             async with listening(partial(add_TargetVerifierServicer_to_server, deaf)) as address:
                 client = VerifierClient(address, "toy", Deadlines(close=0.1 if silent else 2.0))
-                remote = RemoteVerifier(client, Request(GREEDY), SpeculationStats())
+                remote = remote_verifier(client, Request(GREEDY))
                 await remote.open(PROMPT)
                 await remote.close()
                 assert site.free == 3, "the first attempt cannot have succeeded"
@@ -122,7 +122,7 @@ def test_a_client_that_is_closed_closes_its_sessions_first_and_waits_for_no_dead
     async def test() -> None:
         async with target_site(lease_seconds=FOR_EVER) as site:
             client = VerifierClient(site.address, "toy")
-            remote = RemoteVerifier(client, Request(GREEDY), SpeculationStats())
+            remote = remote_verifier(client, Request(GREEDY))
             await remote.open(PROMPT)
             closing = asyncio.create_task(remote.close())
             await asyncio.sleep(0)
@@ -138,10 +138,16 @@ def test_a_client_that_is_closed_closes_its_sessions_first_and_waits_for_no_dead
 
 
 @pytest.mark.parametrize(
-    "pipeline", [Pipeline.OFF, Pipeline.ON, Pipeline.NEVER_WAITING], ids=["unary", "stream", "run"]
+    "pipeline", [Pipeline.OFF, Pipeline.ON, Pipeline.NEVER_WAITING], ids=["waiting", "in flight", "run"]
 )
 def test_a_request_that_moved_on_leaves_no_session_at_the_verifier_it_left(pipeline: Pipeline) -> None:
-    class Broken(Deaf):
+    class Broken:
+        def __init__(self, inner: Any) -> None:
+            self._inner = inner
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
+
         async def VerifyStream(self, requests: Any, context: Any) -> Any:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
             yield
@@ -150,9 +156,7 @@ def test_a_request_that_moved_on_leaves_no_session_at_the_verifier_it_left(pipel
         async with (
             target_site(lease_seconds=FOR_EVER) as first,
             target_site(lease_seconds=FOR_EVER) as second,
-            listening(
-                partial(add_TargetVerifierServicer_to_server, Broken(first.verifier, "Verify", 1 << 30))
-            ) as address,
+            listening(partial(add_TargetVerifierServicer_to_server, Broken(first.verifier))) as address,
             distributed(f"{address},{second.address}", pipeline=pipeline) as (generator, client),
         ):
             client.pool.current = address  # whichever answered first

@@ -12,22 +12,22 @@ import grpc
 import pytest
 
 from tandem.rpc.errors import TandemError
-from tandem.rpc.remote_verifier import RemoteVerifier
 from tandem.rpc.verifier_client import Deadlines, VerifierClient
+from tandem.rpc.verify_stream import RemoteVerifier
 from tandem.services.errors import SessionExpired
 from tandem.speculation.retry import Persistence
-from tandem.speculation.types import Request, SpeculationStats
+from tandem.speculation.types import Request
 from tandem.v1 import generation_pb2
 from tandem.v1 import target_verifier_pb2 as pb
 from tandem.v1.target_verifier_pb2_grpc import TargetVerifierServicer, add_TargetVerifierServicer_to_server
 from tests.reliability.mutants import Mutant, planted
 from tests.rpc.test_endpoint_pool import test_verifiers_that_are_full_are_asked_for_so_long_and_no_longer as full_law
-from tests.support import GREEDY, listening, run
+from tests.support import GREEDY, RoundByRound, listening, remote_verifier, run
 
 PROMPT = [1, 2, 3]
 
 
-class Scripted(TargetVerifierServicer):
+class Scripted(RoundByRound, TargetVerifierServicer):
     """Says what `info` is, and to each Verify what is next in `rounds`; notes its calls."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ async def two(
         client.pool.current = addresses[0]
         for endpoint in client.endpoints.values():
             endpoint.suspect = False
-        session = RemoteVerifier(client, Request(GREEDY), SpeculationStats())
+        session = remote_verifier(client, Request(GREEDY))
         await session.open(PROMPT)
         for server in servers:
             server.calls.clear()
@@ -178,7 +178,7 @@ MUTANTS = [
     (
         Mutant(
             "an expired lease marks its verifier as failed",
-            "tandem.rpc.remote_verifier:RemoteVerifier._lost",
+            "tandem.rpc.remote_session:RemoteSession._lost",
             "if error.outcome is not Outcome.FORGOTTEN:",
             "if True:",
             (),
@@ -188,7 +188,7 @@ MUTANTS = [
     (
         Mutant(
             "a verifier that failed is not asked again what it runs",
-            "tandem.rpc.remote_verifier:RemoteVerifier._lost",
+            "tandem.rpc.remote_session:RemoteSession._lost",
             "endpoint.suspect = True",
             "pass",
             (),

@@ -16,8 +16,9 @@ import pytest
 from tandem.rpc.channel import TARGET
 from tandem.rpc.errors import TandemError, from_rpc
 from tandem.rpc.generation_client import GenerationClient
-from tandem.rpc.remote_verifier import RemoteVerifier
+from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.verifier_client import Deadlines, VerifierClient
+from tandem.rpc.verify_stream import RemoteVerifier
 from tandem.runners.toy import ToyConfig
 from tandem.services.security.identity import ANONYMOUS
 from tandem.services.sessions.table import SessionKey
@@ -28,6 +29,7 @@ from tandem.v1 import target_verifier_pb2_grpc
 from tests.support import (
     GREEDY,
     SAMPLED,
+    RoundByRound,
     Site,
     answer,
     distributed,
@@ -35,6 +37,7 @@ from tests.support import (
     ids,
     listening,
     oracle,
+    remote_verifier,
     run,
     target_site,
     toy,
@@ -51,12 +54,12 @@ async def verifier(
 ) -> AsyncIterator[tuple[RemoteVerifier, SpeculationStats]]:
     client, stats = VerifierClient(address, "toy", deadlines, Persistence(0.3)), SpeculationStats()
     try:
-        yield RemoteVerifier(client, request, stats), stats
+        yield remote_verifier(client, request, stats), stats
     finally:
         await client.close()
 
 
-class Faulty:
+class Faulty(RoundByRound):
     """A TargetVerifier in front of the real one's servicer; `fault` sees every Verify."""
 
     def __init__(self, site: Site, fault: Callable[[Any, Any, Any], Any]) -> None:
@@ -234,7 +237,7 @@ def test_a_close_that_fails_after_its_request_was_cancelled_is_nobodys_exception
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: said.append(context))
         client = VerifierClient("127.0.0.1:1", "toy")
         try:
-            verifier = RemoteVerifier(client, Request(), SpeculationStats())
+            verifier = RemoteSession(client, Request(), SpeculationStats())
             verifier._session_ids[verifier.endpoint] = "s"
             closing = asyncio.create_task(verifier.close())
             await asyncio.sleep(0)

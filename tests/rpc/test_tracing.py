@@ -165,7 +165,7 @@ def test_a_run_has_a_span_with_its_steps_and_every_draft_that_was_sent(monkeypat
     assert closing.attributes["run_steps"] == stats.run_steps + stats.wasted_steps
 
 
-def test_rounds_by_verify_are_within_the_round_that_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_that_wait_are_within_one_stream_of_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
     traced = Traced()
 
     async def ask() -> Answer:
@@ -180,7 +180,7 @@ def test_rounds_by_verify_are_within_the_round_that_asked(monkeypatch: pytest.Mo
     stats = run(ask()).completion.stats
     verified = traced.named("Verify", "target")
     assert len(verified) == stats.rounds
-    assert all(traced.path(s) == ["client:request", "client:round", "target:Verify"] for s in verified)
+    assert all(traced.path(s) == ["client:request", "target:VerifyStream", "target:Verify"] for s in verified)
     assert [s.attributes["k"] for s in verified] == [s.attributes["k"] for s in traced.named("round", "client")]
 
 

@@ -463,7 +463,7 @@ def test_an_answer_to_nothing_ends_the_stream_and_its_rounds_are_sent_again() ->
 
 
 def test_a_step_of_a_run_that_cannot_be_converted_ends_its_request_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem.rpc.remote_verifier.run_step_from_wire", Mock(side_effect=IndexError("a mistake")))
+    monkeypatch.setattr("tandem.rpc.remote_session.run_step_from_wire", Mock(side_effect=IndexError("a mistake")))
 
     async def test() -> None:
         async with (

@@ -16,7 +16,7 @@ from tests.services.test_session_mutants import Caught, caught
 from tests.support import GREEDY
 
 SEQUENCE, ADAPTERS = "tandem.engine.sequences:KVSequence", "tandem.engine.adapter_registry:Adapters"
-SERVICE, REMOTE = "tandem.services.target_verifier:TargetVerifierService", "tandem.rpc.remote_verifier:RemoteVerifier"
+SERVICE, REMOTE = "tandem.services.target_verifier:TargetVerifierService", "tandem.rpc.remote_session:RemoteSession"
 ALONE = partial(engine.test_a_kept_prefix_is_found_by_requests_of_the_same_adapter_alone, GREEDY)
 WHOLE_NAMES = test_a_pattern_matches_the_end_of_a_path_from_a_dot_on
 IN_USE = engine.test_an_adapter_in_use_stays_and_one_that_waits_for_a_slot_counts

@@ -19,8 +19,9 @@ from tandem.engine.generators import drafted_generator
 from tandem.engine.loading import Loaded
 from tandem.rpc import wire
 from tandem.rpc.errors import TandemError
-from tandem.rpc.remote_verifier import RemoteVerifier
+from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.verifier_client import VerifierClient
+from tandem.rpc.verify_stream import RemoteVerifier
 from tandem.runners.toy import BACKEND, ToyConfig, ToyTokenizer
 from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.depth import Pipeline
@@ -236,10 +237,8 @@ def test_a_session_that_is_lost_goes_on_elsewhere_with_the_same_adapter_alone(sa
             client = VerifierClient(f"{first.address},{second.address}", "toy", persistence=Persistence(5.0))
             await client.model_info()
             client.pool.current = first.address
-            verifier, tokens = (
-                RemoteVerifier(client, Request(sampling, adapter="red"), SpeculationStats()),
-                list(PROMPT),
-            )
+            session = RemoteSession(client, Request(sampling, adapter="red"), SpeculationStats())
+            verifier, tokens = RemoteVerifier(session, SpeculationStats()), list(PROMPT)
             try:
                 await verifier.open(PROMPT)
                 tokens += (await verifier.verify(tokens, ())).token_ids
@@ -248,7 +247,7 @@ def test_a_session_that_is_lost_goes_on_elsewhere_with_the_same_adapter_alone(sa
                 if source == "red":
                     for _ in range(4):
                         tokens += (await verifier.verify(tokens, ())).token_ids
-                    assert verifier.endpoint.address == second.address
+                    assert session.endpoint.address == second.address
                 else:
                     with pytest.raises(TandemError, match="adapter_revision: this target's red is toy:blue"):
                         await verifier.verify(tokens, ())

@@ -18,12 +18,11 @@ from tandem.rpc import wire
 from tandem.rpc.channel import MESSAGES, TARGET
 from tandem.rpc.errors import TandemError
 from tandem.rpc.outcomes import Outcome, outcome_of
-from tandem.rpc.remote_verifier import RemoteVerifier
 from tandem.rpc.verifier_client import Deadlines, VerifierClient
 from tandem.runners.protocol import RowFailed
 from tandem.runners.toy import ToyConfig, ToyRunner
 from tandem.services.errors import _TABLE, DOMAIN, to_status
-from tandem.speculation.types import Request, SpeculationStats
+from tandem.speculation.types import Request
 from tandem.v1 import generation_pb2
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.support import (
@@ -35,6 +34,7 @@ from tests.support import (
     ids,
     oracle,
     raw_stub,
+    remote_verifier,
     run,
     target_site,
     toy,
@@ -375,7 +375,7 @@ def test_the_draft_client_gives_up_when_told_to() -> None:
             client = VerifierClient(site.address, "toy", Deadlines(admission=0.15))
             try:
                 with pytest.raises(TandemError) as caught:
-                    await RemoteVerifier(client, Request(GREEDY), SpeculationStats()).open([1, 2])
+                    await remote_verifier(client, Request(GREEDY)).open([1, 2])
                 assert caught.value.code == "RESOURCE_EXHAUSTED"
                 assert caught.value.retry_seconds == pytest.approx(0.1)
             finally:

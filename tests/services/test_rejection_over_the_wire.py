@@ -15,7 +15,6 @@ import pytest
 
 from tandem.rpc import wire
 from tandem.rpc.errors import TandemError
-from tandem.rpc.remote_verifier import RemoteVerifier
 from tandem.rpc.verifier_client import VerifierClient
 from tandem.runners.toy import VOCAB_SIZE, ToyConfig, ToyRunner, toy_logits
 from tandem.services.security.identity import ANONYMOUS
@@ -37,6 +36,7 @@ from tests.support import (
     GREEDY,
     SAMPLED,
     Generate,
+    RoundByRound,
     answer,
     distributed,
     forget,
@@ -45,6 +45,7 @@ from tests.support import (
     listening,
     oracle,
     raw_stub,
+    remote_verifier,
     run,
     target_site,
     toy,
@@ -178,20 +179,20 @@ def test_requests_of_both_rules_share_steps_and_do_not_disturb_each_other() -> N
     run(test())
 
 
-class Faulty:
-    """A TargetVerifier in front of the real one's servicer; `fault` sees every call named `method`."""
+class Faulty(RoundByRound):
+    """A TargetVerifier in front of the real one's servicer; `fault` sees every round, or every call of `method`."""
 
-    def __init__(self, inner: Any, method: str, fault: Callable[[Any, Any, Any], Any]) -> None:
-        self._inner, self._method, self._fault = inner, method, fault
+    def __init__(self, inner: Any, fault: Callable[[Any, Any, Any], Any], method: str) -> None:
+        self._inner, self.Verify = inner, inner.Verify
+        setattr(self, method, partial(fault, inner))
 
     def __getattr__(self, name: str) -> Any:
-        return partial(self._fault, self._inner) if name == self._method else getattr(self._inner, name)
+        return getattr(self._inner, name)
 
 
-def faulty(inner: Any, method: str, fault: Callable[[Any, Any, Any], Any]) -> Any:
-    return listening(
-        partial(target_verifier_pb2_grpc.add_TargetVerifierServicer_to_server, Faulty(inner, method, fault))
-    )
+def faulty(inner: Any, fault: Callable[[Any, Any, Any], Any], method: str = "Verify") -> Any:
+    servicer = Faulty(inner, fault, method)
+    return listening(partial(target_verifier_pb2_grpc.add_TargetVerifierServicer_to_server, servicer))
 
 
 def test_lost_replies_and_forgotten_sessions_change_no_token() -> None:
@@ -212,7 +213,7 @@ def test_lost_replies_and_forgotten_sessions_change_no_token() -> None:
             async with distributed(site.address, "miss=0.3") as (generator, _):
                 undisturbed = await answer(generator.generate, asked(FREE, 3, 40))
             async with (
-                faulty(site.verifier, "Verify", fault) as address,
+                faulty(site.verifier, fault) as address,
                 distributed(address, "miss=0.3") as (generator, _),
             ):
                 got = await answer(generator.generate, asked(FREE, 3, 40))
@@ -341,7 +342,7 @@ def test_a_server_that_verifies_by_another_rule_is_not_gone_on_with(replied: int
         return reply
 
     async def test() -> None:
-        async with target_site() as site, faulty(site.verifier, "OpenSession", old) as address:
+        async with target_site() as site, faulty(site.verifier, old, "OpenSession") as address:
             async with distributed(address, "miss=0.3") as (generator, _):
                 with pytest.raises(TandemError, match=f"does not verify by rejection, .* reports {says}") as caught:
                     await answer(generator.generate, asked(FREE))
@@ -361,7 +362,7 @@ def test_what_is_sent_is_counted_and_copied_drafts_send_no_distributions() -> No
         async with target_site() as site:
             client, stats = VerifierClient(site.address, "toy"), SpeculationStats()
             try:
-                remote = RemoteVerifier(client, Request(FREE, rule=Rule.REJECTION), stats)
+                remote = remote_verifier(client, Request(FREE, rule=Rule.REJECTION), stats)
                 await remote.open(PROMPT)
                 before = stats.bytes_up
                 verdict = await remote.verify(PROMPT, [100, 101], (sent, sent))

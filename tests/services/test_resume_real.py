@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from tandem.rpc.remote_verifier import RemoteVerifier
 from tandem.rpc.verifier_client import VerifierClient
 from tandem.speculation.types import Request, SamplingParams, SpeculationStats
 from tests.runners import real
-from tests.support import run, target_site
+from tests.support import remote_verifier, run, target_site
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(300)]
 
@@ -35,7 +34,7 @@ def test_sessions_that_are_lost_and_rebuilt_cost_no_token_of_the_real_target(sam
         async with target_site(target) as site:
             assert site.verifier is not None
             client, stats = VerifierClient(site.address, "toy"), SpeculationStats()
-            verifier, tokens, lost = RemoteVerifier(client, Request(sampling), stats), list(prompt), 0
+            verifier, tokens, lost = remote_verifier(client, Request(sampling), stats), list(prompt), 0
             await verifier.open(tokens)
             while len(tokens) < len(prompt) + 40:
                 verdict = await verifier.verify(tokens, drafted(expected[len(tokens) - len(prompt) :], rng))

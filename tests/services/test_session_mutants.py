@@ -85,7 +85,7 @@ MUTANTS = (
     ),
     caught(
         "who moves on leaves its session open",
-        "tandem.rpc.remote_verifier:RemoteVerifier._open",
+        "tandem.rpc.remote_session:RemoteSession._open",
         "self._end_at(other, self._session_ids.pop(other))",
         "self._session_ids.pop(other)",
         partial(

@@ -1,4 +1,4 @@
-"""Implements speculation's Verifier over the RPCs OpenSession, Verify and CloseSession.
+"""One session of a TargetVerifier: opens, reopens and closes it, and says what its replies mean.
 
 A lost session (connection, server or lease) is reopened with all committed tokens at whichever verifier answers first:
 the output is the same, and no committed token is generated twice.
@@ -34,15 +34,15 @@ from tandem.rpc.wire_verdicts import (
 )
 from tandem.speculation.features import FeatureInbox
 from tandem.speculation.never_waiting import RunStep
-from tandem.speculation.pipeline import ATTEMPTS, Answer
+from tandem.speculation.pipeline import Answer
 from tandem.speculation.retry import RetryBudget
-from tandem.speculation.types import InvalidField, Request, SparseDistribution, SpeculationStats, Verdict
+from tandem.speculation.types import InvalidField, Request, SparseDistribution, SpeculationStats
 from tandem.v1 import target_verifier_pb2 as pb
 
 log = logging.getLogger("tandem.verifier")
 
 
-class RemoteVerifier:
+class RemoteSession:
     """One session of a TargetVerifier, for one request. Counts bytes and network time into `stats`.
 
     No call or retry continues beyond the request's deadline. `inbox`: asks for features and gets them.
@@ -61,6 +61,7 @@ class RemoteVerifier:
         self._prompt_length = 0
         self._refreshed: tuple[VerifierEndpoint, int] | None = None  # where, and with how many tokens
         self._steps_read: dict[str, int] = {}  # of sessions that ran without waiting
+        self.metadata = outgoing()  # of the request's streams, which are longer than the span that begins them
         self.opening_rtt = 0.0
         """Seconds of the last opening that were not spent on the prompt: about a round trip."""
         self.max_unread = 0
@@ -110,8 +111,7 @@ class RemoteVerifier:
         await self.client.check(endpoint, self.retry_budget.limited(CHECK_SECONDS if is_only else self.waits.silence()))
         request = self._opening(endpoint, prefix)
         call = self._call(endpoint, "OpenSession", request, self.retry_budget.limited(self.client.deadlines.open))
-        reply: pb.OpenSessionResponse
-        reply, seconds = await self._watched(endpoint, "OpenSession", call, any_time=True)
+        reply, seconds = await self._watched(endpoint, call)
         with contract(endpoint.name):
             check_opened(request, reply, self._bounds.most_drafts, self._inbox.spec if self._inbox else None)
         check_applied(endpoint.name, self.asked, reply)
@@ -120,12 +120,12 @@ class RemoteVerifier:
         return reply
 
     async def _watched(
-        self, endpoint: VerifierEndpoint, what: str, call: Coroutine[Any, Any, Any], any_time: bool = False
-    ) -> tuple[Any, float]:
-        """Returns a call's reply and seconds; gives a hung verifier up if there is another. Raises TandemError."""
+        self, endpoint: VerifierEndpoint, opening: Coroutine[Any, Any, pb.OpenSessionResponse]
+    ) -> tuple[pb.OpenSessionResponse, float]:
+        """Returns a reply and its seconds; gives a hung verifier up if there is another. Raises TandemError."""
         sent = time.perf_counter()
-        watching = self.watching(endpoint, what, lambda: time.perf_counter() - sent, any_time)
-        reply = await (answered(call, self.waits.silence() / 2, watching) if watching else call)
+        watching = self.watching(endpoint, "OpenSession", lambda: time.perf_counter() - sent, any_time=True)
+        reply = await (answered(opening, self.waits.silence() / 2, watching) if watching else opening)
         return reply, time.perf_counter() - sent
 
     def watching(
@@ -163,7 +163,7 @@ class RemoteVerifier:
 
     def _lost(self, endpoint: VerifierEndpoint, error: TandemError, tokens: Sequence[int]) -> float:
         """Returns the seconds to wait before the session is reopened. Raises the error if reopening cannot help."""
-        error.produced = tuple(tokens[self._prompt_length :])
+        error.produced = self.produced(tokens)
         if error.outcome not in LOST or (isinstance(error, BrokenContract) and self.client.is_only(endpoint)):
             raise error
         if not self.retry_budget.over:
@@ -212,25 +212,9 @@ class RemoteVerifier:
         name = self._session_ids.get(self.endpoint, "")
         self._steps_read[name] = self._steps_read.get(name, 0) + 1
 
-    async def verify(
-        self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()
-    ) -> Verdict:
-        stale = 0
-        while True:
-            try:
-                answer = await self._ask(self.request(len(tokens), tokens[-1], draft, distributions))
-            except TandemError as error:
-                await self.resume(tokens, error)
-                continue
-            self._stats.network_seconds += answer.network_seconds
-            if answer.verdict is not None:
-                self.retry_budget.progress()
-                return answer.verdict
-            stale += 1
-            if stale == ATTEMPTS:
-                message = f"round at {len(tokens)} is stale: the verifier holds {answer.committed_length} tokens"
-                raise TandemError("ABORTED", message, produced=tuple(tokens[self._prompt_length :]))
-            await self.resume(tokens)
+    def produced(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """Returns what of `tokens` was committed after the prompt."""
+        return tuple(tokens[self._prompt_length :])
 
     def request(
         self,
@@ -247,13 +231,6 @@ class RemoteVerifier:
             draft_tokens=draft,
             distributions=wire.distributions_to_wire(distributions),
         )
-
-    async def _ask(self, request: pb.VerifyRequest) -> Answer:
-        """Runs one round as a unary call. Raises TandemError."""
-        call = self._call(self.endpoint, "Verify", request, self.retry_budget.limited(self.client.deadlines.verify))
-        reply, seconds = await self._watched(self.endpoint, "a round", call)
-        self.client.times.answered(seconds)
-        return self.answer(request, reply, seconds)
 
     async def resume(self, tokens: Sequence[int], cause: Exception | None = None) -> None:
         """Reopens the session with all committed tokens: after an error, or because it holds other tokens.
