@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from tandem.engine.fair_turns import FairTurns
+from tandem.engine.known_output import KnownOutput
 from tandem.engine.structure_matcher import TRIES, RemoteMatcher
 from tandem.engine.structure_process import LIMITS, Died, Refused, StructureProcess, refusal
-from tandem.speculation.sampling import InvalidField, Structure
+from tandem.speculation.processing import Matcher
+from tandem.speculation.sampling import InvalidField, Structure, StructureKind
 
 KEPT = 16
 """Compiled structures to keep, each in a process; those used last."""
@@ -31,6 +33,7 @@ WAITING = 256
 """Most of a caller's requests that wait until their structure is compiled."""
 OUTCOMES = ("compiled", "refused", "time", "memory", "nesting", "killed", "cancelled")
 """How a compilation may end."""
+_MISMATCH = "the output in it does not match the structure"
 _INSTALL = 'pip install "tandem-speculative[structured]"'
 
 
@@ -69,16 +72,24 @@ class Structures:
 
     async def check(self, structure: Structure) -> None:
         """Raises InvalidField if the structure cannot be enforced, or TooManyWaiting. Keeps it compiled if it can."""
-        await self._compiled(structure)
+        if structure.kind is StructureKind.TOKENS:
+            self._known(structure)
+        else:
+            await self._compiled(structure)
 
-    async def matcher(self, structure: Structure, output: Sequence[int] = ()) -> RemoteMatcher:
+    async def matcher(self, structure: Structure, output: Sequence[int] = ()) -> Matcher:
         """Returns a matcher that has taken `output`. Raises InvalidField if that does not match, and like `check`."""
+        if structure.kind is StructureKind.TOKENS:
+            known = self._known(structure)
+            if not all(map(known.advance, output)):
+                raise InvalidField("prefix", _MISMATCH)
+            return known
         for attempt in range(TRIES):
             compiled = await self._compiled(structure)
             try:
                 matcher = RemoteMatcher(structure, compiled, self._vocab_size)
                 if await matcher.take(output) < len(output):
-                    raise InvalidField("prefix", "the output in it does not match the structure")
+                    raise InvalidField("prefix", _MISMATCH)
                 return matcher
             except Died as died:
                 self.kept.pop(structure, None)
@@ -87,6 +98,13 @@ class Structures:
             except Refused as error:
                 raise refusal(structure, error, "follow") from None
         raise AssertionError("the last try returns or raises")
+
+    def _known(self, structure: Structure) -> KnownOutput:
+        tokens = structure.known_tokens
+        if max(tokens) >= self._vocab_size:
+            reason = f"token id {max(tokens)} is outside the vocabulary of {self._vocab_size}"
+            raise InvalidField("structure", reason)
+        return KnownOutput(tokens, self._vocab_size)
 
     async def _compiled(self, structure: Structure) -> StructureProcess:
         """Returns the process of a compiled structure. Requests of one caller for it wait for one compilation."""

@@ -40,6 +40,7 @@ class StructureKind(enum.Enum):
     REGEX = "regex"
     CHOICE = "choice"
     GRAMMAR = "grammar"
+    TOKENS = "tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,8 @@ class Structure:
     """What the whole output must match: a JSON schema, a regular expression, one of several strings, or a grammar.
 
     `text`: a JSON object, an expression in the syntax of Rust's regex, a JSON list of strings, or a Lark grammar. The
-    output may end only where it matches, and then only with an end-of-sequence token.
+    output may end only where it matches, and then only with an end-of-sequence token. Of the kind TOKENS, it is a JSON
+    list of token ids that the output begins with, whatever follows: with `logprobs`, that scores a known text.
     """
 
     kind: StructureKind
@@ -62,6 +64,8 @@ class Structure:
             raise InvalidField("structure", "the json_schema is not a JSON object")
         if self.kind is StructureKind.CHOICE:
             _ = self.choices
+        if self.kind is StructureKind.TOKENS:
+            _ = self.known_tokens
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -70,6 +74,14 @@ class Structure:
         if not (isinstance(choices, list) and choices and all(isinstance(c, str) and c for c in choices)):
             raise InvalidField("structure", "the choice is not a JSON list of strings that are not empty")
         return tuple(choices)
+
+    @property
+    def known_tokens(self) -> tuple[int, ...]:
+        """The token ids that the output begins with. Raises InvalidField."""
+        tokens = self._json()
+        if not (isinstance(tokens, list) and tokens and all(type(token) is int and token >= 0 for token in tokens)):
+            raise InvalidField("structure", "the tokens are not a JSON list of token ids")
+        return tuple(tokens)
 
     def _json(self) -> object:
         try:

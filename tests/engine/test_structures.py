@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from tandem.engine import structure_process as limits
-from tandem.engine.structure_matcher import RemoteMatcher
 from tandem.engine.structure_worker import Follower, grammar, vocabulary_of
 from tandem.engine.structures import Structures
 from tandem.runners.toy import END, VOCAB_SIZE, ToyTokenizer
 from tandem.speculation.draws import StructureFailed
-from tandem.speculation.types import InvalidField, Structure
+from tandem.speculation.processing import Matcher
+from tandem.speculation.types import InvalidField, Structure, StructureKind
 from tests.hostile_grammars import GRAMMAR, HOSTILE, LATE, PATTERNS, REGEX, SLOW, choice, late
 from tests.planting import planted
 from tests.structure_workers import alive, workers
@@ -51,7 +51,7 @@ def ours(before: dict[int, int]) -> dict[int, int]:
     return {pid: parent for pid, parent in workers(os.getpid()).items() if pid not in before}
 
 
-def allowed(matcher: RemoteMatcher) -> set[int]:
+def allowed(matcher: Matcher) -> set[int]:
     return set(np.flatnonzero(matcher.mask()).tolist())
 
 
@@ -324,6 +324,33 @@ def test_that_it_would_fail_ahead_does_not_count_where_the_output_does_not_go(st
     run(test())
 
 
+def test_known_tokens_bind_the_beginning_and_need_no_process(structures: Structures) -> None:
+    known = Structure(StructureKind.TOKENS, "[7, 9]")
+
+    async def test() -> None:
+        before = workers(os.getpid())
+        matcher = await structures.matcher(known)
+        assert allowed(matcher) == {7} and not matcher.advance(9)
+        assert matcher.advance(7) and allowed(matcher) == {9} and matcher.advance(9)
+        assert allowed(matcher) == set(range(VOCAB_SIZE)) and matcher.advance(5)
+        matcher.back(2)
+        assert allowed(matcher) == {9} and not matcher.allows(7)
+        assert allowed(await structures.matcher(known, [7])) == {9}
+        with pytest.raises(InvalidField, match="prefix: the output in it does not match"):
+            await structures.matcher(known, [9])
+        beyond = await refusal(structures, Structure(StructureKind.TOKENS, f"[1, {VOCAB_SIZE}]"))
+        assert beyond == f"token id {VOCAB_SIZE} is outside the vocabulary of {VOCAB_SIZE}"
+        assert not ours(before)
+
+    run(test())
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "[-1]", "[true]", "[1.0]", '["1"]', "[[1]]", "7"])
+def test_known_tokens_that_are_no_list_of_ids_are_refused(text: str) -> None:
+    with pytest.raises(InvalidField, match="structure: the tokens are not a JSON list of token ids"):
+        Structure(StructureKind.TOKENS, text)
+
+
 def test_any_of_several_end_tokens_ends_a_structure_where_it_may_end(structures: Structures) -> None:
     async def test() -> None:
         for end in (END, OTHER_END):
@@ -355,7 +382,7 @@ def test_a_mistake_in_how_a_structure_ends_is_noticed(method: str, old: str, new
         test()
 
 
-def ends_well(matcher: RemoteMatcher | Follower, end: int, first: set[int]) -> None:
+def ends_well(matcher: Matcher | Follower, end: int, first: set[int]) -> None:
     """Follows "a", of which "b" may come next, and which `end` then ends."""
 
     def masked() -> set[int]:
@@ -376,7 +403,7 @@ def ends_well(matcher: RemoteMatcher | Follower, end: int, first: set[int]) -> N
 # --- processes ---
 
 
-async def followed(structures: Structures, structure: Structure, output: bytes = b"") -> tuple[RemoteMatcher, int]:
+async def followed(structures: Structures, structure: Structure, output: bytes = b"") -> tuple[Matcher, int]:
     """A matcher and the id of its process, of a structure that is compiled."""
     await structures.check(structure)
     before = workers(os.getpid())
