@@ -35,7 +35,7 @@ log = logging.getLogger("tandem.prefill")
 
 SECONDS = 5.0
 _SPARE = 0.2
-"""Total delay that a transfer may have, as a share of the time limit for the next pages."""
+"""How long the delays of a transfer may be in all, as a share of the time limit for its next pages."""
 _REST_FIRST, _REST_LONGEST = 0.5, 30.0
 _MESSAGE_BYTES = 4 * 2**20
 _REASONS = {

@@ -17,7 +17,7 @@ MAX_AHEAD = 16
 
 
 class StreamIdle(LookupError):
-    """No request came for so long that the stream's sessions have expired."""
+    """The stream was idle for the time of a lease, so its sessions have expired."""
 
 
 class Incoming(Generic[Request]):
@@ -46,7 +46,7 @@ class Incoming(Generic[Request]):
         return item
 
     def busy(self, now: bool) -> None:
-        """Tells whether something is being computed for the stream now."""
+        """Records whether something is being computed for the stream now."""
         self._idle_since = None if now else time.monotonic()
 
     def close(self) -> None:
@@ -98,10 +98,10 @@ async def answered_in_order(
     run: Run[Request, Reply] | None = None,
     begins_run: Callable[[Request], bool] = lambda request: False,
 ) -> AsyncGenerator[Reply, None]:
-    """Yields `answer(request, arrived)` for each request; `arrived` is when it was read (perf_counter).
+    """Answers each request in turn with `answer(request, arrived)`, where `arrived` is when it was read (perf_counter).
 
-    From a request on that `begins_run`, `run` answers instead. If `answer` raises, the stream ends after the earlier
-    replies. Raises StreamIdle if no request comes for `idle_seconds` after the last reply.
+    The first request for which `begins_run` is true, and all after it, are answered by `run` instead. If `answer`
+    raises, the stream ends after the earlier replies. Raises StreamIdle if none comes for `idle_seconds` after a reply.
     """
     with contextlib.closing(Incoming(requests, idle_seconds, most_ahead)) as incoming:
         while (item := await incoming.next()) is not None:
@@ -132,7 +132,7 @@ class Duplex(ABC, Generic[Request, Reply]):
 
     @abstractmethod
     async def _work(self, incoming: Incoming[Request]) -> None:
-        """Makes replies; tells `incoming` when it is busy. Calls `ready` for each."""
+        """Makes the replies and calls `ready` for each. Sets `incoming.busy` while it computes."""
 
     @abstractmethod
     def _next_reply(self) -> Reply | None:

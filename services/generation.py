@@ -125,7 +125,7 @@ class GenerateMethod:
 
 
 class Generations:
-    """The generations of one call, side by side, as one stream of (index, event) through one queue.
+    """Runs the generations of one call at once and merges their events into one stream of (index, event).
 
     `seconds`: time until the caller's deadline. After `abort`, the stream ends.
     """

@@ -1,7 +1,6 @@
-"""What is done around every call of a server, as layers that one interceptor composes.
+"""Defines the layers of a server's interceptor: each wraps every call and observes its messages.
 
-A layer encloses a call and is told its messages. The first layer is the outermost: it sees the call first and its
-status last.
+The first layer is the outermost: it sees the call first and its status last.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class Call:
     unanswered: deque[tuple[Any, float]] = field(default_factory=deque)
     context: grpc.aio.ServicerContext = field(init=False)
     method: str = field(init=False)
-    """SERVICE/METHOD."""
+    """The path without its package, as in TargetVerifier/Verify."""
     _told: Sequence[Layer] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -71,13 +70,13 @@ class Call:
             yield
 
     def received(self, message: Any, size: int | None = None) -> Any:
-        """Tells the layers of a message that was received, and returns it. `message` None: it could not be parsed."""
+        """Passes a message that was received to the layers, and returns it. None: it could not be parsed."""
         for layer in self._told:
             layer.received(self, message, size)
         return message
 
     def replied(self, reply: Any) -> Any:
-        """Tells the layers of a reply that was made, and returns it."""
+        """Passes a reply that was made to the layers, and returns it."""
         for layer in self._told:
             layer.replied(self, reply)
         return reply
@@ -88,7 +87,7 @@ class Call:
 
 
 class Layer:
-    """Does something around every call that it covers. The defaults do nothing. `told`: of messages too."""
+    """Wraps every call that it covers. The defaults do nothing. `told`: whether it observes messages too."""
 
     told = False
 
@@ -96,7 +95,7 @@ class Layer:
         return path.startswith(OURS)
 
     def around(self, call: Call) -> AbstractAsyncContextManager[None]:
-        """Encloses a call from before its request is read until its last reply is made. May raise to refuse it."""
+        """Wraps a call, from before its request is read to after its last reply is made. May raise to refuse it."""
         return contextlib.nullcontext()
 
     def received(self, call: Call, message: Any, size: int | None) -> None:

@@ -27,7 +27,7 @@ class Requests:
                 del self._under_way[request_id]
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Ends requests. An unknown id is one that has ended."""
+        """Ends requests by id. Ids that are not known are ignored: those requests have ended."""
         for request_id in request_ids:
             for each in self._under_way.get(request_id, ()):
                 each.abort()
