@@ -30,7 +30,7 @@ from tandem.services.security.tokens import AcceptedTokens
 from tandem.services.server import ServeConfig
 from tandem.services.shutdown import ShutdownDeadline
 from tandem.speculation.depth import Pipeline
-from tandem.speculation.sampling import member_named
+from tandem.speculation.sampling import SAMPLING_FIELDS, member_named
 
 
 def serve(args: Options, *host: Any) -> Coroutine[Any, Any, int]:
@@ -64,12 +64,18 @@ def role_config(args: Options, model: str | None) -> RoleConfig:
         observability=built(ObservabilityConfig, args),
         credentials=credentials(args),
         step_seconds=parse_step_seconds(args.step_seconds),
-        defaults=RequestDefaults(sampling(args), args.max_new_tokens),
+        defaults=request_defaults(args),
         command=command(args),
         prefixes=PrefixSharing(args.prefix_sharing, args.prefix_cache_mb),
         adapter_admin=adapter_admin(args),
         prefill=prefill or None,
     )
+
+
+def request_defaults(args: Options) -> RequestDefaults:
+    """Returns what the operator gives for requests that leave it out. Raises ValueError."""
+    given = {name: f"--{name}" for name in (*SAMPLING_FIELDS, "max_new_tokens") if name in args.given}
+    return RequestDefaults(sampling(args), args.max_new_tokens, given)
 
 
 def engine_address(args: Options) -> EngineAddress | None:

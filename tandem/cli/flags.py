@@ -326,15 +326,21 @@ class Options:
         "drop tokens below this share of the likeliest (default: a server's, else 0)", GENERATING
     )
     seed: int | None = option("seed of the draws (default: a server's, else 0)", GENERATING)
+    repetition_penalty: float | None = option(
+        "divide the logits of tokens of the prompt and output (0.01 to 2; default: a server's, else 1)", GENERATING
+    )
+    generation_config: str = option(
+        "auto: what neither requests nor flags say of sampling is as in the model's generation_config.json; none: not",
+        SERVERS,
+        default="auto",
+        metavar="auto|none",
+    )
     logit_bias: LIST | None = option(
         "add to the logits of single tokens, as in 50256:-100,11:2.5 (id:bias, -100 to 100)", PROMPTED
     )
     presence_penalty: float | None = option("lower the logit of generated tokens (-2 to 2; default 0)", PROMPTED)
     frequency_penalty: float | None = option(
         "lower it once for each time the token was generated (-2 to 2; default 0)", PROMPTED
-    )
-    repetition_penalty: float | None = option(
-        "divide the logits of tokens of the prompt and output (0.01 to 2; default 1)", PROMPTED
     )
     json_schema: FILE | None = option("the output is JSON that this schema allows", PROMPTED)
     regex: str | None = option("the output matches this regular expression", PROMPTED, metavar="EXPRESSION")
