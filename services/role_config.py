@@ -29,8 +29,10 @@ class RoleConfig:
     `generation_config` "auto": those of the model's file come next. `command`: this process's command line, used to
     start other ranks. `prefixes`: who shares those of prompts and answers.
     `kv_cache_mb`: MiB that the KV slots of all models share; None: each slot has memory for its full length.
-    `adapter_admin`: from where adapters may be added while the server runs; None: they may not. `prefill`: where a
-    target has prompts computed; None: here. `prefill_queue`: prompts that may wait at a PrefillWorker.
+    `own_length`: sequences are as long as the models and memory allow, not as `models.shape` says, and with `own_slots`
+    there may be more slots than there. `adapter_admin`: from where adapters may be added while the server runs; None:
+    they may not. `prefill`: where a target has prompts computed; None: here. `prefill_queue`: prompts that may wait at
+    a PrefillWorker.
     """
 
     serve: ServeConfig
@@ -54,6 +56,8 @@ class RoleConfig:
     adapter_admin: AdapterAdminConfig | None
     prefill: PrefillConfig | None
     prefill_queue: int
+    own_length: bool = False
+    own_slots: bool = False
     kv_cache_mb: int | None = None
 
     def __post_init__(self) -> None:

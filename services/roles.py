@@ -37,6 +37,7 @@ from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, PREFILL, TARGET
 from tandem.rpc.remote_drafter import DraftClient
 from tandem.rpc.request_context import prefix_scope
 from tandem.runners.backends import backend_named
+from tandem.runners.own_sizes import own_sizes
 from tandem.services.adapter_admin import AdapterAdminService
 from tandem.services.draft_worker import DraftWorkerService
 from tandem.services.engine_port.port import Register
@@ -73,6 +74,17 @@ class ServerParts:
         self.profile = Profiler(role.profile, config.profile)
         self.observability = Observability(config.observability, role.name)
         self.limits = config.serve.security.limits
+
+    async def choose_sizes(self, *models: str | None) -> RoleConfig:
+        """Returns the configuration with the sizes of these `models`, which share slots, if they are to be chosen."""
+        config, chosen = self.config, self.config.models
+        backend = backend_named(chosen.backend)
+        found = [backend.find(model) for model in models] if config.own_length else []
+        if found and chosen.hand_out_features is None and not any(backend.is_head(each) for each in found):
+            sizes = partial(own_sizes, chosen.execution, chosen.shape, found, config.own_slots)
+            shape = await self.batcher.on_device(sizes)
+            self.config = replace(config, models=replace(chosen, shape=shape))
+        return self.config
 
     def finished(self, generator: Generator, defaults: RequestDefaults) -> Generator:
         """Adds start-up time and request defaults to a generator, and starts the metrics of its model."""
@@ -154,7 +166,7 @@ class ServerParts:
 
 async def _target(parts: ServerParts) -> HostedService:
     """Generate decodes plainly, or speculates with a DraftWorker's drafts."""
-    config = parts.config
+    config = await parts.choose_sizes(parts.config.models.model)
     loaded = await load(config.models, parts.batcher, config.serve.startup)
     await hand_out_features(config.models, loaded)
     await load_adapters(config.models, loaded)
@@ -212,7 +224,8 @@ async def _target_generator(config: RoleConfig, loaded: Loaded) -> tuple[Generat
 
 async def _fused(parts: ServerParts) -> HostedService:
     """Both models run on one device thread."""
-    config = parts.config
+    models = parts.config.models
+    config = await parts.choose_sizes(models.model, *([models.draft_model] if models.draft_model else []))
     target, draft = await load_pair(config.models, parts.batcher, config.serve.startup)
     unfused = await load_unfused(config.models, target, parts.batcher, config.serve.startup)
     lose_engine_with_ranks(parts.others, target.engine)
@@ -249,7 +262,8 @@ async def _fused(parts: ServerParts) -> HostedService:
 
 async def _draft_worker(parts: ServerParts) -> HostedService:
     """Generate runs the distributed loop against a TargetVerifier; Propose drafts for targets that call."""
-    config = parts.config
+    draft = parts.config.models.draft_model
+    config = await parts.choose_sizes(*([draft] if draft else []))
     drafting = await load_drafting(config.models, parts.batcher, config.serve.startup)
     generate, closing = None, list[Close]([parts.batcher.close])
     if config.target_address is None:

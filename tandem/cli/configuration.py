@@ -69,7 +69,14 @@ def role_config(args: Options, model: str | None) -> RoleConfig:
         prefixes=PrefixSharing(args.prefix_sharing, args.prefix_cache_mb),
         adapter_admin=adapter_admin(args),
         prefill=prefill or None,
+        own_length=own_length(args),
+        own_slots="batch" not in args.given,
     )
+
+
+def own_length(args: Options) -> bool:
+    """Returns whether sequences are as long as the models and memory allow."""
+    return args.backend == "torch" and args.sequence_length is None and args.kv_cache_mb is None
 
 
 def request_defaults(args: Options) -> RequestDefaults:
@@ -100,8 +107,12 @@ def draft_address(given: str | None) -> str | None:
 def server_security(args: Options) -> Security:
     """Builds a server's TLS, tokens and limits."""
     most = args.max_message_bytes
-    if most is None:  # NxD Inference may have its sequence length from a file
-        most = MESSAGE_BYTES if args.backend == "nxdi" else message_bytes(args.length, args.max_prompt_bytes)
+    if most is None:  # the sequence length may be from a file
+        most = (
+            MESSAGE_BYTES
+            if args.backend == "nxdi" or own_length(args)
+            else message_bytes(args.length, args.max_prompt_bytes)
+        )
     return built(
         Security,
         args,

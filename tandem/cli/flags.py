@@ -135,9 +135,16 @@ class Options:
     exact: bool = switch("use only step shapes whose results agree bit for bit (default)", VERIFYING, REAL)
     fast: bool = switch("use all step shapes, even if their results differ in the last bits", VERIFYING, REAL)
     sequence_length: int | None = option(
-        "tokens per sequence, prompt included (servers: 512)", (*LOADING, "client", "fused_client", "plan")
+        "tokens per sequence, prompt included (servers on the CPU: the model's own length, as far as a quarter of "
+        "the free memory suffices for all slots; else 512)",
+        (*LOADING, "client", "fused_client", "plan"),
     )
-    batch: int = option("KV slots: sequences in memory at once", SHAPED, default=4)
+    batch: int = option(
+        "KV slots: sequences in memory at once (default: 4; servers with the model's own length: up to 8, as memory "
+        "suffices)",
+        SHAPED,
+        default=4,
+    )
     kv_cache_mb: int | None = option(
         "memory in MiB that the KV slots of all models share, so that there may be more of them than memory for "
         "all at full length; a request waits until its own length fits (native steps and --compile off on the "
