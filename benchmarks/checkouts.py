@@ -30,6 +30,7 @@ from tandem.rpc.channel import DRAFT, FUSED
 from tandem.rpc.generation_client import GenerationClient
 
 PROMPT = list(range(1000, 1064))
+LENGTH = ("--sequence_length", "512")
 HELP, START, CLIENT, PLAIN, DRAFTED, WAITING, REMOTE = (
     "main.py --help, s",
     "fused server, start to ready, s",
@@ -78,7 +79,7 @@ async def measure(checkout: Checkout, tokens: int, folder: Path) -> tuple[tuple[
     """Adds one round of samples. Returns the tokens that were decoded, plainly and with drafts."""
     checkout.add(HELP, timed(checkout.command("--help"), folder))
     async with Fleet(folder) as fleet:
-        server = await fleet.start("fused", checkout.command("--role", "fused_target", "--port", "0"))
+        server = await fleet.start("fused", checkout.command("--role", "fused_target", "--port", "0", *LENGTH))
         checkout.add(START, server.startup_seconds)
         await decode(server.address, None, 12)  # warms up
         asked = ("--port", str(server.port), "--prompt", "Hello", "--max_new_tokens", "1")
@@ -98,9 +99,9 @@ async def distributed(
 ) -> tuple[int, ...]:
     """Adds a sample of a draft worker that verifies at a target of its own checkout."""
     async with Fleet(folder) as fleet:
-        target = await fleet.start("target", checkout.command("--role", "target", "--port", "0"))
+        target = await fleet.start("target", checkout.command("--role", "target", "--port", "0", *LENGTH))
         where = ("--target_host", "127.0.0.1", "--target_port", str(target.port))
-        command = checkout.command("--role", "draft_worker", "--port", "0", *where, *flags)
+        command = checkout.command("--role", "draft_worker", "--port", "0", *LENGTH, *where, *flags)
         worker = await fleet.start("draft_worker", command)
         await decode(worker.address, None, 12, DRAFT)  # warms up
         ms, token_ids = await decode(worker.address, None, tokens, DRAFT)

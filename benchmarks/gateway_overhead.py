@@ -148,7 +148,7 @@ async def run(args: argparse.Namespace) -> list[TimedAnswer]:
     with tempfile.TemporaryDirectory(prefix="tandem-") as folder:
         async with Fleet(Path(folder)) as fleet:
             command = [*LAUNCH, "--role", "fused_target", "--port", "0", "--engine_port", "0"]
-            command += ["--prefix_sharing", "off", *flags]
+            command += ["--sequence_length", "512", "--prefix_sharing", "off", *flags]
             server = await fleet.start("server", command)
             ready = json.loads((Path(folder) / "server.ready.json").read_text())
             worker = f"127.0.0.1:{ready['engine_port']}"

@@ -108,7 +108,7 @@ async def start(stack: contextlib.AsyncExitStack, arguments: argparse.Namespace)
     logs = stack.enter_context(tempfile.TemporaryDirectory(prefix="never-waiting"))
     fleet = await stack.enter_async_context(Fleet(Path(logs)))
     link = await stack.enter_async_context(DelayLink())
-    common = ["--port", "0", "--prefix_sharing", "off"]  # each way processes its prompts
+    common = ["--port", "0", "--sequence_length", "512", "--prefix_sharing", "off"]  # each way processes its prompts
     serving = ["--role", "target", *common, *_backend(arguments), *arguments.target_args]
     target = await fleet.start("target", [*_on(arguments.target_cores), *LAUNCH, *serving])
     address = await link.listen(target.address)

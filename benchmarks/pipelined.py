@@ -127,7 +127,7 @@ async def _start(
 ) -> list[Contender]:
     longest = str(max(arguments.lengths))
     common = ["--port", "0", "--speculation_length", longest, "--backend", arguments.backend]
-    common += ["--prefix_sharing", "off"]  # each mode processes its prompts
+    common += ["--sequence_length", "512", "--prefix_sharing", "off"]  # each mode processes its prompts
     common += ["--dtype", arguments.dtype] if arguments.backend != "toy" else []
     target = await fleet.start("target", [*LAUNCH, "--role", "target", *common])
     host, _, port = (await link.listen(target.address)).rpartition(":")

@@ -27,7 +27,7 @@ log = logging.getLogger("tandem.server")
 
 async def prefill(parts: ServerParts) -> HostedService:
     """Computes prompts for targets that decode elsewhere. Raises ValueError if this model's pages cannot be copied."""
-    config = parts.config
+    config = await parts.choose_sizes(parts.config.models.model)
     loaded = await load(config.models, parts.batcher, config.serve.startup)
     await load_adapters(config.models, loaded)
     pages = PrefillPages(loaded.engine, await PageCopies.of(loaded.runner, parts.batcher))

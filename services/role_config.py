@@ -25,11 +25,14 @@ class RoleConfig:
     the DraftWorker has no target and only proposes. `credentials` are used to call either. `pipeline`: whether
     rounds with a remote draft or target overlap, or the target does not wait. `reconnect_seconds`: how long requests
     are retried while no target answers. `queue`: requests that may wait. `step_seconds`: time limit of a device step;
-    None: derived from measured steps, 0: no limit. `defaults`: for fields that Generate requests leave out. `command`:
-    this process's command line, used to start other ranks. `prefixes`: who shares those of prompts and answers.
+    None: derived from measured steps, 0: no limit. `defaults`: for fields that Generate requests leave out;
+    `generation_config` "auto": those of the model's file come next. `command`: this process's command line, used to
+    start other ranks. `prefixes`: who shares those of prompts and answers.
     `kv_cache_mb`: MiB that the KV slots of all models share; None: each slot has memory for its full length.
-    `adapter_admin`: from where adapters may be added while the server runs; None: they may not. `prefill`: where a
-    target has prompts computed; None: here. `prefill_queue`: prompts that may wait at a PrefillWorker.
+    `own_length`: sequences are as long as the models and memory allow, not as `models.shape` says, and with `own_slots`
+    there may be more slots than there. `adapter_admin`: from where adapters may be added while the server runs; None:
+    they may not. `prefill`: where a target has prompts computed; None: here. `prefill_queue`: prompts that may wait at
+    a PrefillWorker.
     """
 
     serve: ServeConfig
@@ -49,15 +52,20 @@ class RoleConfig:
     defaults: RequestDefaults
     command: tuple[str, ...]
     prefixes: PrefixSharing
+    generation_config: str
     adapter_admin: AdapterAdminConfig | None
     prefill: PrefillConfig | None
     prefill_queue: int
+    own_length: bool = False
+    own_slots: bool = False
     kv_cache_mb: int | None = None
 
     def __post_init__(self) -> None:
         for address in (self.target_address, self.draft_address, self.prefill.addresses if self.prefill else None):
             if address is not None:
                 self.credentials.check(address)
+        if self.generation_config not in ("auto", "none"):
+            raise ValueError(f"generation_config: {self.generation_config!r} is neither auto nor none")
         if self.prefill_queue < 0:
             raise ValueError(f"prefill_queue: {self.prefill_queue} is below 0")
         if not 0 <= self.queue <= MAX_WAITING:

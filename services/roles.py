@@ -16,7 +16,7 @@ from tandem.engine.adapter_registry import Adapters
 from tandem.engine.batcher import Batcher
 from tandem.engine.drafting import Drafting, check_has_target, drafting_info, load_drafting
 from tandem.engine.engine import Engine
-from tandem.engine.generator import Generator
+from tandem.engine.generator import Generator, RequestDefaults
 from tandem.engine.generators import drafter_health, fused_generator, plain_generator
 from tandem.engine.kv_memory import MIB, limit_kv_memory
 from tandem.engine.loading import (
@@ -37,6 +37,7 @@ from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, PREFILL, TARGET
 from tandem.rpc.remote_drafter import DraftClient
 from tandem.rpc.request_context import prefix_scope
 from tandem.runners.backends import backend_named
+from tandem.runners.own_sizes import own_sizes
 from tandem.services.adapter_admin import AdapterAdminService
 from tandem.services.draft_worker import DraftWorkerService
 from tandem.services.engine_port.port import Register
@@ -46,13 +47,14 @@ from tandem.services.lifecycle import Lifecycle
 from tandem.services.load import ServerLoad
 from tandem.services.observability.setup import Observability
 from tandem.services.prefill_role import connect_remote_prefill, prefill
+from tandem.services.request_defaults import defaults_in_force
 from tandem.services.role_config import RoleConfig
 from tandem.services.security.call_limits import whose
 from tandem.services.server import HostedService
 from tandem.services.sessions.proposals import Proposals
 from tandem.services.target_verifier import Note, TargetVerifierService
 from tandem.speculation.retry import Persistence
-from tandem.speculation.types import GenerationEnd, GenerationRequest, ModelInfo, Request
+from tandem.speculation.types import GenerationEnd, GenerationRequest, ModelInfo
 from tandem.v1.adapter_admin_pb2_grpc import add_AdapterAdminServicer_to_server
 from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
 from tandem.v1.fused_speculative_server_pb2_grpc import add_FusedSpeculativeServerServicer_to_server
@@ -73,9 +75,20 @@ class ServerParts:
         self.observability = Observability(config.observability, role.name)
         self.limits = config.serve.security.limits
 
-    def finished(self, generator: Generator) -> Generator:
+    async def choose_sizes(self, *models: str | None) -> RoleConfig:
+        """Returns the configuration with the sizes of these `models`, which share slots, if they are to be chosen."""
+        config, chosen = self.config, self.config.models
+        backend = backend_named(chosen.backend)
+        found = [backend.find(model) for model in models] if config.own_length else []
+        if found and chosen.hand_out_features is None and not any(backend.is_head(each) for each in found):
+            sizes = partial(own_sizes, chosen.execution, chosen.shape, found, config.own_slots)
+            shape = await self.batcher.on_device(sizes)
+            self.config = replace(config, models=replace(chosen, shape=shape))
+        return self.config
+
+    def finished(self, generator: Generator, defaults: RequestDefaults) -> Generator:
         """Adds start-up time and request defaults to a generator, and starts the metrics of its model."""
-        generator = replace(generator, info=self.stamped(generator.info), defaults=self.config.defaults)
+        generator = replace(generator, info=self.stamped(generator.info), defaults=defaults)
         self.observability.loaded(generator.info)
         generator.encoding.turns.caller = whose
         return generator
@@ -153,15 +166,15 @@ class ServerParts:
 
 async def _target(parts: ServerParts) -> HostedService:
     """Generate decodes plainly, or speculates with a DraftWorker's drafts."""
-    config = parts.config
+    config = await parts.choose_sizes(parts.config.models.model)
     loaded = await load(config.models, parts.batcher, config.serve.startup)
     await hand_out_features(config.models, loaded)
     await load_adapters(config.models, loaded)
     lose_engine_with_ranks(parts.others, loaded.engine)
-    loaded.engine.admit(Request(config.defaults.sampling))
+    defaults = defaults_in_force(config, loaded.engine)
     generator, client = await _target_generator(config, loaded)
     closing: list[Close] = [*([client.close] if client else []), partial(close, loaded, parts.batcher)]
-    generator = parts.finished(generator)
+    generator = parts.finished(generator, defaults)
     _log_target(loaded, generator.info)
     parts.limit_kv_memory(loaded.engine)
     await parts.share_prefixes(target=loaded.engine)
@@ -211,16 +224,17 @@ async def _target_generator(config: RoleConfig, loaded: Loaded) -> tuple[Generat
 
 async def _fused(parts: ServerParts) -> HostedService:
     """Both models run on one device thread."""
-    config = parts.config
+    models = parts.config.models
+    config = await parts.choose_sizes(models.model, *([models.draft_model] if models.draft_model else []))
     target, draft = await load_pair(config.models, parts.batcher, config.serve.startup)
     unfused = await load_unfused(config.models, target, parts.batcher, config.serve.startup)
     lose_engine_with_ranks(parts.others, target.engine)
     await load_adapters(config.models, target)
     await load_draft_adapters(config.models, draft, None if config.adapter_admin else target)
-    (unfused.target if unfused else target).engine.admit(Request(config.defaults.sampling))
+    defaults = defaults_in_force(config, (unfused.target if unfused else target).engine)
     health = drafter_health(draft)
     generator = fused_generator(target, draft, config.models.default_k, config.models.draft, health, unfused)
-    generator = parts.finished(generator)
+    generator = parts.finished(generator, defaults)
     _log_target(target, generator.info)
     parts.limit_kv_memory(target.engine, draft.engine if draft else None)
     await parts.share_prefixes(target=target.engine, draft=draft.engine if draft else None)
@@ -248,7 +262,8 @@ async def _fused(parts: ServerParts) -> HostedService:
 
 async def _draft_worker(parts: ServerParts) -> HostedService:
     """Generate runs the distributed loop against a TargetVerifier; Propose drafts for targets that call."""
-    config = parts.config
+    draft = parts.config.models.draft_model
+    config = await parts.choose_sizes(*([draft] if draft else []))
     drafting = await load_drafting(config.models, parts.batcher, config.serve.startup)
     generate, closing = None, list[Close]([parts.batcher.close])
     if config.target_address is None:
@@ -267,7 +282,7 @@ async def _draft_worker(parts: ServerParts) -> HostedService:
             Persistence(config.reconnect_seconds),
         )
         closing.insert(0, client.close)
-        generator = parts.finished(generator)
+        generator = parts.finished(generator, defaults_in_force(config))
         info = generator.info
         log.info("drafts with %s for %s at %s", info.draft_name, info.model_name, client.address)
         generate = parts.generate(generator)

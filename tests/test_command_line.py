@@ -333,7 +333,7 @@ def test_a_client_leaves_to_the_server_what_its_user_does_not_say() -> None:
     line = "--role client --prompt x --temperature 0 --top_p 1"
     args = main.parser().parse_args(line.split())
     request = asking.client_config(args).request
-    assert request.unset_sampling == {"top_k", "min_p", "seed"} and request.sampling.greedy
+    assert request.unset_sampling == {"top_k", "min_p", "seed", "repetition_penalty"} and request.sampling.greedy
 
 
 def test_an_option_that_is_not_given_has_the_default_of_the_configuration(here: Path) -> None:

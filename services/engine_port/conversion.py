@@ -10,6 +10,7 @@ from typing import Any
 
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
+from tandem.engine.generator import RequestDefaults
 from tandem.services.security.limits import ServerLimits, check_stops
 from tandem.speculation.request import members
 from tandem.speculation.types import (
@@ -61,12 +62,14 @@ def requests_of(
     message: pb.GenerateRequest,
     limits: ServerLimits,
     longest: int,
+    defaults: RequestDefaults,
     adapter: str = "",
     metadata: Sequence[tuple[str, str | bytes]] = (),
 ) -> list[GenerationRequest]:
     """Returns a request for each of the `n` choices: choice i draws with the seed + i. Raises InvalidField, TooLong.
 
-    `longest`: the sequence length. `adapter`: the name of the one that they have. `metadata`: of the call.
+    `longest`: the sequence length. `defaults`: the server's. `adapter`: the name of the one that they have.
+    `metadata`: of the call.
     """
     given = message.sampling_params
     _check_served(message)
@@ -78,7 +81,7 @@ def requests_of(
     first = GenerationRequest(
         text=message.text if message.WhichOneof("input") == "text" else None,
         token_ids=tuple(message.tokenized.input_ids) if message.WhichOneof("input") == "tokenized" else None,
-        sampling=sampling_of(given),
+        sampling=sampling_of(given, defaults),
         max_new_tokens=given.max_tokens if given.HasField("max_tokens") else None,
         stop_token_ids=tuple(given.stop_token_ids),
         stop_strings=tuple(given.stop),
@@ -90,21 +93,24 @@ def requests_of(
     return [replace(first, sampling=_moved(first.sampling, i)) for i in range(count)]
 
 
-def sampling_of(given: pb.SamplingParams) -> SamplingParams:
-    """Converts the parameters of a draw. What is absent takes OpenAI's defaults: temperature 1, and a seed drawn here.
+def sampling_of(given: pb.SamplingParams, defaults: RequestDefaults) -> SamplingParams:
+    """Converts the parameters of a draw. What is absent takes the server's `defaults`, where it was given one.
 
-    The gateway leaves unset numbers at 0, where vLLM's protocol has no presence.
+    Else OpenAI's: temperature 1, and a seed drawn here. vLLM's protocol has no presence for other numbers, which count
+    as absent where they are 0 and 0 means nothing. The gateway sends 1 for a top_p and repetition_penalty it was not
+    given.
     """
+    seed = given.seed % _SEEDS if given.HasField("seed") else defaults.given("seed", random.getrandbits(32))
     return SamplingParams(
-        temperature=given.temperature if given.HasField("temperature") else 1.0,
+        temperature=given.temperature if given.HasField("temperature") else defaults.given("temperature", 1.0),
         top_k=0 if given.top_k == _ALL_TOKENS else given.top_k,
-        top_p=given.top_p or 1.0,
+        top_p=given.top_p or defaults.given("top_p", 1.0),
         min_p=given.min_p,
-        seed=given.seed % _SEEDS if given.HasField("seed") else random.getrandbits(32),
+        seed=seed,
         logit_bias=tuple(sorted(given.logit_bias.items())),
         presence_penalty=given.presence_penalty,
         frequency_penalty=given.frequency_penalty,
-        repetition_penalty=given.repetition_penalty or 1.0,
+        repetition_penalty=given.repetition_penalty or defaults.given("repetition_penalty", 1.0),
         structure=structure_of(given),
     )
 

@@ -44,9 +44,9 @@ class EngineService(vllm_engine_pb2_grpc.VllmEngineServicer):
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
         self._received = time.time()
-        info = self._generate.generator.info
-        metadata = context.invocation_metadata() or ()
-        requests = requests_of(request, self._generate.limits, info.max_sequence_length, self._adapter, metadata)
+        generator = self._generate.generator
+        metadata, longest = context.invocation_metadata() or (), generator.info.max_sequence_length
+        requests = requests_of(request, self._generate.limits, longest, generator.defaults, self._adapter, metadata)
         if valid_id(request.request_id):
             begin(Request(request.request_id, current_span(), self._adapter))  # the id that the client was told
         choices = Generations(self._generate, requests, context.time_remaining())

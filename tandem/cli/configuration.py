@@ -30,7 +30,7 @@ from tandem.services.security.tokens import AcceptedTokens
 from tandem.services.server import ServeConfig
 from tandem.services.shutdown import ShutdownDeadline
 from tandem.speculation.depth import Pipeline
-from tandem.speculation.sampling import member_named
+from tandem.speculation.sampling import SAMPLING_FIELDS, member_named
 
 
 def serve(args: Options, *host: Any) -> Coroutine[Any, Any, int]:
@@ -64,12 +64,25 @@ def role_config(args: Options, model: str | None) -> RoleConfig:
         observability=built(ObservabilityConfig, args),
         credentials=credentials(args),
         step_seconds=parse_step_seconds(args.step_seconds),
-        defaults=RequestDefaults(sampling(args), args.max_new_tokens),
+        defaults=request_defaults(args),
         command=command(args),
         prefixes=PrefixSharing(args.prefix_sharing, args.prefix_cache_mb),
         adapter_admin=adapter_admin(args),
         prefill=prefill or None,
+        own_length=own_length(args),
+        own_slots="batch" not in args.given,
     )
+
+
+def own_length(args: Options) -> bool:
+    """Returns whether sequences are as long as the models and memory allow."""
+    return args.backend == "torch" and args.sequence_length is None and args.kv_cache_mb is None
+
+
+def request_defaults(args: Options) -> RequestDefaults:
+    """Returns what the operator gives for requests that leave it out. Raises ValueError."""
+    given = {name: f"--{name}" for name in (*SAMPLING_FIELDS, "max_new_tokens") if name in args.given}
+    return RequestDefaults(sampling(args), args.max_new_tokens, given)
 
 
 def engine_address(args: Options) -> EngineAddress | None:
@@ -94,8 +107,12 @@ def draft_address(given: str | None) -> str | None:
 def server_security(args: Options) -> Security:
     """Builds a server's TLS, tokens and limits."""
     most = args.max_message_bytes
-    if most is None:  # NxD Inference may have its sequence length from a file
-        most = MESSAGE_BYTES if args.backend == "nxdi" else message_bytes(args.length, args.max_prompt_bytes)
+    if most is None:  # the sequence length may be from a file
+        most = (
+            MESSAGE_BYTES
+            if args.backend == "nxdi" or own_length(args)
+            else message_bytes(args.length, args.max_prompt_bytes)
+        )
     return built(
         Security,
         args,

@@ -70,6 +70,7 @@ class Options:
         "auto: hybrid if possible",
         DRAFTING,
         default="auto",
+        metavar="auto|hybrid|model|eagle|ngram",
     )
     hand_out_features: str = option(
         "the hidden states after these layers go with verdicts to EAGLE-3 heads of draft workers; on: after those "
@@ -107,13 +108,22 @@ class Options:
     adapter_admins: LIST | None = option(
         "the identities who may add and remove adapters, where callers have identities", TARGETS, OURS
     )
-    backend: str = option("torch, nxdi (NxD Inference, on Neuron), or toy (for tests)", SHAPED, default="torch")
-    device: str = option("where models run: auto, cpu, cuda or neuron (Trn2, Trn3)", LOADING, TORCH, default="auto")
+    backend: str = option(
+        "torch, nxdi (NxD Inference, on Neuron), or toy (for tests)", SHAPED, default="torch", metavar="torch|nxdi|toy"
+    )
+    device: str = option(
+        "where models run: auto, cpu, cuda or neuron (Trn2, Trn3)",
+        LOADING,
+        TORCH,
+        default="auto",
+        metavar="auto|cpu|cuda|neuron",
+    )
     dtype: str = option(
         "number format of activations, KV cache and unquantised weights: auto, float32, bfloat16 or float16",
         SHAPED,
         REAL,
         default="auto",
+        metavar="auto|float32|bfloat16|float16",
     )
     weights: str = option(
         "how weights lie in memory: bfloat16, float32, int8 or q4 (quantised once, native steps only), as-stored "
@@ -122,6 +132,7 @@ class Options:
         LOADING,
         TORCH,
         default="auto",
+        metavar="auto|bfloat16|float32|int8|q4|as-stored",
     )
     threads: int | None = option(
         "CPU threads per model (default: torch's choice, or a rank's share of the CPUs)", LOADING, TORCH
@@ -131,13 +142,21 @@ class Options:
         LOADING,
         TORCH,
         default="auto",
+        metavar="auto|native|inductor|neuron|off",
     )
     exact: bool = switch("use only step shapes whose results agree bit for bit (default)", VERIFYING, REAL)
     fast: bool = switch("use all step shapes, even if their results differ in the last bits", VERIFYING, REAL)
     sequence_length: int | None = option(
-        "tokens per sequence, prompt included (servers: 512)", (*LOADING, "client", "fused_client", "plan")
+        "tokens per sequence, prompt included (servers on the CPU: the model's own length, as far as a quarter of "
+        "the free memory suffices for all slots; else 512)",
+        (*LOADING, "client", "fused_client", "plan"),
     )
-    batch: int = option("KV slots: sequences in memory at once", SHAPED, default=4)
+    batch: int = option(
+        "KV slots: sequences in memory at once (default: 4; servers with the model's own length: up to 8, as memory "
+        "suffices)",
+        SHAPED,
+        default=4,
+    )
     kv_cache_mb: int | None = option(
         "memory in MiB that the KV slots of all models share, so that there may be more of them than memory for "
         "all at full length; a request waits until its own length fits (native steps and --compile off on the "
@@ -326,6 +345,15 @@ class Options:
         "drop tokens below this share of the likeliest (default: a server's, else 0)", GENERATING
     )
     seed: int | None = option("seed of the draws (default: a server's, else 0)", GENERATING)
+    repetition_penalty: float | None = option(
+        "divide the logits of tokens of the prompt and output (0.01 to 2; default: a server's, else 1)", GENERATING
+    )
+    generation_config: str = option(
+        "auto: what neither requests nor flags say of sampling is as in the model's generation_config.json; none: not",
+        SERVERS,
+        default="auto",
+        metavar="auto|none",
+    )
     logit_bias: LIST | None = option(
         "add to the logits of single tokens, as in 50256:-100,11:2.5 (id:bias, -100 to 100)", PROMPTED
     )
@@ -333,16 +361,15 @@ class Options:
     frequency_penalty: float | None = option(
         "lower it once for each time the token was generated (-2 to 2; default 0)", PROMPTED
     )
-    repetition_penalty: float | None = option(
-        "divide the logits of tokens of the prompt and output (0.01 to 2; default 1)", PROMPTED
-    )
     json_schema: FILE | None = option("the output is JSON that this schema allows", PROMPTED)
     regex: str | None = option("the output matches this regular expression", PROMPTED, metavar="EXPRESSION")
     logprobs: int | None = option(
         "print every token's log-probability, and the N likeliest tokens in its place (0 to 20)", PROMPTED
     )
     adapter: NAME | None = option("the server's LoRA adapter to use, or one of --adapters (default: none)", PROMPTS)
-    rule: str = option("how drafts are verified: agreement or rejection", ASKING, default="agreement")
+    rule: str = option(
+        "how drafts are verified: agreement or rejection", ASKING, default="agreement", metavar="agreement|rejection"
+    )
     drafts: str = option(
         "what drafts: auto: the server's choice; none: plain decoding; or lookup, model or head alone, if it is there",
         PROMPTED,
@@ -389,6 +416,7 @@ class Options:
         "quantization of the target: none, int8, f8e4m3, f8e5m2, or auto (as config.json says)",
         ("plan",),
         default="auto",
+        metavar="auto|none|int8|f8e4m3|f8e5m2",
     )
     modules_to_not_convert: LIST = option("modules to leave unquantized", ("plan",), default="lm_head")
     compile_minutes: float = option("minutes to assume for compiling a graph", ("plan",), default=10.0)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from tandem.cli.command_line import RoleParser
 from tandem.cli.hints import hinted
-from tandem.cli.roles import COMPARE, COMPARE_HELP, ROLES, SERVE, SERVE_HELP
+from tandem.cli.roles import COMMANDS, COMPARE, COMPLETION, ROLES, SERVE
 from tandem.rpc.logs import set_up
 from tandem.rpc.printable import printable
 
@@ -24,8 +24,6 @@ EXTRAS = {
     "ray": ("ray",),
 }
 """The extra that installs a library."""
-COMMANDS = {SERVE: SERVE_HELP, COMPARE: COMPARE_HELP}
-"""What else stands in a role's place, and its help."""
 
 
 def parser(program: str = "main.py") -> RoleParser:
@@ -44,6 +42,8 @@ def main(argv: Sequence[str] | None = None, program: str = "main.py") -> int:
     arguments = with_role(sys.argv[1:] if argv is None else argv)
     if arguments[:2] == ["--role", COMPARE]:
         return _compare(arguments[2:], program)
+    if arguments[:2] == ["--role", COMPLETION]:
+        return _complete(arguments[2:], program)
     try:
         args = parser(program).parse_args(arguments)
         debug = args.debug
@@ -82,6 +82,16 @@ def with_role(argv: Sequence[str]) -> list[str]:
         return words
     model = ["--model"] if words[2:] and not words[2].startswith("-") else []
     return ["--role", "gateway", *model, *words[2:]]
+
+
+def _complete(argv: Sequence[str], program: str) -> int:
+    from tandem.cli.completion import script
+
+    try:
+        print(script(" ".join(argv)), end="")
+    except ValueError as error:
+        return _refuse(str(error), error, 2, False, program)
+    return 0
 
 
 def _compare(argv: list[str], program: str) -> int:

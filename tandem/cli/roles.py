@@ -63,3 +63,8 @@ COMPARE_HELP = "compares the architectures on the same prompts; see compare --he
 SERVE = "serve"
 """Another name of the role gateway, with the model that its own server runs."""
 SERVE_HELP = "serve [MODEL]: HTTP for OpenAI clients, with a server of its own; see gateway"
+COMPLETION = "completion"
+"""Not a role: `completion SHELL` prints a script."""
+COMPLETION_HELP = "completion bash|zsh|fish: prints what completes roles, flags and values in that shell"
+COMMANDS = {SERVE: SERVE_HELP, COMPARE: COMPARE_HELP, COMPLETION: COMPLETION_HELP}
+"""What else stands in a role's place, and its help."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from tandem.checkpoints.tokenizers import Tokenizer
 from tandem.engine.fair_turns import FairThread
@@ -35,10 +36,14 @@ MakeRounds = Callable[[GenerationRequest, SpeculationStats], Rounds]
 
 @dataclass(frozen=True, slots=True)
 class RequestDefaults:
-    """Defaults for fields that a request leaves unset. `max_new_tokens` None: up to the sequence length."""
+    """Defaults for fields that a request leaves unset. `max_new_tokens` None: up to the sequence length.
+
+    `sources`: who gave those that are not Tandem's own, by field: a flag, or a file of the model.
+    """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
     max_new_tokens: int | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.max_new_tokens is not None and self.max_new_tokens < 1:
@@ -53,6 +58,24 @@ class RequestDefaults:
         return replace(
             request, sampling=replace(request.sampling, **defaults), unset_sampling=frozenset(), max_new_tokens=most
         )
+
+    def given(self, name: str, otherwise: Any) -> Any:
+        """Returns the default of a field of the sampling, or `otherwise` where neither operator nor model gave one."""
+        return getattr(self.sampling, name) if name in self.sources else otherwise
+
+    def over(self, values: Mapping[str, Any], source: str) -> RequestDefaults:
+        """Returns these defaults, with the `values` of a `source` for fields that nobody gave. Raises InvalidField."""
+        fresh = {name: value for name, value in values.items() if name not in self.sources}
+        sampling = {name: value for name, value in fresh.items() if name != "max_new_tokens"}
+        return RequestDefaults(
+            replace(self.sampling, **sampling),
+            fresh.get("max_new_tokens", self.max_new_tokens),
+            {**self.sources, **dict.fromkeys(fresh, source)},
+        )
+
+    def __str__(self) -> str:
+        said = ((name, getattr(self.sampling, name, self.max_new_tokens), who) for name, who in self.sources.items())
+        return ", ".join(f"{name} {value:g} ({who})" for name, value, who in said) or "Tandem's own: greedy"
 
 
 def _encoding() -> FairThread:

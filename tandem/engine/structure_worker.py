@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import decimal
 import gc
 import json
 import os
@@ -21,7 +22,7 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 # A message begins with what to do.
@@ -39,6 +40,12 @@ OF_OBJECTS = ("properties", "patternProperties", "additionalProperties", "requir
 NAMED = ("properties", "patternProperties")
 ITEMS = ("items", "prefixItems", "additionalProperties")
 
+MOST_DIGITS = 20
+"""Digits in a row that a number of JSON may have: a float has 17 significant ones, an integer of 64 bits 20."""
+EXPONENT_DIGITS = 3
+LONGEST_NUMBER = 400
+"""Digits in a row, where the schema itself has such numbers: 1e308 has 309."""
+
 PACKET = 64 * 1024
 """Most bytes of a text or of tokens in one packet; a socket's buffer holds about three times as many."""
 _PAGE = resource.getpagesize()
@@ -49,11 +56,76 @@ def step(asked: int, back: int, tokens: Sequence[int], token: int = 0) -> bytes:
     return STEP_HEADER.pack(STEP, asked, back, token) + array.array("I", tokens).tobytes()
 
 
+class NumberLimit:
+    """Bounds the digits of JSON's numbers, which schemas leave without end: so many in a row, and in an exponent three.
+
+    `leading[n]`: the tokens that begin with n digits or more, as bits of a mask. It reads the text of what was taken.
+    """
+
+    def __init__(self, leading: Sequence[int], most: int, text_of: Callable[[int], bytes]) -> None:
+        self._leading, self._most, self._text_of = leading, most, text_of
+        self._states = [(False, False, 0, False)]  # in a string, after a backslash, digits so far, in an exponent
+
+    def take(self, token: int) -> None:
+        string, escaped, digits, exponent = self._states[-1]
+        for byte in self._text_of(token):
+            if string:
+                string, escaped = escaped or byte != ord('"'), byte == ord("\\") and not escaped
+            elif ord("0") <= byte <= ord("9"):
+                digits += 1
+            else:
+                signs = exponent and not digits and byte in b"+-"
+                exponent, string, digits = signs or (digits > 0 and byte in b"eE"), byte == ord('"'), 0
+        self._states.append((string, escaped, digits, exponent))
+
+    def back(self, count: int) -> None:
+        del self._states[len(self._states) - count :]
+
+    def limit(self, mask: bytearray, may_end: bool) -> None:
+        """Takes the tokens out of a mask that have too many digits, unless nothing else may come."""
+        string, _, digits, exponent = self._states[-1]
+        over = max(1, (EXPONENT_DIGITS if exponent else self._most) - digits + 1)
+        if string or over >= len(self._leading):
+            return
+        left = int.from_bytes(mask, "little") & ~self._leading[over]
+        if left or may_end:
+            mask[:] = left.to_bytes(len(mask), "little")
+
+
+def leading_digits(vocabulary: Any, vocab_size: int) -> list[int]:
+    """Returns the `leading` of NumberLimit for a vocabulary."""
+    found: list[int] = [0]
+    for token in range(vocab_size):
+        text = vocabulary.decode_bytes([token])
+        for n in range(1, len(text) - len(text.lstrip(b"0123456789")) + 1):
+            found += [0] * (n + 1 - len(found))
+            found[n] |= 1 << token
+    return found
+
+
+def digits_needed(schema: str) -> int:
+    """Returns how many digits in a row a number may have: MOST_DIGITS, or as many as one in the schema has."""
+    most = MOST_DIGITS
+
+    def note(text: str) -> int:
+        nonlocal most
+        number = decimal.Decimal(text)
+        if number.is_finite() and number:
+            most = max(most, min(LONGEST_NUMBER, max(number.adjusted() + 1, -int(number.as_tuple().exponent))))
+        return 0
+
+    with contextlib.suppress(ValueError, RecursionError, ArithmeticError):
+        json.loads(schema, parse_int=note, parse_float=note)
+    return most
+
+
 class Follower:
     """Follows an output through a structure. Where it may end, any of `end_ids` may come next, and ends it."""
 
-    def __init__(self, matcher: Any, vocab_size: int, end_ids: Sequence[int]) -> None:
-        self._matcher, self._vocab_size, self._end_ids = matcher, vocab_size, end_ids
+    def __init__(
+        self, matcher: Any, vocab_size: int, end_ids: Sequence[int], numbers: NumberLimit | None = None
+    ) -> None:
+        self._matcher, self._vocab_size, self._end_ids, self._numbers = matcher, vocab_size, end_ids, numbers
         self._ended = 0  # end-of-sequence tokens taken
 
     def mask(self) -> bytes:
@@ -64,6 +136,8 @@ class Follower:
             self.check()
             mask[: len(made)] = made
         may_end = self._may_end()
+        if self._numbers:
+            self._numbers.limit(mask, may_end)
         for token in self._end_ids:
             mask[token // 8] &= ~(1 << token % 8)
             mask[token // 8] |= may_end << token % 8
@@ -75,13 +149,18 @@ class Follower:
             may = self._may_end()
             self._ended += may
             return may
-        return not self._ended and bool(self._matcher.try_consume_tokens([token]))
+        taken = not self._ended and bool(self._matcher.try_consume_tokens([token]))
+        if taken and self._numbers:
+            self._numbers.take(token)
+        return taken
 
     def back(self, count: int) -> None:
         ends = min(self._ended, count)
         self._ended -= ends
         if count > ends:
             self._matcher.rollback(count - ends)
+            if self._numbers:
+                self._numbers.back(count - ends)
 
     def check(self) -> None:
         """Raises ValueError if the structure cannot be followed any further."""
@@ -186,6 +265,7 @@ class Worker:
         spelling = given["spelling"]
         spelled = spelling if isinstance(spelling, str) else [bytes.fromhex(token) for token in spelling]
         self._vocabulary = vocabulary_of(spelled, given["vocab_size"], given["end_ids"][0])
+        self._leading = leading_digits(self._vocabulary, given["vocab_size"])
         self._follower: Follower | None = None
         self._text = b""
         self._packet = bytearray(PACKET + STEP_HEADER.size)
@@ -222,7 +302,12 @@ class Worker:
         limits = llguidance.LLParserLimits(max_lexer_states=self._given["lexer_states"], verbose_errors=False)
         text = self._text.decode("utf-8", "surrogatepass")
         matcher = llguidance.LLMatcher(self._vocabulary, grammar(kind, text), log_level=0, limits=limits)
-        self._follower = Follower(matcher, self._given["vocab_size"], self._given["end_ids"])
+        numbers = None
+        if kind == "json_schema":
+            numbers = NumberLimit(
+                self._leading, digits_needed(text), lambda token: self._vocabulary.decode_bytes([token])
+            )
+        self._follower = Follower(matcher, self._given["vocab_size"], self._given["end_ids"], numbers)
         self._follower.check()
         if not any(self._follower.mask()):
             raise ValueError("no output can match it")

@@ -16,7 +16,7 @@ from tandem.speculation.types import (
 )
 from tandem.v1 import generation_pb2 as pb
 
-_PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+_PENALTIES = ("presence_penalty", "frequency_penalty")
 _KINDS = {
     StructureKind.JSON_SCHEMA: pb.STRUCTURE_KIND_JSON_SCHEMA,
     StructureKind.REGEX: pb.STRUCTURE_KIND_REGEX,

@@ -151,7 +151,7 @@ class SamplingParams:
         return tuple(name for name, plain in _PLAIN if getattr(self, name) != plain)
 
 
-SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "seed")
+SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty")
 """The fields for which a server may have defaults of its own."""
 
 _PLAIN: tuple[tuple[str, object], ...] = (

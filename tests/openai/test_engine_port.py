@@ -7,6 +7,7 @@ import hashlib
 import io
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -15,6 +16,7 @@ from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 from tokenizers import Tokenizer
 
+from tandem.engine.generator import RequestDefaults
 from tandem.runners.toy import END, ToyConfig
 from tandem.services.load import TokenRate
 from tandem.speculation.types import SamplingParams
@@ -51,6 +53,22 @@ def test_the_tokens_are_what_the_target_alone_would_draw(stream: bool, drafts: b
                 assert bool(answer.chunks) == stream
                 if stream:
                     assert answer.chunks[-1].completion_tokens == len(expected)
+
+    run(test())
+
+
+def test_what_a_request_leaves_out_is_the_servers_default_where_it_was_given_one() -> None:
+    async def test() -> None:
+        async with engine_site() as site:
+            given = RequestDefaults(
+                SamplingParams(temperature=0.5, seed=9), 5, {"temperature": "file", "seed": "--seed"}
+            )
+            site.generate.generator = replace(site.generate.generator, defaults=given)
+            silent = asking(n=2, ignore_eos=True)
+            silent.sampling_params.ClearField("max_tokens")
+            choices = await told(site, silent)
+            assert [choices[i].tokens for i in range(2)] == [drawn(9 + i, 5, temperature=0.5) for i in range(2)]
+            assert (await one(site, asking(temperature=0.0, seed=1))).tokens == drawn(1)
 
     run(test())
 

@@ -15,6 +15,7 @@ from tandem.rpc.wire_verdicts import VerdictBounds, answer_from_wire
 from tandem.speculation.draft_store import MAX_NODES
 from tandem.speculation.request import Drafts
 from tandem.speculation.types import (
+    SAMPLING_FIELDS,
     Chunk,
     FinishReason,
     GenerationEnd,
@@ -171,9 +172,7 @@ def test_model_information(info: ModelInfo) -> None:
 def test_absent_fields_take_the_defaults_of_the_contract() -> None:
     assert wire.sampling_from_wire(pb.Sampling()) == SamplingParams()
     request = wire.generation_from_wire(pb.Generation(text="x"))
-    assert request == GenerationRequest(
-        text="x", unset_sampling=frozenset({"temperature", "top_k", "top_p", "min_p", "seed"})
-    )
+    assert request == GenerationRequest(text="x", unset_sampling=frozenset(SAMPLING_FIELDS))
     assert request.max_new_tokens is request.speculation_length is request.max_total_tokens is None
 
 

@@ -1,0 +1,63 @@
+"""Reads a model's generation_config.json: how its makers mean it to be sampled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tandem.checkpoints.json_files import read_object
+from tandem.checkpoints.locate import Checkpoint, CheckpointError
+from tandem.speculation.sampling import SAMPLING_FIELDS, SamplingParams
+
+GENERATION_CONFIG = "generation_config.json"
+_SAMPLING = tuple(name for name in SAMPLING_FIELDS if name != "seed")  # a seed says nothing of a model
+
+
+def generation_defaults(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Returns the fields of SamplingParams, and `max_new_tokens`, that the model's file gives; none without a file.
+
+    `do_sample` false is a temperature of 0; true, without a temperature, is 1, as in transformers. A hub id's file is
+    the one that is cached on this machine. Raises CheckpointError, which names the file and the field.
+    """
+    file = _file(checkpoint)
+    if file is None:
+        return {}
+    try:
+        said = {name: value for name, value in read_object(file).items() if value is not None}
+        found: dict[str, Any] = {
+            name: _number(name, said[name]) for name in (*_SAMPLING, "max_new_tokens") if name in said
+        }
+        samples = said.get("do_sample")
+        if samples is not None and not isinstance(samples, bool):
+            raise ValueError(f"do_sample: {str(samples)[:60]!r} is neither true nor false")
+        if samples is not None:
+            found["temperature"] = found.get("temperature", 1.0) if samples else 0.0
+        SamplingParams(**{name: value for name, value in found.items() if name != "max_new_tokens"})
+        if found.get("max_new_tokens", 1) < 1:
+            raise ValueError(f"max_new_tokens: {found['max_new_tokens']} is below 1")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file}: {error}; --generation_config none leaves the file's values out") from None
+    return found
+
+
+def _file(checkpoint: Checkpoint) -> Path | None:
+    if checkpoint.gguf:
+        return None
+    folder = Path(checkpoint.folder)
+    if folder.is_dir():
+        file = folder / GENERATION_CONFIG
+        return file if file.exists() else None
+    if checkpoint.folder.count("/") != 1:
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(checkpoint.folder, GENERATION_CONFIG)
+    return Path(found) if isinstance(found, str) else None
+
+
+def _number(name: str, value: object) -> int | float:
+    """Returns a field's value. Raises ValueError unless it is a number, and a whole one where only those have sense."""
+    whole = name in ("top_k", "max_new_tokens")
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+        raise ValueError(f"{name}: {str(value)[:60]!r} is not a {'whole ' if whole else ''}number")
+    return value if whole else float(value)

@@ -1,0 +1,93 @@
+"""Chooses the sequence length and the KV slots of a server whose operator names no length.
+
+Only where slots take memory as they are written: native steps and module code on the CPU, in one process. Elsewhere
+memory is taken whole, so that the operator decides.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tandem.checkpoints.gguf_cache import unpacked
+from tandem.checkpoints.json_files import read_object
+from tandem.checkpoints.locate import Checkpoint
+from tandem.host.memory import free_bytes
+from tandem.runners.loading import Execution, Shape, prepared_platform
+from tandem.runners.torch.on_demand import available
+from tandem.runners.torch.platforms import compile_order
+
+log = logging.getLogger("tandem.engine")
+
+SHARE = 4
+"""All slots at full length take at most this part of the free memory (one of so many)."""
+MOST_SLOTS = 8
+"""Certifying the steps of 16 slots at start takes 0.8 s longer than that of 4."""
+_STEP = 64  # positions that native slots have in common
+_NUMBER_BYTES = 4  # of a key or value, at most
+
+
+def own_sizes(execution: Execution, shape: Shape, checkpoints: Sequence[Checkpoint], more_slots: bool) -> Shape:
+    """Returns the shape with the sequence length that all models have, as far as memory suffices for its slots.
+
+    `more_slots`: there may be more of these if it suffices for more. Unchanged where memory is taken whole, or a
+    configuration does not say. Call it on the device thread.
+    """
+    if execution.tp_degree > 1 or not available():
+        return shape
+    platform = prepared_platform(execution)
+    graphs = {"inductor", "neuron"} & set(compile_order(execution.compile, platform))
+    free = free_bytes()
+    if platform.device != "cpu" or graphs or free is None:
+        return shape
+    configs = [_config(checkpoint) for checkpoint in checkpoints]
+    lengths, sizes = ([each for each in map(of, configs) if each] for of in (own_length, _position_bytes))
+    if not configs or len(lengths) < len(configs) or len(sizes) < len(configs):
+        return shape
+    room = free // SHARE // sum(sizes)
+    length = min(*lengths, max(shape.max_length, room // shape.slots // _STEP * _STEP))
+    slots = max(shape.slots, min(MOST_SLOTS, room // length)) if more_slots else shape.slots
+    log.info(
+        "sequence length %d of the model's %d, %d slots, since no --sequence_length is given: "
+        "they take up to %d MiB, as they are written",
+        *(length, min(lengths), slots, slots * length * sum(sizes) // 2**20),
+    )
+    return replace(shape, max_length=length, slots=slots)
+
+
+def own_length(config: dict[str, Any]) -> int | None:
+    """Returns the positions that a model has, or those of its window if it has one; None if it does not say."""
+    positions, window = _count(config, "max_position_embeddings"), _count(config, "sliding_window")
+    kinds = config.get("layer_types") or (["sliding_attention"] if config.get("use_sliding_window", True) else [])
+    return min(positions, window) if positions and window and "sliding_attention" in kinds else positions
+
+
+def _config(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Reads config.json; {} if it cannot be read, which is said where the model is loaded."""
+    try:
+        folder = Path(unpacked(checkpoint).folder)
+        if folder.is_dir():
+            return read_object(folder / "config.json")
+        from huggingface_hub import hf_hub_download
+
+        return read_object(Path(hf_hub_download(checkpoint.folder, "config.json")))
+    except Exception as error:
+        log.debug("%s: its configuration cannot be read: %s", checkpoint.name, error)
+        return {}
+
+
+def _position_bytes(config: dict[str, Any]) -> int | None:
+    """Returns the bytes of a position's keys and values, at most; None if the configuration does not say."""
+    layers, heads = _count(config, "num_hidden_layers"), _count(config, "num_attention_heads")
+    if not (layers and heads):
+        return None
+    dim = _count(config, "head_dim") or (_count(config, "hidden_size") or 0) // heads
+    return layers * 2 * (_count(config, "num_key_value_heads") or heads) * dim * _NUMBER_BYTES or None
+
+
+def _count(config: dict[str, Any], name: str) -> int | None:
+    value = config.get(name)
+    return value if type(value) is int and 0 < value < 2**31 else None

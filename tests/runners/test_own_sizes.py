@@ -1,0 +1,83 @@
+"""The sequence length and the slots of a server whose operator names none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.checkpoints.locate import Checkpoint
+from tandem.runners import own_sizes as module
+from tandem.runners.loading import Execution, Shape
+from tandem.runners.own_sizes import own_length, own_sizes
+
+MIB = 2**20
+MODEL = {
+    "max_position_embeddings": 8192,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "hidden_size": 256,
+}  # 8 KiB a position in float32
+
+
+def chosen(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, free_mib: int | None, *configs: dict[str, Any], **kind: Any
+) -> tuple[int, int]:
+    monkeypatch.setattr(module, "free_bytes", lambda: None if free_mib is None else free_mib * MIB)
+    checkpoints = []
+    for number, config in enumerate(configs or (MODEL,)):
+        (folder / str(number)).mkdir(exist_ok=True)
+        (folder / str(number) / "config.json").write_text(json.dumps(config))
+        checkpoints.append(Checkpoint(str(number), str(folder / str(number))))
+    shape = own_sizes(Execution(**{"device": "cpu", **kind}), Shape(), checkpoints, more_slots=True)
+    return shape.max_length, shape.slots
+
+
+@pytest.mark.parametrize(
+    ("free_mib", "expected"),
+    [
+        (100_000, (8192, 8)),  # the model's own, and no more slots than certify quickly
+        (4 * 6 * 64, (8192, 6)),
+        (4 * 4 * 64, (8192, 4)),
+        (4 * 4 * 16, (2048, 4)),
+        (1, (512, 4)),  # as before there was a choice
+        (None, (512, 4)),
+    ],
+)
+def test_all_slots_take_at_most_a_quarter_of_the_free_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_mib: int | None, expected: tuple[int, int]
+) -> None:
+    assert chosen(tmp_path, monkeypatch, free_mib) == expected
+
+
+def test_the_models_of_a_pair_have_the_length_of_the_shorter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chosen(tmp_path, monkeypatch, 100_000, MODEL, {**MODEL, "max_position_embeddings": 1000}) == (1000, 8)
+    assert chosen(tmp_path, monkeypatch, 100_000, {**MODEL, "max_position_embeddings": 100}) == (100, 8)
+
+
+@pytest.mark.parametrize("kind", [{"compile": "inductor"}, {"tp_degree": 2}])
+def test_where_memory_is_taken_whole_nothing_is_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any]
+) -> None:
+    assert chosen(tmp_path, monkeypatch, 100_000, **kind) == (512, 4)
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {**MODEL, "max_position_embeddings": -5}, {**MODEL, "num_hidden_layers": "all"}, {"a": [MODEL]}]
+)
+def test_a_configuration_that_does_not_say_chooses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any]
+) -> None:
+    assert chosen(tmp_path, monkeypatch, 100_000, config) == (512, 4)
+
+
+def test_a_window_bounds_the_length_where_it_is_used() -> None:
+    windowed = {"max_position_embeddings": 32768, "sliding_window": 4096}
+    assert own_length(windowed) == 4096
+    assert own_length({**windowed, "use_sliding_window": False}) == 32768
+    assert own_length({**windowed, "layer_types": ["full_attention"] * 2}) == 32768
+    assert own_length({**windowed, "layer_types": ["full_attention", "sliding_attention"]}) == 4096
+    assert own_length({"sliding_window": 4096}) is None
