@@ -10,9 +10,9 @@ from typing import NamedTuple
 import tandem
 from tandem.cli.config_file import with_config
 from tandem.cli.flags import FLAGS, Options
-from tandem.cli.hints import meant
 from tandem.cli.option import Flag, OptionParser
 from tandem.cli.role_names import ASKING, BACKENDS, CALLING, PROMPTED, SERVERS, SERVING, TARGETS, VERIFYING
+from tandem.hints import meant
 from tandem.speculation.types import SAMPLING_FIELDS
 
 
@@ -80,7 +80,8 @@ class Need(NamedTuple):
 SECURING = tuple(name for name, flag in FLAGS.items() if flag.roles == CALLING)
 PROPOSING = (
     *("target_host", "target_port", "connect_seconds", "reconnect_seconds", "pipeline", "queue", "profile"),
-    *("max_requests_per_identity", "max_new_tokens", "engine_port", "draft_adapters", *SAMPLING_FIELDS, *SECURING),
+    *("max_requests_per_identity", "max_new_tokens", "engine_port", "http_port", "draft_adapters"),
+    *(*SAMPLING_FIELDS, *SECURING),
 )
 MAIN_TARGET = (*TARGETS, "verify_target", "accept", "compile", "plan")
 _PROPOSING = "--propose_only has no target and does not answer Generate"
@@ -103,6 +104,7 @@ NEEDS = (
     Need(("port",), ASKING, lambda a: _wants_port(a.target_host), _PORTED),
     Need(("adapter_admins",), TARGETS, lambda a: a.adapter_root is not None, "give --adapter_root as well"),
     Need(("engine_host",), SERVERS, lambda a: a.engine_port is not None, "give --engine_port as well"),
+    Need(("http_host",), SERVERS, lambda a: a.http_port is not None, "give --http_port as well"),
     Need(("worker_flags", "model"), ("gateway",), lambda a: a.workers is None, "with --workers it starts no server"),
     Need(("metrics_host",), SERVING, lambda a: a.metrics_port is not None, "give --metrics_port as well"),
     Need(("target_model", "draft_model"), ("convert",), lambda a: a.convert == "eagle", "is for --convert eagle"),

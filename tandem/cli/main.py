@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 
 from tandem.cli.command_line import RoleParser
-from tandem.cli.hints import hinted
 from tandem.cli.roles import COMPARE, COMPARE_HELP, ROLES, SERVE, SERVE_HELP
+from tandem.hints import hinted
 from tandem.rpc.logs import set_up
 from tandem.rpc.printable import printable
 
@@ -18,6 +18,7 @@ EXTRAS = {
     "torch": ("accelerate", "gguf", "safetensors", "tokenizers", "torch", "transformers"),
     "config": ("yaml",),
     "comparison": ("jinja2", "matplotlib", "rich"),
+    "http": ("httptools", "uvicorn"),
     "metrics": ("prometheus_client",),
     "mtls": ("cryptography",),
     "openai": ("smg", "smg_grpc_proto"),
