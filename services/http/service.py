@@ -71,9 +71,8 @@ class HttpService:
         await self._generated("completions", call, exchange)
 
     async def _generated(self, of: str, call: Call, exchange: Exchange) -> None:
-        given: dict[str, Any] = {}
+        given = fields.read(of, await self._json(call, exchange))
         try:
-            given = fields.read(of, await self._json(call, exchange))
             asked = await (self._asking.chat(given) if of == "chat" else self._asking.completion(given))
             self._begin(call, exchange, asked)
             await self._answered(call, exchange, asked)

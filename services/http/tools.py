@@ -172,7 +172,7 @@ class MarkedCalls(Parser):
 
     def __init__(self, names: frozenset[str]) -> None:
         super().__init__()
-        self._names, self._held, self._inside = names, "", False
+        self._names, self._held, self._inside, self._after_call = names, "", False, False
 
     def add(self, text: str) -> list[Delta]:
         self._held += text
@@ -194,15 +194,20 @@ class MarkedCalls(Parser):
         return self._between(self._held, "") if self._inside else self._content(self._held)
 
     def _content(self, text: str) -> list[Delta]:
-        return [{"content": text}] if text and not (self.calls and text.isspace()) else []
+        """Returns text as content, without the space between a call and what follows it."""
+        text = text.lstrip() if self._after_call else text
+        self._after_call = self._after_call and not text
+        return [{"content": text}] if text else []
 
     def _between(self, text: str, end: str = END) -> list[Delta]:
         try:
             call = json.loads(text)
             if call["name"] in self._names and isinstance(call.get("arguments", {}), dict):
+                self._after_call = True
                 return [self._call(call["name"], json.dumps(call.get("arguments", {}), ensure_ascii=False))]
         except (ValueError, KeyError, TypeError, RecursionError):
             pass
+        self._after_call = False
         return [{"content": f"{BEGIN}{text}{end}"}]
 
 
