@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -11,7 +12,18 @@ import tandem
 from tandem.cli.config_file import with_config
 from tandem.cli.flags import FLAGS, Options
 from tandem.cli.option import Flag, OptionParser
-from tandem.cli.role_names import ASKING, BACKENDS, CALLING, PROMPTED, SERVERS, SERVING, TARGETS, VERIFYING
+from tandem.cli.role_names import (
+    ASKING,
+    BACKENDS,
+    CALLING,
+    PROMPTED,
+    SERVE,
+    SERVE_FLAGS,
+    SERVERS,
+    SERVING,
+    TARGETS,
+    VERIFYING,
+)
 from tandem.hints import meant
 from tandem.speculation.types import SAMPLING_FIELDS
 
@@ -42,7 +54,7 @@ class RoleParser(OptionParser[Options]):
 
     def parse_args(self, args: Sequence[str] | None = None) -> Options:  # type: ignore[override]
         """Parses `args`. Raises ValueError for a flag that the role, or its backend, would not use."""
-        argv = with_config(sys.argv[1:] if args is None else args, FLAGS)
+        argv = _served(with_config(sys.argv[1:] if args is None else args, FLAGS))
         role = _role_in(argv)
         if role is not None and role not in self._roles:
             known = ", ".join(self._roles)
@@ -56,6 +68,14 @@ class RoleParser(OptionParser[Options]):
         found = super().parse_args(argv)
         refuse(found)
         return found
+
+
+def _served(argv: Sequence[str]) -> tuple[str, ...]:
+    """Returns the arguments with the flags that `--role serve` stands for in its place, before all others."""
+    for i, pair in enumerate(itertools.pairwise(argv)):
+        if pair == ("--role", SERVE):
+            return (*SERVE_FLAGS, *argv[:i], *argv[i + 2 :])
+    return tuple(argv)
 
 
 def _role_in(argv: Sequence[str]) -> str | None:

@@ -9,7 +9,8 @@ import sys
 from collections.abc import Sequence
 
 from tandem.cli.command_line import RoleParser
-from tandem.cli.roles import COMPARE, COMPARE_HELP, ROLES, SERVE, SERVE_HELP
+from tandem.cli.role_names import SERVE
+from tandem.cli.roles import COMPARE, COMPARE_HELP, ROLES, SERVE_HELP
 from tandem.hints import hinted
 from tandem.rpc.logs import set_up
 from tandem.rpc.printable import printable
@@ -77,12 +78,12 @@ def _require_libraries() -> None:
 
 
 def with_role(argv: Sequence[str]) -> list[str]:
-    """Returns `target ...` as `--role target ...`, and `serve [MODEL] ...` as the role gateway."""
+    """Returns `target ...` as `--role target ...`, and `serve MODEL ...` as `--role serve --model MODEL ...`."""
     words = ["--role", *argv] if argv and not argv[0].startswith("-") else list(argv)
     if words[:2] != ["--role", SERVE]:
         return words
     model = ["--model"] if words[2:] and not words[2].startswith("-") else []
-    return ["--role", "gateway", *model, *words[2:]]
+    return [*words[:2], *model, *words[2:]]
 
 
 def _compare(argv: list[str], program: str) -> int:

@@ -60,6 +60,4 @@ ROLES = {
 COMPARE = "compare"
 """Not a role: a command with flags of its own."""
 COMPARE_HELP = "compares the architectures on the same prompts; see compare --help"
-SERVE = "serve"
-"""Another name of the role gateway, with the model that its own server runs."""
-SERVE_HELP = "serve [MODEL]: HTTP for OpenAI clients, with a server of its own; see gateway"
+SERVE_HELP = "serve [MODEL]: a fused_target for OpenAI clients, over HTTP at port 8080"

@@ -1,4 +1,4 @@
-"""What OpenAI's own client gets from the door: texts as over gRPC, choices, streams, log-probabilities, tools, usage."""
+"""What OpenAI's client gets from the door: texts as over gRPC, choices, streams, log-probabilities, tools, usage."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from tests.support import ForgetfulRunner, oracle, run
 
 SAMPLED: dict[str, Any] = {"temperature": 0.9, "seed": 7}
 ADD = {"type": "object", "properties": {"a": {"enum": [1, 2]}, "b": {"enum": [3]}}, "required": ["a", "b"]}
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 TOOLS: Any = [
     {"type": "function", "function": {"name": "add", "parameters": ADD}},
-    {"type": "function", "function": {"name": "now"}},
+    {"type": "function", "function": {"name": "now", "parameters": NOTHING}},
 ]
 
 

@@ -110,8 +110,8 @@ def path_of(name: str) -> str:
 
 def test_the_table_has_every_field_of_openai_and_of_vllm() -> None:
     for kind, name in ((chat, "chat"), (completion, "completions")):
-        base = getattr(kind, "CompletionCreateParamsBase")
-        assert {each for each in base.__annotations__ if name not in FIELDS[each].of} == set()
+        its = kind.CompletionCreateParamsBase.__annotations__
+        assert {each for each in its if name not in FIELDS[each].of} == set()
     assert set(VLLM) <= set(FIELDS)
 
 
