@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -15,8 +15,9 @@ from pathlib import Path
 import openai
 import pytest
 
+from tandem.services.http.address import HttpAddress
 from tests.services.certificates import Authority, token_file
-from tests.support import HANG, MAIN, ServerProcess, launch, server_process
+from tests.support import HANG, ServerProcess, launch, server_process
 
 pytestmark = pytest.mark.thorough
 DOOR = ("--role", "fused_target", "--http_port", "0", "--sequence_length", "2048")
@@ -27,14 +28,16 @@ def port_of(server: ServerProcess) -> int:
     return int(json.loads(server.ready_file.read_text())["http_port"])
 
 
-def begun(server: ServerProcess) -> http.client.HTTPResponse:
+@contextlib.contextmanager
+def begun(server: ServerProcess) -> Iterator[http.client.HTTPResponse]:
     """A long stream whose first event was read."""
     connection = http.client.HTTPConnection("127.0.0.1", port_of(server), timeout=HANG)
     body = {"prompt": "hello", "max_tokens": 1500, "ignore_eos": True, "stream": True}
     connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
     response = connection.getresponse()
     assert response.status == 200 and response.readline().startswith(b"data: ")
-    return response
+    with contextlib.closing(connection), contextlib.closing(response):
+        yield response
 
 
 @pytest.fixture
@@ -75,29 +78,29 @@ def test_an_idle_server_ends_within_two_seconds_and_says_so(number: signal.Signa
 
 
 def test_what_runs_may_finish_and_the_line_says_for_how_long(slow: ServerProcess) -> None:
-    response = begun(slow)
-    slow.process.send_signal(signal.SIGINT)
-    assert response.read().endswith(b"data: [DONE]\n\n")
+    with begun(slow) as response:
+        slow.process.send_signal(signal.SIGINT)
+        assert response.read().endswith(b"data: [DONE]\n\n")
     assert slow.process.wait(HANG) == 0
     assert "stopping: waits up to 30 s for what runs (1); a second signal ends it at once" in slow.log.read_text()
 
 
 def test_a_second_signal_ends_it_at_once(slow: ServerProcess) -> None:
-    response = begun(slow)
-    slow.process.send_signal(signal.SIGINT)
-    time.sleep(0.3)
-    began = time.monotonic()
-    slow.process.send_signal(signal.SIGINT)
-    assert slow.process.wait(HANG) != 0 and time.monotonic() - began < 2.0
-    with pytest.raises((http.client.IncompleteRead, ConnectionResetError)):
-        response.read()
+    with begun(slow) as response:
+        slow.process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        began = time.monotonic()
+        slow.process.send_signal(signal.SIGINT)
+        assert slow.process.wait(HANG) != 0 and time.monotonic() - began < 2.0
+        with pytest.raises((http.client.IncompleteRead, ConnectionResetError)):
+            response.read()
 
 
 def test_a_stream_that_is_cut_ends_with_an_error_event(tmp_path: Path) -> None:
     with server_process(tmp_path, *SLOW, "--drain_seconds", "0.5") as server:
-        response = begun(server)
-        server.process.send_signal(signal.SIGTERM)
-        *_, error, done, _ = response.read().split(b"\n\n")
+        with begun(server) as response:
+            server.process.send_signal(signal.SIGTERM)
+            *_, error, done, _ = response.read().split(b"\n\n")
         assert done == b"data: [DONE]" and b'"error":{"message":"the server ended' in error
         assert server.process.wait(HANG) == 0
 
@@ -111,12 +114,10 @@ def test_a_port_that_is_taken_is_told_before_models_load(tmp_path: Path) -> None
     assert result.returncode == 2 and f"http_port: cannot listen on 127.0.0.1:{port}" in result.stderr
 
 
-def test_a_library_that_is_missing_is_named_with_its_extra(tmp_path: Path) -> None:
-    hide = "import sys; sys.modules['httptools'] = None; sys.argv[:1] = ['main.py']; "
-    code = f"{hide}import runpy; runpy.run_path({str(MAIN)!r}, run_name='__main__')"
-    command = [sys.executable, "-c", code, "--role", "target", "--backend", "toy", "--http_port", "0"]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG)
-    assert result.returncode == 2 and "pip install 'tandem-speculative[http]'" in result.stderr
+def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "httptools", None)
+    with pytest.raises(ValueError, match=r"httptools is not installed; pip install 'tandem-speculative\[http\]'"):
+        HttpAddress(0, "127.0.0.1")
 
 
 def test_keys_and_certificates_of_the_server_hold_at_the_port(tmp_path: Path) -> None:
