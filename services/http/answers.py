@@ -145,7 +145,7 @@ class Answer:
             "object": kind[asked.says("stream")],
             "created": int(time.time()),
             "model": asked.model,
-            "system_fingerprint": f"tandem-{info.weights_revision[:16]}",
+            "system_fingerprint": f"tandem-{info.weights_revision.rpartition(':')[2][:12]}",
         }
 
     def parts(self, choice: int, event: Chunk | GenerationEnd) -> list[Json]:

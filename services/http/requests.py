@@ -23,6 +23,7 @@ from tandem.speculation.types import (
 )
 
 _SEEDS = 2**64
+MANY_MESSAGES = 64
 STRUCTURES = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 _SAMPLING = frozenset(each.name for each in fields(SamplingParams)) - {"seed", "structure"}
 PROMPTS = {"chat": "messages", "completions": "prompt"}
@@ -108,11 +109,20 @@ class Asking:
             options["add_generation_prompt"] = False
         options |= given.get("chat_template_kwargs", {})
         options |= {"tools": list(tools.tools) or None, "documents": given.get("documents")}
+        text = await self._rendered(given["messages"], options)
+        return await self.tokens(text, given.get("add_special_tokens", False))
+
+    async def _rendered(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
+        """Puts messages into the model's template; many or long ones in the thread in which callers take turns."""
+
+        def render() -> str:
+            return self.tokenizer.render(messages, **options)
+
+        small = len(messages) <= MANY_MESSAGES and sum(len(each["content"]) for each in messages) <= LONG_TEXT
         try:
-            text = tokenizer.render(given["messages"], **options)
+            return render() if small else await self._generator.encoding.run(render)
         except ValueError as error:
             raise InvalidField("messages", str(error)) from None
-        return await self.tokens(text, given.get("add_special_tokens", False))
 
     async def tokens(self, text: str, special: bool) -> tuple[int, ...]:
         """Tokenizes; long texts one at a time in a thread, as the generator does."""

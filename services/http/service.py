@@ -27,6 +27,8 @@ from tandem.services.security.call_limits import MessageTimeout, WaitLimit
 from tandem.services.security.identity import caller
 from tandem.speculation.types import InvalidField, TooLong
 
+LARGE_BODY = 32 * 1024
+"""Bodies of at most so many bytes are read directly, within a few milliseconds."""
 Metrics = Callable[[str], tuple[bytes, str]]
 """Returns the page of metrics and its content type, for an Accept header."""
 
@@ -71,7 +73,7 @@ class HttpService:
         await self._generated("completions", call, exchange)
 
     async def _generated(self, of: str, call: Call, exchange: Exchange) -> None:
-        given = fields.read(of, await self._json(call, exchange))
+        given = await self._read(of, call, exchange)
         try:
             asked = await (self._asking.chat(given) if of == "chat" else self._asking.completion(given))
             self._begin(call, exchange, asked)
@@ -83,10 +85,17 @@ class HttpService:
             exchange.param = "max_tokens" if message != str(error) else PROMPTS[of]
             raise TooLong(message) from None
 
-    async def _json(self, call: Call, exchange: Exchange) -> dict[str, Any]:
+    async def _read(self, of: str, call: Call, exchange: Exchange) -> dict[str, Any]:
+        """Reads fields; those of a large body in the thread in which callers take turns."""
+        data = await self._body(call, exchange)
+        if len(data) <= LARGE_BODY:
+            return fields.read(of, read_json(data))
+        return await self._generate.generator.encoding.run(lambda: fields.read(of, read_json(data)))
+
+    async def _body(self, call: Call, exchange: Exchange) -> bytes:
         data = await exchange.body(self._most, self._generate.limits.message_seconds)
         call.received(StringValue(value=data.decode(errors="replace")), len(data))
-        return read_json(data)
+        return data
 
     def _begin(self, call: Call, exchange: Exchange, asked: Asked) -> None:
         """Makes id, adapter and prefix scope of the request those of this task."""
@@ -140,7 +149,7 @@ class HttpService:
 
     async def tokenize(self, call: Call, exchange: Exchange) -> None:
         """Answers vLLM's /tokenize, of a prompt or of messages."""
-        body = await self._json(call, exchange)
+        body = read_json(await self._body(call, exchange))
         spells = values.boolean("return_token_strs", body.pop("return_token_strs", False))
         if "messages" in body:
             given = fields.read("chat", body)
@@ -163,7 +172,7 @@ class HttpService:
         info = self._generate.generator.info
         token = values.integer(0, info.vocab_size - 1)
         keys = {"model": values.string, "tokens": values.listed(token)}
-        given = values.known("body", await self._json(call, exchange), keys)
+        given = values.known("body", read_json(await self._body(call, exchange)), keys)
         self._asking.adapter(given.get("model", ""))
         if "tokens" not in given:
             raise InvalidField("tokens", "missing")
