@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import httpx2
 import pytest
 
 from tandem.runners.toy import ToyConfig
+from tandem.services.http import door as door_module
 from tandem.services.http import protocol
 from tandem.services.security.config import Security
 from tandem.services.security.limits import ServerLimits
@@ -167,6 +169,39 @@ def test_an_unknown_model_is_a_404_and_too_long_a_prompt_a_400_with_both_numbers
             assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
 
     run(test())
+
+
+def test_of_320_at_once_those_with_a_place_are_answered_and_the_others_told_to_come_again() -> None:
+    async def test() -> None:
+        async with door(slots=4, queue=60) as site:
+            body = {"prompt": "hello", "max_tokens": 4, "temperature": 0}
+            answers = await asyncio.gather(*(site.post(COMPLETIONS, body) for _ in range(320)))
+            told = [each for each in answers if each.status_code == 429]
+            served = {each.json()["choices"][0]["text"] for each in answers if each.status_code == 200}
+            assert len(served) == 1 and {each.status_code for each in answers} <= {200, 429}
+            assert all(each.headers["retry-after"] == "1" for each in told)
+            assert site.generate.under_way == 0
+
+    run(test())
+
+
+def test_small_writes_leave_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Head and body of an answer are two: with Nagle's algorithm the second waits 40 ms."""
+    seen = []
+
+    class Watched(protocol.BoundedProtocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            seen.append(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+    monkeypatch.setattr(door_module, "BoundedProtocol", Watched)
+
+    async def test() -> None:
+        async with door() as site:
+            assert (await site.http.get("/health")).status_code == 200
+
+    run(test())
+    assert seen and all(seen)
 
 
 async def raw(site: Site, *parts: bytes) -> bytes:
