@@ -84,7 +84,7 @@ class ToolUse:
         for name, function in self.functions.items():
             parameters = dict(function.get("parameters") or ANY_OBJECT)
             for key in ("$defs", "definitions"):
-                for title, schema in parameters.pop(key, {}).items():
+                for title, schema in mapping(f"tools.{name[:64]}.{key}", parameters.pop(key, {})).items():
                     if definitions.setdefault(key, {}).setdefault(title, schema) != schema:
                         raise InvalidField("tools", f"two functions define {title[:64]!r} differently")
             properties = {"name": {"const": name}, "arguments": parameters}

@@ -202,6 +202,11 @@ def test_a_tool_that_must_be_called_is_called_streamed_and_not() -> None:
                 await site.client.chat.completions.create(
                     tool_choice={"type": "function", "function": {"name": "sub"}}, **asked
                 )
+            odd = [{"type": "function", "function": {"name": "f", "parameters": {"$defs": 5}}}]
+            assert (
+                "tools"
+                in (await site.refused(CHAT, {"messages": HELLO, "tools": odd, "tool_choice": "required"}))["param"]
+            )
             assert '"tools"' in str(await told_of(site, tools=TOOLS))
             assert '"tools"' not in str(await told_of(site, tools=TOOLS, tool_choice="none"))
 

@@ -157,6 +157,17 @@ def test_ids_are_told_and_chosen_and_no_text_is_logged(caplog: pytest.LogCapture
     assert "OpenAI/Generate: OK" in caplog.text and "secret" not in caplog.text
 
 
+def test_prompts_and_answers_are_logged_if_the_operator_wants_it(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        async with door(security=Security(log_prompts=True)) as site:
+            await site.post(COMPLETIONS, {"prompt": "secret", "max_tokens": 2})
+
+    with caplog.at_level(logging.INFO, "tandem.prompts"):
+        run(test())
+    asked, *answered = [record.getMessage() for record in caplog.records if record.name == "tandem.prompts"]
+    assert "asked" in asked and "secret" in asked and all("answered" in each for each in answered) and answered
+
+
 def test_an_unknown_model_is_a_404_and_too_long_a_prompt_a_400_with_both_numbers() -> None:
     async def test() -> None:
         async with door() as site:
