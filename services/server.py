@@ -133,7 +133,7 @@ async def serve(
     port = bind("port", f"{config.host}:{config.port}", partial(config.security.add_port, server))
     probes = ProbePort(config.host, config.health_port, config.security.limits)
     engine = EnginePorts(config.engine, config.security, outermost, _OPTIONS) if config.engine else None
-    door = _door(config, outermost)
+    door = bound_door(config, outermost)
     ending.begin()
     stopping = _stop_signals(ending, config.drain_seconds)
     building = asyncio.create_task(_as_task(build()))
@@ -245,7 +245,7 @@ def _stop_signals(ending: ShutdownDeadline, drain_seconds: float) -> asyncio.Eve
     return stopping
 
 
-def _door(config: ServeConfig, outermost: Sequence[Layer]) -> HttpDoor | None:
+def bound_door(config: ServeConfig, outermost: Sequence[Layer]) -> HttpDoor | None:
     """Binds the port for OpenAI clients, if there is to be one. Imports what only it needs."""
     if config.http is None:
         return None
