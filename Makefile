@@ -79,7 +79,7 @@ compare: $(STAMP)
 	@$(BIN)/python compare_architectures.py $(ARGS)
 
 serve: $(STAMP)
-	@$(BIN)/python main.py --role gateway $(ARGS)
+	@$(BIN)/python main.py --role serve $(ARGS)
 
 screenshot: $(STAMP)
 	@$(BIN)/python -m benchmarks.screenshot $(ARGS)

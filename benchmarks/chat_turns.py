@@ -1,8 +1,8 @@
 """Measures how much of a chat is cached when its next turn begins: `python -m benchmarks.chat_turns`.
 
-Chats of three turns go through `main.py --role gateway`, as `make serve` starts it, by the `openai` package. Of each
-turn: tokens of its prompt, how many of them were cached (prompts and answers of the turns before, in whole pages of 16
-tokens), tokens of its answer, and time to first token.
+Chats of three turns go through `main.py --role gateway`, which starts a server of its own, by the `openai` package. Of
+each turn: tokens of its prompt, how many of them were cached (prompts and answers of the turns before, in whole pages
+of 16 tokens), tokens of its answer, and time to first token.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from tandem.rpc.printable import printable
 from tandem.rpc.request_context import current
 from tandem.runners.protocol import RowFailed
 from tandem.services.duplex import StreamIdle
+from tandem.services.http.problems import BodyLate, BodyTooLarge, NoSuchModel, NoSuchPath, NotJson, WrongMethod
 from tandem.services.layers import Call, Layer
 from tandem.services.security.limits import LimitReached
 from tandem.services.sessions.table import SessionConflict, SessionExpired, SessionNotFound
@@ -100,6 +101,12 @@ _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
     (VocabularyMismatch, code_pb2.FAILED_PRECONDITION, "TOKENIZER_MISMATCH"),
     (AdapterInUse, code_pb2.FAILED_PRECONDITION, "ADAPTER_IN_USE"),
     (NotOffered, code_pb2.UNIMPLEMENTED, "NOT_OFFERED"),
+    (NoSuchModel, code_pb2.NOT_FOUND, "MODEL_NOT_FOUND"),
+    (NoSuchPath, code_pb2.NOT_FOUND, "NO_SUCH_PATH"),
+    (WrongMethod, code_pb2.UNIMPLEMENTED, "WRONG_METHOD"),
+    (NotJson, code_pb2.INVALID_ARGUMENT, "NOT_JSON"),
+    (BodyTooLarge, code_pb2.OUT_OF_RANGE, "BODY_TOO_LARGE"),
+    (BodyLate, code_pb2.DEADLINE_EXCEEDED, "BODY_LATE"),
     (NotAccepting, code_pb2.UNAVAILABLE, "DRAINING"),
     (NotRead, code_pb2.DEADLINE_EXCEEDED, "NOT_READ"),
     (StreamIdle, code_pb2.NOT_FOUND, "STREAM_IDLE"),

@@ -69,7 +69,7 @@ class GenerateMethod:
         async with contextlib.aclosing(Generations(self, [request], seconds).events()) as events:
             unnamed = request.adapter
             async for _, event in events:
-                reply = self._reply(event)
+                reply = self.reply(event)
                 if unnamed and isinstance(event, Chunk):
                     reply.chunk.adapter, unnamed = unnamed, ""
                 yield reply
@@ -118,7 +118,8 @@ class GenerateMethod:
                 watcher.ended(left)
             raise
 
-    def _reply(self, event: Event) -> Any:
+    def reply(self, event: Event) -> Any:
+        """Builds the message that says an event."""
         if isinstance(event, GenerationEnd):
             return self._reply_type(completion=wire.completion_to_wire(event))
         return self._reply_type(chunk=wire.chunk_to_wire(event))

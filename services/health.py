@@ -38,6 +38,11 @@ class HealthService(health_pb2_grpc.HealthServicer):
         for changed in self._changed:
             changed.set()
 
+    @property
+    def serving(self) -> bool:
+        """Whether the whole server serves."""
+        return self._statuses.get("") == SERVING
+
     async def Check(
         self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
     ) -> health_pb2.HealthCheckResponse:

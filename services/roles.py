@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -43,6 +43,7 @@ from tandem.services.draft_worker import DraftWorkerService
 from tandem.services.engine_port.port import Register
 from tandem.services.fused_server import FusedSpeculativeServerService
 from tandem.services.generation import GenerateMethod
+from tandem.services.http.service import HttpService
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.load import ServerLoad
 from tandem.services.observability.setup import Observability
@@ -72,7 +73,7 @@ class ServerParts:
         self.role, self.config, self.others = role, config, others
         self.lifecycle, self.batcher = Lifecycle(), Batcher(role.batcher)
         self.profile = Profiler(role.profile, config.profile)
-        self.observability = Observability(config.observability, role.name)
+        self.observability = Observability(config.observability, role.name, config.serve.http is not None)
         self.limits = config.serve.security.limits
 
     async def choose_sizes(self, *models: str | None) -> RoleConfig:
@@ -135,6 +136,13 @@ class ServerParts:
 
         load = ServerLoad(generate.generator.info.kv_slots, lambda: generate.under_way, slots)
         return partial(add_VllmEngineServicer_to_server, EngineService(generate, load, adapter))
+
+    def http(self, generate: GenerateMethod, adapters: Callable[[], Mapping[str, str]]) -> HttpService | None:
+        """Returns what answers OpenAI clients, if they may call. `adapters` returns those that requests may name."""
+        if self.config.serve.http is None:
+            return None
+        metrics = self.observability.page if self.observability.metrics else None
+        return HttpService(generate, adapters, self.config.serve.security.max_message_bytes, metrics)
 
     def engines(self, generate: GenerateMethod, engine: Engine) -> dict[str, Any]:
         """Returns what registers the services for gateways: the model's, and those of the adapters at start."""
@@ -201,6 +209,7 @@ async def _target(parts: ServerParts) -> HostedService:
         closing,
         loaded.engine,
         **parts.engines(generate, loaded.engine),
+        http=parts.http(generate, lambda: loaded.engine.adapters.revisions),
         lost=loaded.engine.lost,
         beside=parts.beside(loaded.engine.adapters),
         background={"the expiry of sessions": service.checkout.expire_forever},
@@ -255,6 +264,7 @@ async def _fused(parts: ServerParts) -> HostedService:
         closing,
         target.engine,
         **parts.engines(generate, target.engine),
+        http=parts.http(generate, lambda: target.engine.adapters.revisions),
         lost=target.engine.lost,
         beside=parts.beside(target.engine.adapters),
     )
@@ -300,6 +310,7 @@ async def _draft_worker(parts: ServerParts) -> HostedService:
         closing,
         engine,
         engine_port=parts.engine(generate) if generate else None,
+        http=parts.http(generate, lambda: dict(info.adapters)) if generate else None,
         lost=_only_model(drafting),
         background={"the expiry of sessions": proposals.checkout.expire_forever},
         busy=lambda: len(proposals.sessions),

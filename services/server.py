@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -24,11 +24,16 @@ from tandem.runners.startup import Startup
 from tandem.services.engine_port.port import EngineAddress, EnginePorts, Register
 from tandem.services.health import NOT_SERVING, SERVING, HealthService
 from tandem.services.health_port import ProbePort, bind
+from tandem.services.http.address import HttpAddress
+from tandem.services.http.service import HttpService
 from tandem.services.layers import Layer
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.config import Security
 from tandem.services.shutdown import STOP_SECONDS, ShutdownDeadline, bounded
 from tandem.services.supervisor import Supervisor, Work
+
+if TYPE_CHECKING:  # uvicorn need not be installed
+    from tandem.services.http.door import HttpDoor
 
 log = logging.getLogger("tandem.server")
 
@@ -43,8 +48,8 @@ class ServeConfig:
     """Where and how a server listens. `port` 0 takes a free one; `ready_file` gets the address once ready.
 
     `security`: access control. `health_port`: a separate port for health checks only. `engine`: where gateways of
-    OpenAI clients may call. `startup` records the stages of start-up. `ending` kills the process if it does not end by
-    itself in time.
+    OpenAI clients may call; `http`: where those clients may themselves. `startup` records the stages of start-up.
+    `ending` kills the process if it does not end by itself in time.
     """
 
     host: str
@@ -55,6 +60,7 @@ class ServeConfig:
     security: Security
     health_port: int | None = None
     engine: EngineAddress | None
+    http: HttpAddress | None = None
     ending: ShutdownDeadline
 
     def __post_init__(self) -> None:
@@ -65,13 +71,16 @@ class ServeConfig:
         self.security.check_host(self.host)
         if self.engine is not None:
             self.security.check_clear_text("engine_host", self.engine.host)
+        if self.http is not None:
+            self.security.check_host(self.http.host, "http_host")
 
 
 @dataclass(slots=True)
 class HostedService:
     """A role's service: its name, how to register it, and its background tasks by name.
 
-    `engine_port` registers VllmEngine on the port for gateways, `adapter_ports` on those of adapters. `beside`: further
+    `engine_port` registers VllmEngine on the port for gateways, `adapter_ports` on those of adapters. `http`: what
+    OpenAI clients are answered by. `beside`: further
     services on the same port, by their full names. `ready` is called once the server listens; its result is added to
     the ready file.
     """
@@ -80,6 +89,7 @@ class HostedService:
     register: Register
     engine_port: Register | None = None
     adapter_ports: Mapping[str, Register] = field(default_factory=dict)
+    http: HttpService | None = None
     beside: Mapping[str, Register] = field(default_factory=dict)
     background: Mapping[str, Work] = field(default_factory=dict)
     busy: Callable[[], int] = lambda: 0
@@ -123,6 +133,7 @@ async def serve(
     port = bind("port", f"{config.host}:{config.port}", partial(config.security.add_port, server))
     probes = ProbePort(config.host, config.health_port, config.security.limits)
     engine = EnginePorts(config.engine, config.security, outermost, _OPTIONS) if config.engine else None
+    door = bound_door(config, outermost)
     ending.begin()
     stopping = _stop_signals(ending, config.drain_seconds)
     building = asyncio.create_task(_as_task(build()))
@@ -140,14 +151,16 @@ async def serve(
         await probes.start(health)
         if engine and hosted.engine_port:
             await engine.start(hosted.engine_port, hosted.adapter_ports, health)
+        if door and hosted.http:
+            await door.start(hosted.http, health)
     supervisor = hosted.start(lifecycle, health, *names)
-    _announce(config, port, hosted, engine)
+    _announce(config, port, hosted, engine, door)
     await first(stopping, hosted.lost, supervisor.gave_up)
     lifecycle.accepting = False
     health.set(NOT_SERVING, *names)
     ending.within(config.drain_seconds + STOP_SECONDS, f"it did not stop after {config.drain_seconds:g} s of draining")
     await _drain(lifecycle, hosted, config.drain_seconds)
-    await _end(server, probes, supervisor, hosted, engine)
+    await _end(server, probes, supervisor, hosted, engine, door)
     return int(hosted.lost.is_set() or supervisor.gave_up.is_set())
 
 
@@ -157,9 +170,12 @@ async def _end(
     supervisor: Supervisor,
     hosted: HostedService,
     engine: EnginePorts | None,
+    door: HttpDoor | None,
 ) -> None:
     """Stops each part within a time limit; parts that do not end are abandoned."""
     await bounded(server.stop(grace=0.5), "the server's port")
+    if door:
+        await bounded(door.stop(), "the HTTP port")
     if engine:
         await bounded(engine.stop(), "the engine port")
     await bounded(probes.stop(), "the health port")
@@ -229,7 +245,18 @@ def _stop_signals(ending: ShutdownDeadline, drain_seconds: float) -> asyncio.Eve
     return stopping
 
 
-def _announce(config: ServeConfig, port: int, hosted: HostedService, engine: EnginePorts | None) -> None:
+def bound_door(config: ServeConfig, outermost: Sequence[Layer]) -> HttpDoor | None:
+    """Binds the port for OpenAI clients, if there is to be one. Imports what only it needs."""
+    if config.http is None:
+        return None
+    from tandem.services.http.door import HttpDoor
+
+    return HttpDoor(config.http, config.security, outermost)
+
+
+def _announce(
+    config: ServeConfig, port: int, hosted: HostedService, engine: EnginePorts | None, door: HttpDoor | None
+) -> None:
     seconds = config.startup.total()
     for note in config.startup.notes:
         log.info("start-up: %s", note)
@@ -242,6 +269,9 @@ def _announce(config: ServeConfig, port: int, hosted: HostedService, engine: Eng
         for name, number in engine.adapters.items():
             log.info("adapter %s is a model of its own for gateways on %s:%d", name, config.engine.host, number)
         more = {**more, "engine_port": engine.port, "adapter_ports": engine.adapters}
+    if config.http and door and hosted.http:
+        more = {**more, "http_host": config.http.host, "http_port": door.port, "model": hosted.http.model}
+        _invite(config.security, door.url, hosted.http.model)
     if config.ready_file:
         ready: dict[str, object] = {"host": config.host, "port": port, "pid": os.getpid(), "startup_seconds": seconds}
         ready["startup"] = {name: round(taken, 3) for name, taken in config.startup.seconds.items()}
@@ -251,11 +281,24 @@ def _announce(config: ServeConfig, port: int, hosted: HostedService, engine: Eng
         partial.replace(config.ready_file)
 
 
+def _invite(security: Security, url: str, model: str) -> None:
+    """Prints, last, where OpenAI clients find this server, and a line that asks it."""
+    asked = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 40})
+    secure = f" --cacert {security.tls.cert}" if security.tls else ""
+    secure += " -H 'authorization: Bearer YOUR_TOKEN'" if security.tokens else ""
+    print(f"OpenAI clients: base URL {url}/v1, model {model}", flush=True)
+    print(f"curl{secure} {url}/v1/chat/completions -H 'content-type: application/json' -d '{asked}'", flush=True)
+
+
 async def _drain(lifecycle: Lifecycle, hosted: HostedService, seconds: float) -> None:
     """Refuses new work and lets running work finish within `seconds`. Sessions of a lost device cannot finish."""
     if hosted.lost.is_set():
         log.error("the model's device is lost, and all sessions with it; stopping: restart the server")
     else:
-        log.info("stopping: running requests may finish within %.0f s", seconds)
+        running = lifecycle.running + hosted.busy()
+        waits = (
+            f" waits up to {seconds:g} s for what runs ({running}); a second signal ends it at once" if running else ""
+        )
+        log.info("stopping:%s", waits or " nothing runs")
     with contextlib.suppress(asyncio.CancelledError):
         await lifecycle.drain(seconds, lambda: 0 if hosted.lost.is_set() else hosted.busy())

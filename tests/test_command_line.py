@@ -19,7 +19,6 @@ from tandem.clients.prefill_client import PrefillConfig
 from tandem.clients.terminal import ClientConfig
 from tandem.engine.model_config import ModelConfig
 from tandem.engine.prefix_cache import PrefixSharing
-from tandem.launch import LAUNCH
 from tandem.speculation.types import SAMPLING_FIELDS, GenerationRequest
 from tandem.workshops.nxdi.settings import NxdiSettings
 from tandem.workshops.planning.plan import PlanConfig
@@ -45,6 +44,7 @@ VALUES = {
     "draft_neuron_config": '{"fused_qkv": true}',
     "host": "127.0.0.2",
     "engine_host": "127.0.0.2",
+    "http_host": "127.0.0.2",
     "workers": "127.0.0.1:9",
     "draft_host": "127.0.0.1:9",
     "prefill": "127.0.0.1:9",
@@ -78,6 +78,7 @@ WITH = {
     "adapter_admins": ["--adapter_root", "."],
     "metrics_host": ["--metrics_port", "7"],
     "engine_host": ["--engine_port", "0"],
+    "http_host": ["--http_port", "0"],
     "draft_seconds": ["--draft_host", "127.0.0.1:9"],
     "prefill_min_tokens": ["--prefill", "127.0.0.1:9"],
     "prefill_timeout_s": ["--prefill", "127.0.0.1:9"],
@@ -270,8 +271,11 @@ def test_help_with_a_role_shows_that_roles_flags_alone(role: str, capsys: pytest
         ("draft --prompt x --pipeline never", "did you mean never-waiting?"),
         ("plan --instance trn2.48xlarg --model m", "; did you mean trn2.48xlarge?"),
         ("gateway --batch 3", "compile, plan (in --worker_flags, the server that it starts)"),
-        ("serve --workers h:1 --model x", "model: with --workers it starts no server"),
-        ("serve x --worker_flags=--model=y", "model: --worker_flags names one too; give one of them"),
+        ("gateway --workers h:1 --model x", "model: with --workers it starts no server"),
+        ("gateway --model x --worker_flags=--model=y", "model: --worker_flags names one too; give one of them"),
+        ("serve --workers h:1", "workers: --role fused_target does not take it; these do: gateway"),
+        ("target --http_host ::1", "http_host: give --http_port as well"),
+        ("serve --http_host 0.0.0.0", "http_host: 0.0.0.0 can be reached from other machines, and there is no TLS"),
     ],
 )
 def test_a_flag_without_effect_is_one_line(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -301,25 +305,19 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize(
-    ("line", "model", "rest"),
+    ("line", "model", "port"),
     [
-        ("serve", None, []),
-        ("serve --http_port 1", None, []),
-        ("serve DIR --worker_flags=--batch=3", "DIR", ["--batch=3"]),
-        ("--role serve DIR", "DIR", []),
+        ("serve", None, 8080),
+        ("serve --http_port 1", None, 1),
+        ("serve DIR --batch=3", "DIR", 8080),
+        ("--role serve DIR", "DIR", 8080),
+        ("serve DIR --role target", "DIR", 8080),
     ],
 )
-def test_serve_is_a_gateway_whose_own_server_runs_the_model(line: str, model: str | None, rest: list[str]) -> None:
+def test_serve_is_a_server_with_http_at_port_8080(line: str, model: str | None, port: int) -> None:
     args = main.parser().parse_args(main.with_role(line.split()))
-    assert (args.role, args.model) == ("gateway", model)
-    run = tools.gateway(args)
-    config = inspect.getcoroutinelocals(run)["config"]
-    run.close()
-    command = config.own_server("ready.json")
-    assert command[len(LAUNCH) : command.index("--port")] == [
-        *("--drain_seconds", "30", "--role", "fused_target", *(("--model", model) if model else ())),
-        *rest,
-    ]
+    assert (args.role, args.model) == ("target" if "--role target" in line else "fused_target", model)
+    assert (args.http_port, args.port, args.http_host) == (port, 0, "127.0.0.1")
 
 
 @pytest.mark.parametrize("role", SERVERS)

@@ -6,6 +6,7 @@ import importlib.metadata
 import logging
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tandem.engine.batcher import Batcher
@@ -49,10 +50,14 @@ class ObservabilityConfig:
 
 
 class Observability:
-    """Metrics, request log and traces of one server. Raises ValueError if a port is taken or a library is missing."""
+    """Metrics, request log and traces of one server. Raises ValueError if a port is taken or a library is missing.
 
-    def __init__(self, config: ObservabilityConfig, role: str) -> None:
+    `door`: there is an HTTP port, which shows metrics if their library is installed.
+    """
+
+    def __init__(self, config: ObservabilityConfig, role: str, door: bool = False) -> None:
         self._role = role
+        self._counts = config.metrics_port is not None or (door and find_spec("prometheus_client") is not None)
         self.metrics: Metrics | None = None
         """None until `loaded`, and if metrics are off."""
         self._server = _metrics_server(config)
@@ -64,13 +69,22 @@ class Observability:
 
     def loaded(self, info: ModelInfo) -> None:
         """Creates the metrics, once the model is loaded."""
-        if self._server:
+        if self._counts:
             from tandem.services.observability.metrics import Metrics
 
             name = info.model_name or info.draft_name
             self.metrics = Metrics(self._role, name, info.max_speculation_length, _build(info))
             self._observers.append(self.metrics)
-            self._server.registry = self.metrics.registry
+            if self._server:
+                self._server.registry = self.metrics.registry
+
+    def page(self, accept: str) -> tuple[bytes, str]:
+        """Returns the page of metrics, in a format that an Accept header takes, and its content type."""
+        from prometheus_client.exposition import choose_encoder
+
+        assert self.metrics
+        encode, content_type = choose_encoder(accept)
+        return encode(self.metrics.registry), content_type
 
     @property
     def watch(self) -> Watch | None:
@@ -111,9 +125,10 @@ class Observability:
 
     def ready(self, startup: Startup) -> dict[str, object]:
         """Records the start-up times once the server listens; returns entries for the ready file."""
-        if not (self._server and self.metrics):
+        if self.metrics:
+            self.metrics.started({**startup.seconds, "total": startup.total()})
+        if not self._server:
             return {}
-        self.metrics.started({**startup.seconds, "total": startup.total()})
         log.info("metrics at http://%s:%d/metrics", self._server.host, self._server.port)
         return {"metrics_host": self._server.host, "metrics_port": self._server.port}
 

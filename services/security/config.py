@@ -44,11 +44,11 @@ class Security:
         if self.tls is not None and self.tls.client_ca is not None and self.tokens is None:
             _check_names_can_be_read()
 
-    def check_host(self, host: str) -> None:
-        """Raises ValueError if a server may not listen at `host`."""
+    def check_host(self, host: str, flag: str = "host") -> None:
+        """Raises ValueError, naming the flag, if a server may not listen at `host`."""
         if self.tls is None and not self.insecure and not on_this_machine(host):
             raise ValueError(
-                f"host: {host} can be reached from other machines, and there is no TLS: "
+                f"{flag}: {host} can be reached from other machines, and there is no TLS: "
                 f"give --tls_cert and --tls_key, or pass --insecure"
             )
 

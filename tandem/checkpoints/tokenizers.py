@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import re
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, first_line
 from tandem.speculation.stopping import TextStream
 
+_BYTE = re.compile("<0x([0-9A-F]{2})>")
+_SPACE = "\u2581"
 _INCOMPLETE = "�"
 _SAVED_BY_5 = "TokenizersBackend"
 
@@ -31,11 +35,41 @@ class Tokenizer(Protocol):
 
 
 @runtime_checkable
+class ChatTokenizer(Tokenizer, Protocol):
+    """What serving OpenAI clients needs besides."""
+
+    def tokens(self, text: str, special: bool) -> list[int]:
+        """Token ids of `text`; `special`: with those that begin and end every text of the model."""
+
+    def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """The text of a chat, by the model's template. `options`: the template's. Raises ValueError."""
+
+    def takes_tools(self) -> bool:
+        """Whether the model's template tells the model which tools there are."""
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, special ones included."""
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that a token stands for, which need not be whole characters."""
+
+
+@runtime_checkable
 class HasFiles(Protocol):
     """A tokenizer that other programs can load too."""
 
     def files(self) -> dict[str, bytes]:
         """The files, by name, that Hugging Face's libraries load this tokenizer from."""
+
+
+def byte_characters() -> list[str]:
+    """Returns the printable character that stands for each byte in a byte-level vocabulary (GPT-2's table)."""
+    shown = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in shown else chr(next(others)) for byte in range(256)]
+
+
+_BYTES = {character: byte for byte, character in enumerate(byte_characters())}
 
 
 class HuggingFaceTokenizer:
@@ -61,6 +95,43 @@ class HuggingFaceTokenizer:
             [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False
         )
         return list(self._tokenizer(rendered, add_special_tokens=False)["input_ids"])
+
+    def tokens(self, text: str, special: bool) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=special)["input_ids"])
+
+    def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """Like Tokenizer.render. What a template raises is about the messages that it was given."""
+        if not self._tokenizer.chat_template:
+            raise ValueError("this model has no chat template")
+        try:
+            return str(self._tokenizer.apply_chat_template(list(messages), tokenize=False, **options))
+        except Exception as error:
+            raise ValueError(f"the model's chat template refuses them: {first_line(error)[:300]}") from None
+
+    def takes_tools(self) -> bool:
+        return "tools" in str(self._tokenizer.chat_template)
+
+    def text(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
+
+    def token_bytes(self, token: int) -> bytes:
+        spelt = str(self._tokenizer.convert_ids_to_tokens(token))
+        if token not in self._tokenizer.all_special_ids:
+            if byte := _BYTE.fullmatch(spelt):
+                return bytes([int(byte[1], 16)])
+            if self._byte_level and all(character in _BYTES for character in spelt):
+                return bytes(_BYTES[character] for character in spelt)
+            if spelt.startswith(_SPACE):
+                return spelt.replace(_SPACE, " ").encode()
+        return self.text([token]).encode()
+
+    @functools.cached_property
+    def _byte_level(self) -> bool:
+        """Whether the characters of its vocabulary stand for bytes (GPT-2's table)."""
+        try:
+            return "ByteLevel" in json.dumps(json.loads(self.spelling()).get("decoder"))
+        except ValueError:
+            return False
 
     def stream(self) -> TextStream:
         return IncrementalText(self._tokenizer)

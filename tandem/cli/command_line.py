@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -10,9 +11,20 @@ from typing import NamedTuple
 import tandem
 from tandem.cli.config_file import with_config
 from tandem.cli.flags import FLAGS, Options
-from tandem.cli.hints import meant
 from tandem.cli.option import Flag, OptionParser
-from tandem.cli.role_names import ASKING, BACKENDS, CALLING, PROMPTED, SERVERS, SERVING, TARGETS, VERIFYING
+from tandem.cli.role_names import (
+    ASKING,
+    BACKENDS,
+    CALLING,
+    PROMPTED,
+    SERVE,
+    SERVE_FLAGS,
+    SERVERS,
+    SERVING,
+    TARGETS,
+    VERIFYING,
+)
+from tandem.hints import meant
 from tandem.speculation.types import SAMPLING_FIELDS
 
 
@@ -42,7 +54,7 @@ class RoleParser(OptionParser[Options]):
 
     def parse_args(self, args: Sequence[str] | None = None) -> Options:  # type: ignore[override]
         """Parses `args`. Raises ValueError for a flag that the role, or its backend, would not use."""
-        argv = with_config(sys.argv[1:] if args is None else args, FLAGS)
+        argv = _served(with_config(sys.argv[1:] if args is None else args, FLAGS))
         role = _role_in(argv)
         if role is not None and role not in self._roles:
             known = ", ".join(self._roles)
@@ -56,6 +68,14 @@ class RoleParser(OptionParser[Options]):
         found = super().parse_args(argv)
         refuse(found)
         return found
+
+
+def _served(argv: Sequence[str]) -> tuple[str, ...]:
+    """Returns the arguments with the flags that `--role serve` stands for in its place, before all others."""
+    for i, pair in enumerate(itertools.pairwise(argv)):
+        if pair == ("--role", SERVE):
+            return (*SERVE_FLAGS, *argv[:i], *argv[i + 2 :])
+    return tuple(argv)
 
 
 def _role_in(argv: Sequence[str]) -> str | None:
@@ -80,7 +100,8 @@ class Need(NamedTuple):
 SECURING = tuple(name for name, flag in FLAGS.items() if flag.roles == CALLING)
 PROPOSING = (
     *("target_host", "target_port", "connect_seconds", "reconnect_seconds", "pipeline", "queue", "profile"),
-    *("max_requests_per_identity", "max_new_tokens", "engine_port", "draft_adapters", *SAMPLING_FIELDS, *SECURING),
+    *("max_requests_per_identity", "max_new_tokens", "engine_port", "http_port", "draft_adapters"),
+    *(*SAMPLING_FIELDS, *SECURING),
 )
 MAIN_TARGET = (*TARGETS, "verify_target", "accept", "compile", "plan")
 _PROPOSING = "--propose_only has no target and does not answer Generate"
@@ -103,6 +124,7 @@ NEEDS = (
     Need(("port",), ASKING, lambda a: _wants_port(a.target_host), _PORTED),
     Need(("adapter_admins",), TARGETS, lambda a: a.adapter_root is not None, "give --adapter_root as well"),
     Need(("engine_host",), SERVERS, lambda a: a.engine_port is not None, "give --engine_port as well"),
+    Need(("http_host",), SERVERS, lambda a: a.http_port is not None, "give --http_port as well"),
     Need(("worker_flags", "model"), ("gateway",), lambda a: a.workers is None, "with --workers it starts no server"),
     Need(("metrics_host",), SERVING, lambda a: a.metrics_port is not None, "give --metrics_port as well"),
     Need(("target_model", "draft_model"), ("convert",), lambda a: a.convert == "eagle", "is for --convert eagle"),

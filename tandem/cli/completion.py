@@ -9,7 +9,8 @@ from typing import NamedTuple
 from tandem.cli.compare_flags import COMPARE_FLAGS
 from tandem.cli.flags import FLAGS
 from tandem.cli.option import Flag
-from tandem.cli.roles import COMMANDS, COMPARE, COMPLETION, ROLES, SERVE
+from tandem.cli.role_names import SERVE
+from tandem.cli.roles import COMMANDS, COMPARE, COMPLETION, ROLES
 
 _VALUE = re.compile(r"[a-z][a-z0-9_-]*")
 _BASH = """\
@@ -48,7 +49,7 @@ def script(shell: str) -> str:
     if shell not in SHELLS:
         raise ValueError(f"completion: {shell!r} is not one of {', '.join(SHELLS)}")
     found = {name: _Command(role.help, _flags(name)) for name, role in ROLES.items()}
-    found |= {SERVE: _Command(COMMANDS[SERVE], _flags("gateway"))}
+    found |= {SERVE: _Command(COMMANDS[SERVE], _flags("fused_target"))}
     found |= {COMPARE: _Command(COMMANDS[COMPARE], COMPARE_FLAGS, hyphens=True)}
     found |= {COMPLETION: _Command(COMMANDS[COMPLETION], {})}
     if shell == "fish":

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tandem.cli.hints import meant
 from tandem.cli.option import Flag
+from tandem.hints import meant
 
 YES, NO = ("true", "yes", "on"), ("false", "no", "off")
 

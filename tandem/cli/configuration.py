@@ -20,6 +20,7 @@ from tandem.engine.step_watch import parse_step_seconds
 from tandem.runners.startup import Startup
 from tandem.services.adapter_admin import AdapterAdminConfig
 from tandem.services.engine_port.port import EngineAddress
+from tandem.services.http.address import HttpAddress
 from tandem.services.launch import run_role
 from tandem.services.observability.setup import ObservabilityConfig
 from tandem.services.role_config import RoleConfig
@@ -55,6 +56,7 @@ def role_config(args: Options, model: str | None) -> RoleConfig:
             startup=startup,
             security=server_security(args),
             engine=engine_address(args),
+            http=None if args.http_port is None else HttpAddress(args.http_port, args.http_host),
             ending=ShutdownDeadline(),
         ),
         models=model_config(args, model),

@@ -273,7 +273,10 @@ class Options:
     worker_flags: str = option(
         "flags of that server, in one argument (default: a fused_target on the embedded pair)", ("gateway",), default=""
     )
-    http_port: int = option("port for HTTP; 0: any free port", ("gateway",), default=8080)
+    http_port: int | None = option(
+        "port for OpenAI clients, over HTTP; 0: any free port (default: none; gateway: 8080)", (*SERVERS, "gateway")
+    )
+    http_host: HOST = option("address for that port", SERVERS, default="127.0.0.1")
     gateway_flags: str = option("further flags of smg, in one argument", ("gateway",), default="")
 
     tls_cert: FILE | None = option(

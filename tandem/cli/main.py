@@ -9,8 +9,9 @@ import sys
 from collections.abc import Sequence
 
 from tandem.cli.command_line import RoleParser
-from tandem.cli.hints import hinted
-from tandem.cli.roles import COMMANDS, COMPARE, COMPLETION, ROLES, SERVE
+from tandem.cli.role_names import SERVE
+from tandem.cli.roles import COMMANDS, COMPARE, COMPLETION, ROLES
+from tandem.hints import hinted
 from tandem.rpc.logs import set_up
 from tandem.rpc.printable import printable
 
@@ -18,6 +19,7 @@ EXTRAS = {
     "torch": ("accelerate", "gguf", "safetensors", "tokenizers", "torch", "transformers"),
     "config": ("yaml",),
     "comparison": ("jinja2", "matplotlib", "rich"),
+    "http": ("httptools", "uvicorn"),
     "metrics": ("prometheus_client",),
     "mtls": ("cryptography",),
     "openai": ("smg", "smg_grpc_proto"),
@@ -76,12 +78,12 @@ def _require_libraries() -> None:
 
 
 def with_role(argv: Sequence[str]) -> list[str]:
-    """Returns `target ...` as `--role target ...`, and `serve [MODEL] ...` as the role gateway."""
+    """Returns `target ...` as `--role target ...`, and `serve MODEL ...` as `--role serve --model MODEL ...`."""
     words = ["--role", *argv] if argv and not argv[0].startswith("-") else list(argv)
     if words[:2] != ["--role", SERVE]:
         return words
     model = ["--model"] if words[2:] and not words[2].startswith("-") else []
-    return ["--role", "gateway", *model, *words[2:]]
+    return [*words[:2], *model, *words[2:]]
 
 
 def _complete(argv: Sequence[str], program: str) -> int:

@@ -10,8 +10,8 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
 
-from tandem.cli.hints import hinted, meant
 from tandem.cli.role_names import BACKENDS
+from tandem.hints import hinted, meant
 
 FILE: TypeAlias = str  # a type in capitals is what --help shows for the value
 DIR: TypeAlias = str

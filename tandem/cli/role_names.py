@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+SERVE = "serve"
+"""Stands in a role's place, and for these flags; what is given besides comes after them."""
+SERVE_FLAGS = ("--role", "fused_target", "--http_port", "8080", "--port", "0")
 BACKENDS = ("torch", "nxdi", "toy")
 TORCH, NXDI, REAL, OURS = ("torch",), ("nxdi",), ("torch", "nxdi"), ("torch", "toy")
 

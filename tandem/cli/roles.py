@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from tandem.cli.flags import Options
+from tandem.cli.role_names import SERVE
 
 STARTED = time.monotonic()
 Start = Callable[[Options], Coroutine[Any, Any, Any]]
@@ -60,9 +61,7 @@ ROLES = {
 COMPARE = "compare"
 """Not a role: a command with flags of its own."""
 COMPARE_HELP = "compares the architectures on the same prompts; see compare --help"
-SERVE = "serve"
-"""Another name of the role gateway, with the model that its own server runs."""
-SERVE_HELP = "serve [MODEL]: HTTP for OpenAI clients, with a server of its own; see gateway"
+SERVE_HELP = "serve [MODEL]: a fused_target for OpenAI clients, over HTTP at port 8080"
 COMPLETION = "completion"
 """Not a role: `completion SHELL` prints a script."""
 COMPLETION_HELP = "completion bash|zsh|fish: prints what completes roles, flags and values in that shell"

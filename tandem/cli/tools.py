@@ -29,7 +29,15 @@ def gateway(args: Options) -> Run:
     from tandem.workshops.gateway.run import run_gateway
 
     workers = split_list(args.workers)
-    return run_gateway(built(GatewayConfig, args, workers=workers, port=args.http_port, flags=args.gateway_flags))
+    return run_gateway(
+        built(
+            GatewayConfig,
+            args,
+            workers=workers,
+            port=8080 if args.http_port is None else args.http_port,
+            flags=args.gateway_flags,
+        )
+    )
 
 
 def accept(args: Options) -> Run:

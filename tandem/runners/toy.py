@@ -10,14 +10,16 @@ import functools
 import json
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tandem.checkpoints.adapter_files import Adapter, AdapterChoice
 from tandem.checkpoints.locate import Checkpoint
+from tandem.checkpoints.tokenizers import byte_characters
 from tandem.runners.backends import Backend, LoadRequest
 from tandem.runners.capabilities import Capabilities, FeaturesOut, MemoryOnDemand, Pages, Trait
 from tandem.runners.pages import PAGE
@@ -252,6 +254,23 @@ class ToyTokenizer:
     def encode(self, text: str, chat: bool) -> list[int]:
         return list(text.encode())
 
+    def tokens(self, text: str, special: bool) -> list[int]:
+        return list(text.encode())
+
+    def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """The messages' contents, and then the options that say something."""
+        said = {name: value for name, value in options.items() if value and name != "add_generation_prompt"}
+        return "".join(each["content"] for each in messages) + (json.dumps(said) if said else "")
+
+    def takes_tools(self) -> bool:
+        return True
+
+    def text(self, tokens: Sequence[int]) -> str:
+        return bytes(each for each in tokens if each < 256).decode("latin-1")
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes([token]) if token < 256 else b""
+
     def stream(self) -> ToyText:
         return ToyText()
 
@@ -259,7 +278,7 @@ class ToyTokenizer:
         """A byte-level vocabulary without merges. It reads UTF-8 where `stream` shows each byte by itself."""
         special = [{"id": i, "content": text, "special": True, **_PLAIN} for i, text in ((256, "<s>"), (END, "</s>"))]
         byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-        vocabulary = {character: byte for byte, character in enumerate(_byte_characters())}
+        vocabulary = {character: byte for byte, character in enumerate(byte_characters())}
         tokenizer = {
             "version": "1.0",
             "added_tokens": special,
@@ -280,13 +299,6 @@ class ToyTokenizer:
 
 _PLAIN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 _CHAT = "{% for message in messages %}{{ message.content }}{% endfor %}"
-
-
-def _byte_characters() -> list[str]:
-    """Returns the printable character that stands for each byte in a byte-level vocabulary (GPT-2's table)."""
-    shown = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    others = iter(range(256, 512))
-    return [chr(byte) if byte in shown else chr(next(others)) for byte in range(256)]
 
 
 class ToyText:

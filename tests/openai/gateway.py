@@ -110,7 +110,7 @@ def wait_ready(process: subprocess.Popen[str], folder: Path) -> Gateway:
         assert process.poll() is None and time.monotonic() < give_up, log.read_text()
         time.sleep(0.02)
     said = json.loads(ready.read_text())
-    return Gateway(process, said["port"], said["model"], log)
+    return Gateway(process, said.get("http_port", said["port"]), said["model"], log)
 
 
 @contextlib.contextmanager

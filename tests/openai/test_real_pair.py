@@ -1,4 +1,4 @@
-"""The embedded pair behind the real gateway: make serve, as OpenAI's client and our own see it."""
+"""The embedded pair behind the real gateway, and at its own port: as OpenAI's client and our own see it."""
 
 from __future__ import annotations
 
@@ -27,6 +27,19 @@ def test_the_pair_says_through_the_gateway_what_it_says_by_grpc(tmp_path: Path) 
             openai.OpenAI(base_url=gate.url, api_key="none", max_retries=0, timeout=5 * HANG) as client,
         ):
             check(client, gate.model, address)
+    finally:
+        server.process.kill()
+        server.process.wait()
+
+
+def test_the_pair_says_at_its_own_port_for_http_what_it_says_by_grpc(tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path, "--role", "fused_target", "--port", "0", "--http_port", "0", "--batch", "2")
+    try:
+        address = server.wait_ready(5 * HANG)
+        ready = json.loads(server.ready_file.read_text())
+        url = f"http://127.0.0.1:{ready['http_port']}/v1"
+        with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=5 * HANG) as client:
+            check(client, ready["model"], address)
     finally:
         server.process.kill()
         server.process.wait()

@@ -188,14 +188,14 @@ def test_with_torch_an_installed_tandem_runs_the_embedded_pair(wheel: Path, user
 
 
 def test_an_installed_tandem_serves_openai_clients_with_one_command(wheel: Path, user: Path) -> None:
-    pytest.importorskip("smg")
+    pytest.importorskip("uvicorn")
     python = environment(user / "venv", borrow=True)
     pip(python, "install", "--quiet", "--no-deps", "--no-index", wheel)
     said = output(python, user, "-c", "import tandem; print('tandem', tandem.__version__)")
     assert output(python, user, "tandem", "--version") == said == f"tandem {wheel.name.split('-')[1]}"
-    command = [python.parent / "tandem", "serve", "salt=0", "--worker_flags", "--backend toy"]
+    command = [python.parent / "tandem", "serve", "salt=0", "--backend", "toy"]
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    with (user / "gateway.log").open("w") as log:
+    with (user / "gateway.log").open("w") as log:  # as the gateway's helpers name it
         more = ("--http_port", "0", "--ready_file", str(user / "gateway.json"))
         process = subprocess.Popen([*command, *more], cwd=user, env=clean, stdout=log, stderr=log, text=True)
     try:

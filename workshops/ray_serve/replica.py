@@ -19,7 +19,7 @@ from tandem.services.engine_port.port import EnginePort
 from tandem.services.health import SERVING, HealthService
 from tandem.services.layers import Call, Layer
 from tandem.services.lifecycle import Lifecycle
-from tandem.services.server import HostedService, ServeConfig, first
+from tandem.services.server import HostedService, ServeConfig, bound_door, first
 from tandem.workshops.ray_serve.ingress import SECONDS_LEFT
 
 log = logging.getLogger("tandem.ray")
@@ -68,8 +68,9 @@ class Replica:
         build: Callable[[], Awaitable[HostedService]],
         outermost: Sequence[Layer] = (),
     ) -> int:
-        """Replaces tandem.services.server.serve, without a port, but for that of gateways, and without signals."""
+        """Replaces tandem.services.server.serve, without signals and ports, but for those of OpenAI clients."""
         engine = EnginePort(config.engine, config.security, outermost) if config.engine else None
+        door = bound_door(config, outermost)
         hosted = await build()
         health = HealthService()
         supervisor = hosted.start(lifecycle, health, "")
@@ -77,14 +78,18 @@ class Replica:
         self._layers += config.security.layers(outermost)
         log.info("%s is ready after %.1f s", hosted.service, config.startup.total())
         hosted.ready()
+        health.set(SERVING, "")
+        if door and hosted.http:
+            await door.start(hosted.http, health)
         if engine and hosted.engine_port:
-            health.set(SERVING, "")
             await engine.start(hosted.engine_port, health)
             log.info("VllmEngine is ready on port %d, for gateways", engine.port)
         ready.set()
         await first(self._stopping, hosted.lost, supervisor.gave_up)
         await lifecycle.drain(config.drain_seconds, lambda: 0 if hosted.lost.is_set() else hosted.busy())
         await supervisor.stop()
+        if door:
+            await door.stop()
         if engine:
             await engine.stop()
         if hosted.close:

@@ -1,0 +1,1 @@
+"""HTTP for OpenAI clients, served by the server process itself (docs/openai.md)."""

@@ -1,0 +1,21 @@
+"""Where a server listens for HTTP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAddress:
+    """Where a server listens for OpenAI clients; `port` 0 takes a free one. Raises ValueError."""
+
+    port: int
+    host: str
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"http_port: {self.port} is outside 0 to 65535")
+        for library in ("uvicorn", "httptools"):
+            if find_spec(library) is None:
+                raise ValueError(f"http_port: {library} is not installed; pip install 'tandem-speculative[http]'")

@@ -1,0 +1,209 @@
+"""Builds answers of the shapes that OpenAI's clients read, whole and in parts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tandem.checkpoints.tokenizers import ChatTokenizer
+from tandem.services.http.requests import Asked
+from tandem.services.http.scoring import Scores
+from tandem.services.http.tools import Delta, folded
+from tandem.services.http.usage import metrics, usage
+from tandem.speculation.types import Chunk, FinishReason, GenerationEnd, ModelInfo
+
+Json = dict[str, Any]
+
+
+class Choice:
+    """One choice, as it comes."""
+
+    def __init__(self, asked: Asked, index: int, tokenizer: ChatTokenizer) -> None:
+        self._asked, self.index, self._tokenizer = asked, index, tokenizer
+        self._parser = asked.tools.parser()
+        self._deltas: list[Delta] = []
+        self._logprobs: list[Json] = []
+        self._offset = 0
+        self.token_ids: list[int] = []
+        self.end: GenerationEnd | None = None
+        self._begun = False
+
+    def scored(self, scores: Scores) -> None:
+        """Takes the log-probabilities of the prompt, which the answer repeats."""
+        prompt = self._asked.prompts[self._asked.prompt_of(self.index)]
+        first = self._told(prompt[0], 0.0)
+        self._offset = len(first["token"])
+        told = self._logprobs_of(prompt[1:], scores)
+        starts = {"tokens": first["token"], "token_logprobs": None, "top_logprobs": None, "text_offset": 0}
+        self._logprobs.append({name: [value, *told[name]] for name, value in starts.items()})
+
+    def add(self, chunk: Chunk) -> list[Json]:
+        """Takes the next tokens. Returns the parts of a streamed choice that they make."""
+        self.token_ids += chunk.token_ids
+        deltas = self._parser.add(chunk.text)
+        return self._parts(deltas, chunk)
+
+    def ended(self, end: GenerationEnd) -> list[Json]:
+        """Takes the end. Returns the last parts, with the reason of the end."""
+        self.end = end
+        parts = self._parts(self._parser.end(), None)
+        last: Json = {"index": self.index, "finish_reason": self._reason, "logprobs": None}
+        return [*parts, {**last, "delta": {}} if self._asked.chat else {**last, "text": ""}]
+
+    @property
+    def _reason(self) -> str:
+        assert self.end
+        if self.end.finish_reason is FinishReason.LENGTH:
+            return "length"
+        return "tool_calls" if self._parser.calls else "stop"
+
+    def _parts(self, deltas: list[Delta], chunk: Chunk | None) -> list[Json]:
+        asked = self._asked
+        streamed = asked.says("stream")
+        logprobs = self._logprobs_of(chunk.token_ids, chunk.logprobs) if chunk and chunk.logprobs else None
+        if not streamed:
+            self._deltas += deltas
+            if logprobs:
+                self._logprobs.append(logprobs)
+            return []
+        begins = not self._begun and chunk is not None
+        self._begun = self._begun or begins
+        ids = asked.says("return_token_ids") and chunk is not None
+        if (logprobs or ids) and not deltas:
+            deltas = [{"content": ""}]
+        parts: list[Json] = []
+        if begins and asked.chat:
+            parts.append(self._part({"role": "assistant", "content": ""}))
+        elif begins and asked.says("echo"):
+            echoed = self._part({"content": self._prompt_text()})
+            parts.append({**echoed, "logprobs": self._logprobs[0] if self._logprobs else None})
+        parts += [self._part(delta) for delta in deltas]
+        if logprobs:
+            parts[-1]["logprobs"] = logprobs
+        if ids and chunk:
+            parts[-1]["token_ids"] = list(chunk.token_ids)
+            if begins and not asked.chat:
+                parts[0]["prompt_token_ids"] = list(asked.prompts[asked.prompt_of(self.index)])
+        return parts
+
+    def _part(self, delta: Delta) -> Json:
+        said: Json = {"delta": delta} if self._asked.chat else {"text": delta["content"]}
+        return {"index": self.index, **said, "logprobs": None, "finish_reason": None}
+
+    def whole(self) -> Json:
+        """Returns the choice of an answer that is not streamed."""
+        asked, message = self._asked, folded(self._deltas)
+        if asked.chat:
+            said: Json = {"message": message}
+        else:
+            echoed = self._prompt_text() if asked.says("echo") else ""
+            said = {"text": echoed + (message["content"] or "")}
+        made = {"index": self.index, **said, "logprobs": self._all_logprobs(), "finish_reason": self._reason}
+        if asked.says("return_token_ids"):
+            made["token_ids"] = self.token_ids
+            if not asked.chat:
+                made["prompt_token_ids"] = list(asked.prompts[asked.prompt_of(self.index)])
+        return made
+
+    def _prompt_text(self) -> str:
+        prompt = self._asked.prompt_of(self.index)
+        text = self._asked.texts[prompt]
+        return self._tokenizer.text(self._asked.prompts[prompt]) if text is None else text
+
+    def _all_logprobs(self) -> Json | None:
+        if not self._logprobs:
+            return None
+        lists = {name: [one for each in self._logprobs for one in each[name] or ()] for name in self._logprobs[0]}
+        return lists if not self._asked.chat else {**lists, "refusal": None}
+
+    def _logprobs_of(self, token_ids: Sequence[int], logprobs: Scores) -> Json:
+        told = [
+            (self._told(token, each.logprob), [self._told(*one) for one in each.top])
+            for token, each in zip(token_ids, logprobs, strict=True)
+        ]
+        if self._asked.chat:
+            return {"content": [{**one, "top_logprobs": top} for one, top in told], "refusal": None}
+        offsets = []
+        for one, _ in told:
+            offsets.append(self._offset)
+            self._offset += len(one["token"])
+        return {
+            "tokens": [one["token"] for one, _ in told],
+            "token_logprobs": [one["logprob"] for one, _ in told],
+            "top_logprobs": [{each["token"]: each["logprob"] for each in top} for _, top in told],
+            "text_offset": offsets,
+        }
+
+    def _told(self, token: int, logprob: float) -> Json:
+        if self._asked.says("return_tokens_as_token_ids"):
+            text = f"token_id:{token}"
+            return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        spelt = self._tokenizer.token_bytes(token)
+        text = self._tokenizer.text([token]) if not spelt else spelt.decode(errors="replace")
+        return {"token": text, "logprob": logprob, "bytes": list(spelt)}
+
+
+class Answer:
+    """The answer to one request: what all its parts have in common, and the choices."""
+
+    def __init__(self, asked: Asked, tokenizer: ChatTokenizer, info: ModelInfo, request_id: str) -> None:
+        self._asked, self._info = asked, info
+        self.choices = [Choice(asked, index, tokenizer) for index in range(len(asked.requests))]
+        kind = ("chat.completion", "chat.completion.chunk") if asked.chat else ("text_completion", "text_completion")
+        self._common = {
+            "id": f"{'chatcmpl' if asked.chat else 'cmpl'}-{request_id}",
+            "object": kind[asked.says("stream")],
+            "created": int(time.time()),
+            "model": asked.model,
+            "system_fingerprint": f"tandem-{info.weights_revision.rpartition(':')[2][:12]}",
+        }
+
+    def score(self, scores: Sequence[Scores]) -> None:
+        """Takes the log-probabilities of the prompts."""
+        for each in self.choices:
+            each.scored(scores[self._asked.prompt_of(each.index)])
+
+    def parts(self, choice: int, event: Chunk | GenerationEnd) -> list[Json]:
+        """Takes an event of a choice. Returns the messages of a stream that it makes."""
+        its = self.choices[choice]
+        made = its.add(event) if isinstance(event, Chunk) else its.ended(event)
+        usage_so_far = {"usage": self._usage()} if made and self._asked.says("continuous_usage_stats") else {}
+        parts = [{**self._common, "choices": [each], **usage_so_far} for each in made]
+        first = parts and len(its.token_ids) == len(event.token_ids if isinstance(event, Chunk) else ())
+        if first and self._asked.chat and self._asked.says("return_token_ids"):
+            parts[0]["prompt_token_ids"] = list(self._asked.prompts[0])
+        return parts
+
+    @property
+    def complete(self) -> bool:
+        return all(each.end for each in self.choices)
+
+    def last(self) -> list[Json]:
+        """Returns what ends a stream after all choices: the usage, if it was asked for."""
+        if not self._asked.says("include_usage"):
+            return []
+        return [{**self._common, "choices": [], **self._totals()}]
+
+    def whole(self) -> Json:
+        made = {**self._common, "choices": [each.whole() for each in self.choices], **self._totals()}
+        if self._asked.chat and self._asked.says("return_token_ids"):
+            made["prompt_token_ids"] = list(self._asked.prompts[0])
+        return made
+
+    def _usage(self) -> Json:
+        prompts, told = self._asked.prompts, [each.end for each in self.choices if each.end]
+        firsts = [each.end for each in self.choices[:: self._asked.n] if each.end]
+        return usage(sum(map(len, prompts)), sum(len(each.token_ids) for each in self.choices), told, firsts)
+
+    def _totals(self) -> Json:
+        ends = [each.end for each in self.choices if each.end]
+        return {"usage": self._usage(), **metrics(ends, self._info.max_speculation_length)}
+
+
+def models(name: str, adapters: Mapping[str, str], info: ModelInfo, created: int) -> list[Json]:
+    """Returns the entries of /v1/models: the target, and each adapter as a model that is made of it."""
+    common = {"object": "model", "created": created, "owned_by": "tandem", "max_model_len": info.max_sequence_length}
+    return [
+        {"id": each, **common, "root": name, "parent": name if each != name else None} for each in (name, *adapters)
+    ]

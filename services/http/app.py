@@ -1,0 +1,90 @@
+"""The paths of the door, each answered inside the layers that every call of this server has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from tandem.hints import meant
+from tandem.services.health import HealthService
+from tandem.services.http.exchange import Exchange
+from tandem.services.http.problems import NoSuchPath, WrongMethod
+from tandem.services.http.service import HttpService
+from tandem.services.layers import Call, Layer
+from tandem.services.security.call_limits import TransportInterceptor
+from tandem.services.security.limits import ServerLimits
+
+Handler = Callable[[Call, Exchange], Awaitable[None]]
+PAGE = Path(__file__).with_name("page.html")
+PREFIX = "/tandem.v1.OpenAI/"
+"""How a path's calls begin in logs and metrics: they are those of a service of ours."""
+MODELS = "/v1/models"
+PROBES = ("/health", "/health/live", "/readiness")
+
+
+class HttpApp:
+    """An ASGI application. `layers`: what is done around every call."""
+
+    def __init__(
+        self, service: HttpService, limits: ServerLimits, layers: Sequence[Layer], health: HealthService
+    ) -> None:
+        self._health, self._page = health, PAGE.read_bytes()
+        self._service, self._calls = service, TransportInterceptor(limits, layers)
+        self._routes: dict[str, tuple[str, str, Handler]] = {
+            "/v1/chat/completions": ("POST", "Generate", service.chat),
+            "/v1/completions": ("POST", "Generate", service.completions),
+            MODELS: ("GET", "Models", service.models),
+            "/tokenize": ("POST", "Tokenize", service.tokenize),
+            "/detokenize": ("POST", "Detokenize", service.detokenize),
+            "/version": ("GET", "Version", service.version),
+            "/metrics": ("GET", "Metrics", service.metrics),
+        }
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        exchange, path = Exchange(scope, receive, send), scope["path"]
+        if path in PROBES:
+            await self._probe(exchange, path)
+        elif path == "/" and scope["method"] in ("GET", "HEAD"):
+            policy = (b"content-security-policy", b"frame-ancestors 'none'")
+            await exchange.page(200, self._page, ((b"content-type", b"text/html; charset=utf-8"), policy))
+        else:
+            await self._called(exchange, path, scope["method"])
+
+    async def _probe(self, exchange: Exchange, path: str) -> None:
+        """Answers anybody who asks whether this server serves, or that it lives."""
+        serving = path.endswith("live") or self._health.serving
+        await exchange.answer(200 if serving else 503, {"status": "serving" if serving else "not serving"})
+
+    async def _called(self, exchange: Exchange, path: str, method: str) -> None:
+        wanted, name, handler = self._route(path)
+        call = Call(PREFIX + name, exchange.metadata, self._calls.layers)
+        context: Any = exchange
+        try:
+            async with call.answered(context):
+                exchange.request_id = call.request_id
+                self._calls.count(call)
+                if wanted not in ("", "GET" if method == "HEAD" else method):
+                    raise WrongMethod(f"{path} takes {wanted}")
+                await handler(call, exchange)
+        except grpc.aio.AbortError:
+            exchange.request_id = call.request_id
+            await exchange.refuse()
+        except asyncio.CancelledError:  # the client has left
+            return
+
+    def _route(self, path: str) -> tuple[str, str, Handler]:
+        if found := self._routes.get(path):
+            return found
+        if path.startswith(f"{MODELS}/"):
+            name = path[len(MODELS) + 1 :]
+            return "GET", "Models", lambda call, exchange: self._service.model_named(call, exchange, name)
+
+        async def unknown(call: Call, exchange: Exchange) -> None:
+            known = ("/", *PROBES, *self._routes)
+            raise NoSuchPath(f"nothing is served at {path[:128]!r}{meant(path[:128], known)}; see GET /")
+
+        return "", "Unknown", unknown

@@ -1,0 +1,56 @@
+"""Reads JSON that anybody may send."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from tandem.speculation.types import InvalidField
+
+_SURROGATES = re.compile(rb"\\u[dD][89a-fA-F]")
+MOST_DEPTH = 64
+
+
+def read_json(data: bytes) -> dict[str, Any]:
+    """Returns a body's object. Raises InvalidField for what is not JSON, or not one thing to all readers of it."""
+    try:
+        value = json.loads(data.decode(), object_pairs_hook=_once, parse_constant=_finite)
+        if _SURROGATES.search(data):
+            json.dumps(value, ensure_ascii=False).encode()
+    except InvalidField:
+        raise
+    except UnicodeError:
+        raise InvalidField("body", "not UTF-8") from None
+    except RecursionError:
+        raise InvalidField("body", f"nested deeper than {MOST_DEPTH} levels") from None
+    except ValueError as error:
+        raise InvalidField("body", f"not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InvalidField("body", "not a JSON object")
+    _check_depth(value)
+    return value
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise InvalidField(next(name for name in names if names.count(name) > 1), "given twice")
+    return found
+
+
+def _finite(name: str) -> Any:
+    raise InvalidField("body", f"{name} is not JSON")
+
+
+def _check_depth(value: Any) -> None:
+    level, depth = [value], 0
+    while level:
+        if depth > MOST_DEPTH:
+            raise InvalidField("body", f"nested deeper than {MOST_DEPTH} levels")
+        inner: list[Any] = []
+        for each in level:
+            inside = each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
+            inner += [one for one in inside if isinstance(one, dict | list)]
+        level, depth = inner, depth + 1

@@ -1,0 +1,72 @@
+"""Makes of the status that a failed call has (services/errors.py) the error of OpenAI's API."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.any_pb2 import Any as Packed
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+
+from tandem.rpc.outcomes import Outcome, outcome_of
+
+RETRY_SECONDS = 1
+"""When to try again, where nobody knows better."""
+BODIES = (408, 413, 415)
+"""Statuses of requests whose body was not read."""
+
+_BY_REASON = {
+    "MODEL_NOT_FOUND": (404, "model_not_found"),
+    "NO_SUCH_PATH": (404, "not_found"),
+    "WRONG_METHOD": (405, "method_not_allowed"),
+    "BODY_TOO_LARGE": (413, "body_too_large"),
+    "BODY_LATE": (408, "body_late"),
+    "NOT_JSON": (415, "not_json"),
+    "SEQUENCE_TOO_LONG": (400, "context_length_exceeded"),
+    "NOT_ALLOWED": (403, "not_allowed"),
+    "UNAUTHENTICATED": (401, "invalid_api_key"),
+}
+_BY_OUTCOME = {
+    Outcome.GONE: 503,
+    Outcome.LATE: 504,
+    Outcome.FULL: 429,
+    Outcome.REFUSED: 400,
+    Outcome.DENIED: 401,
+    Outcome.NOT_OFFERED: 501,
+    Outcome.FAULT: 500,
+}
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An error as HTTP says it."""
+
+    status: int
+    content: dict[str, Any]
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+def refusal(status: status_pb2.Status) -> Refusal:
+    """Builds the answer for a status, and what its details say of field and retry."""
+    reason, param, wait = "", None, None
+    info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+    detail: Packed
+    for detail in status.details:
+        if detail.Unpack(info):
+            reason = info.reason
+        elif detail.Unpack(bad) and bad.field_violations:
+            param = bad.field_violations[0].field
+        elif detail.Unpack(retry):
+            wait = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
+    outcome = outcome_of(code_pb2.Code.Name(status.code))
+    number, code = _BY_REASON.get(reason, (_BY_OUTCOME.get(outcome, 500), reason.lower() or None))
+    kind = _TYPES.get(number) or ("invalid_request_error" if number < 500 else "server_error")
+    headers = []
+    if number in (429, 503):
+        headers.append(("retry-after", str(max(RETRY_SECONDS, math.ceil(wait or 0)))))
+    if number == 401:
+        headers.append(("www-authenticate", "Bearer"))
+    content = {"error": {"message": status.message, "type": kind, "param": param, "code": code}}
+    return Refusal(number, content, tuple(headers))

@@ -1,0 +1,161 @@
+"""One request over HTTP and its answer. The layers of all calls see it as they see a call of gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import grpc
+from google.rpc import status_pb2
+
+from tandem.rpc.request_context import REQUEST_ID
+from tandem.services.http.errors import BODIES, Refusal, refusal
+from tandem.services.http.problems import BodyLate, BodyTooLarge, NotJson
+from tandem.services.security.call_limits import MessageTimeout, WaitLimit
+
+Json = dict[str, Any]
+_DETAILS = "grpc-status-details-bin"
+_EVENTS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store"))
+_JSON = (b"content-type", b"application/json")
+
+
+class Exchange:
+    """`request_id` is told with the answer, once it is known; `param`: the field at fault, if the status names none.
+
+    For the layers it is the call's context: whose status they set, and what they know of its caller.
+    """
+
+    def __init__(self, scope: Any, receive: Any, send: Any) -> None:
+        self._scope, self._receive, self._send = scope, receive, send
+        self.request_id, self.begun, self.streams = "", False, False
+        self.param: str | None = None
+        self._status: Any = None
+
+    # --- the request ---
+
+    @property
+    def metadata(self) -> list[tuple[str, str]]:
+        """The headers, as calls of gRPC have them."""
+        return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in self._scope["headers"]]
+
+    async def body(self, most: int, seconds: float) -> bytes:
+        """Returns the body. Raises NotJson, BodyTooLarge and BodyLate."""
+        headers = dict(self._scope["headers"])
+        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if kind != b"application/json":
+            raise NotJson("the body's content-type is not application/json")
+        too_large = BodyTooLarge(f"the body is larger than this server's limit of {most} bytes (max_message_bytes)")
+        if int(headers.get(b"content-length", b"0")) > most:
+            raise too_large
+        found = bytearray()
+        try:
+            with WaitLimit(seconds) as waiting:
+                ends = asyncio.get_running_loop().time() + seconds
+                while True:
+                    message = await waiting.until(self._receive())
+                    if message["type"] == "http.disconnect":
+                        raise asyncio.CancelledError
+                    found += message["body"]
+                    if len(found) > most:
+                        raise too_large
+                    if not message["more_body"]:
+                        return bytes(found)
+                    if asyncio.get_running_loop().time() > ends:
+                        raise MessageTimeout
+        except MessageTimeout:
+            raise BodyLate(f"the body did not arrive within {seconds:g} s") from None
+
+    async def gone(self) -> None:
+        """Returns once the client has left."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    # --- the answer ---
+
+    async def answer(self, status: int, content: Json, headers: Sequence[tuple[bytes, bytes]] = ()) -> int:
+        """Sends an answer that is one JSON object. Returns its size."""
+        return await self.page(status, json.dumps(content, ensure_ascii=False).encode(), (_JSON, *headers))
+
+    async def page(self, status: int, data: bytes, headers: Sequence[tuple[bytes, bytes]]) -> int:
+        length = (b"content-length", str(len(data)).encode())
+        await self._begin(status, (*headers, length))
+        await self._send({"type": "http.response.body", "body": data})
+        return len(data)
+
+    async def events(self, messages: Sequence[Json]) -> int:
+        """Sends messages of a stream, which the first of them begins. Returns their size."""
+        data = b"".join(_event(each) for each in messages)
+        if not self.begun:
+            self.streams = True
+            await self._begin(200, _EVENTS)
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        return len(data)
+
+    async def end(self) -> None:
+        """Ends a stream."""
+        await self._send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+    async def refuse(self) -> None:
+        """Answers with the status that the layers have set, in a stream with its last event."""
+        found = self.refusal
+        found.content["error"]["param"] = found.content["error"]["param"] or self.param
+        if not self.begun:
+            headers = [(name.encode(), value.encode()) for name, value in found.headers]
+            if found.status in BODIES:  # the rest of the body is not read
+                headers.append((b"connection", b"close"))
+            await self.answer(found.status, found.content, headers)
+        elif self.streams:
+            await self.events([found.content])
+            await self.end()
+
+    @property
+    def refusal(self) -> Refusal:
+        for key, value in self.trailing_metadata():
+            if key == _DETAILS:
+                return refusal(status_pb2.Status.FromString(value))
+        return refusal(status_pb2.Status(code=self._status.code.value[0], message=self._status.details))
+
+    def abandon(self) -> None:
+        """Closes the connection without another byte, for a client that does not read."""
+        self._scope["tandem"].transport.abort()
+
+    async def _begin(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        self.begun = True
+        if self.request_id:
+            headers = (*headers, (REQUEST_ID.encode(), self.request_id.encode()))
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    # --- what layers ask of the context of a call ---
+
+    def peer(self) -> str:
+        host, port = self._scope.get("client") or ("unix", 0)
+        return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
+
+    def auth_context(self) -> Mapping[str, Sequence[bytes]]:
+        shown = self._scope["tandem"].certificate
+        return {"x509_pem_cert": [shown]} if shown else {}
+
+    def time_remaining(self) -> float | None:
+        return None
+
+    def set_trailing_metadata(self, metadata: Sequence[tuple[str, str]]) -> None:
+        """The request id is told in any case."""
+
+    async def abort_with_status(self, status: Any) -> NoReturn:
+        self._status = status
+        raise grpc.aio.AbortError(status.details)
+
+    def code(self) -> grpc.StatusCode | None:
+        return self._status.code if self._status else None
+
+    def details(self) -> str:
+        return self._status.details if self._status else ""
+
+    def trailing_metadata(self) -> Sequence[tuple[str, bytes]]:
+        return self._status.trailing_metadata if self._status else ()
+
+
+def _event(message: Json) -> bytes:
+    return b"data: " + json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"

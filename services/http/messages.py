@@ -1,0 +1,69 @@
+"""Reads the messages of a chat, as templates take them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tandem.services.http.values import Parse, as_happens, known, mapping, one_of, refused, sequence, string
+from tandem.speculation.types import InvalidField
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_NOTHING = as_happens([], "", why="not served in a message")
+
+
+def messages(name: str, value: Any) -> list[dict[str, Any]]:
+    """Parses messages of text. Raises InvalidField naming the message and what it has that is not served."""
+    if not sequence(name, value):
+        raise InvalidField(name, "empty: at least one message is needed")
+    return [_message(f"{name}[{i}]", each) for i, each in enumerate(value)]
+
+
+def _message(name: str, value: Any) -> dict[str, Any]:
+    role = one_of(*_ROLES)(f"{name}.role", mapping(name, value).get("role"))
+    keys: dict[str, Parse] = {"role": string, "name": string, "content": _text}
+    if role == "assistant":
+        keys |= {"tool_calls": _calls, "refusal": string, "annotations": _NOTHING}
+    if role == "tool":
+        keys |= {"tool_call_id": string}
+    found = known(name, value, keys)
+    if "content" not in found and not found.get("tool_calls"):
+        raise InvalidField(f"{name}.content", "missing")
+    found.pop("annotations", None)
+    refusal = found.pop("refusal", "")
+    return {**found, "role": "system" if role == "developer" else role, "content": found.get("content", "") or refusal}
+
+
+def _text(name: str, value: Any) -> str:
+    """Parses a text, or parts of text, each of which is a line of its own."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise refused(name, value, "a text or a list of parts")
+    parts = []
+    for i, part in enumerate(value):
+        kind = mapping(f"{name}[{i}]", part).get("type")
+        if kind != "text":
+            raise InvalidField(f"{name}[{i}].type", f"{str(kind)[:32]!r} is not served: parts are text")
+        parts.append(known(f"{name}[{i}]", part, {"type": string, "text": string}).get("text", ""))
+    return "\n".join(parts)
+
+
+def _calls(name: str, value: Any) -> list[dict[str, Any]]:
+    return [_call(f"{name}[{i}]", each) for i, each in enumerate(sequence(name, value))]
+
+
+def _call(name: str, value: Any) -> dict[str, Any]:
+    found = known(name, value, {"id": string, "type": one_of("function"), "index": lambda _, i: i, "function": mapping})
+    function = known(f"{name}.function", found.get("function"), {"name": string, "arguments": _arguments})
+    if "name" not in function:
+        raise InvalidField(f"{name}.function.name", "missing")
+    return {"id": found.get("id", ""), "type": "function", "function": {"arguments": {}, **function}}
+
+
+def _arguments(name: str, value: Any) -> Any:
+    """Parses the arguments of a call, which templates take as an object."""
+    try:
+        return json.loads(string(name, value) or "{}")
+    except (ValueError, RecursionError):
+        raise InvalidField(name, "not JSON") from None

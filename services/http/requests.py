@@ -1,0 +1,217 @@
+"""Converts the fields of a request to GenerationRequests, one for each choice."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from tandem.checkpoints.tokenizers import ChatTokenizer, Tokenizer
+from tandem.engine.generator import LONG_TEXT, Generator
+from tandem.services.http.fields import MAX_CHOICES
+from tandem.services.http.problems import NoSuchModel
+from tandem.services.http.tools import ToolUse
+from tandem.services.security.limits import ServerLimits, check_stops
+from tandem.speculation.request import members
+from tandem.speculation.types import (
+    GenerationRequest,
+    InvalidField,
+    SamplingParams,
+    Structure,
+)
+
+_SEEDS = 2**64
+MANY_MESSAGES = 64
+STRUCTURES = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+_SAMPLING = [each.name for each in fields(SamplingParams) if each.name != "structure"]
+PROMPTS = {"chat": "messages", "completions": "prompt"}
+"""The field that a prompt comes in."""
+TEMPLATE = {"add_generation_prompt": True, "continue_final_message": False}
+"""What a template is told of the end of a chat, where the request says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request asks for: `requests`, a choice each, `n` for each of the `prompts`; and how to answer.
+
+    `texts`: those of the prompts, as far as they were texts. `given`: all fields.
+    """
+
+    chat: bool
+    model: str
+    requests: tuple[GenerationRequest, ...]
+    prompts: tuple[tuple[int, ...], ...]
+    texts: tuple[str | None, ...]
+    given: Mapping[str, Any]
+    tools: ToolUse
+
+    @property
+    def n(self) -> int:
+        return len(self.requests) // len(self.prompts)
+
+    @property
+    def scores_prompts(self) -> bool:
+        """Whether the answer has log-probabilities of the prompts."""
+        return self.says("echo") and "logprobs" in self.given
+
+    def prompt_of(self, choice: int) -> int:
+        """The index of the prompt that a choice continues."""
+        return choice // self.n
+
+    def says(self, name: str) -> bool:
+        """Whether a boolean field, or one of stream_options, is true."""
+        return bool(self.given.get(name) or self.given.get("stream_options", {}).get(name))
+
+
+class Asking:
+    """Reads requests for one server. `adapters` returns those that there are now."""
+
+    def __init__(self, generator: Generator, limits: ServerLimits, adapters: Callable[[], Mapping[str, str]]) -> None:
+        self._generator, self._limits, self.adapters = generator, limits, adapters
+        self.tokenizer = chat_tokenizer(generator.tokenizer)
+
+    @property
+    def model(self) -> str:
+        return self._generator.info.model_name
+
+    def adapter(self, model: str) -> str:
+        """Returns the adapter that a model's name stands for, "" for the target alone. Raises NoSuchModel."""
+        if model in ("", self.model):
+            return ""
+        if model not in self.adapters():
+            names = ", ".join((self.model, *self.adapters()))
+            raise NoSuchModel(f"model: there is no {model[:128]!r} here; this server has {names}")
+        return model
+
+    async def completion(self, given: Mapping[str, Any]) -> Asked:
+        if "prompt" not in given:
+            raise InvalidField("prompt", "missing")
+        texts = tuple(each if isinstance(each, str) else None for each in given["prompt"])
+        special = given.get("add_special_tokens", True)
+        prompts = [await self.tokens(p, special) if isinstance(p, str) else p for p in given["prompt"]]
+        return self._asked(False, given, prompts, texts, ToolUse())
+
+    async def chat(self, given: Mapping[str, Any]) -> Asked:
+        tools = _tool_use(given)
+        prompt = await self.chat_tokens(given, tools)
+        return self._asked(True, given, [prompt], (None,), tools)
+
+    async def chat_tokens(self, given: Mapping[str, Any], tools: ToolUse) -> tuple[int, ...]:
+        """Returns the tokens of a chat in the model's template."""
+        if "messages" not in given:
+            raise InvalidField("messages", "missing")
+        tokenizer = self.tokenizer
+        if tools.choice == "auto" and not tokenizer.takes_tools():
+            raise InvalidField("tools", "this model's chat template does not tell it of tools; choose one, or required")
+        options = {name: given.get(name, usual) for name, usual in TEMPLATE.items()}
+        if options["continue_final_message"]:
+            if options["add_generation_prompt"] and "add_generation_prompt" in given:
+                raise InvalidField("continue_final_message", "cannot be combined with add_generation_prompt")
+            options["add_generation_prompt"] = False
+        options |= given.get("chat_template_kwargs", {})
+        options |= {"tools": list(tools.tools) or None, "documents": given.get("documents")}
+        text = await self._rendered(given["messages"], options)
+        return await self.tokens(text, given.get("add_special_tokens", False))
+
+    async def _rendered(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
+        """Puts messages into the model's template; many or long ones in the thread in which callers take turns."""
+
+        def render() -> str:
+            return self.tokenizer.render(messages, **options)
+
+        small = len(messages) <= MANY_MESSAGES and sum(len(each["content"]) for each in messages) <= LONG_TEXT
+        try:
+            return render() if small else await self._generator.encoding.run(render)
+        except ValueError as error:
+            raise InvalidField("messages", str(error)) from None
+
+    async def tokens(self, text: str, special: bool) -> tuple[int, ...]:
+        """Tokenizes; long texts one at a time in a thread, as the generator does."""
+        generator = self._generator
+        self._limits.check_prompt(0, text, generator.info.max_sequence_length)
+        if len(text) <= LONG_TEXT:
+            return tuple(self.tokenizer.tokens(text, special))
+        return tuple(await generator.encoding.run(self.tokenizer.tokens, text, special))
+
+    def _asked(
+        self,
+        chat: bool,
+        given: Mapping[str, Any],
+        prompts: Sequence[tuple[int, ...]],
+        texts: tuple[str | None, ...],
+        tools: ToolUse,
+    ) -> Asked:
+        model = given.get("model", "")
+        adapter = self.adapter(model)
+        n = given.get("n", 1)
+        if n * len(prompts) > MAX_CHOICES:
+            raise InvalidField("n", f"{n} choices of {len(prompts)} prompts are above the limit of {MAX_CHOICES}")
+        if last := given.get("truncate_prompt_tokens"):
+            prompts = [prompt[-last:] for prompt in prompts]
+        for prompt in prompts:
+            self._limits.check_prompt(len(prompt), "", self._generator.info.max_sequence_length)
+        sampling = self._sampling(given, _structure(given, tools))
+        stop = (*given.get("stop", ()), *tools.stop)
+        check_stops(given.get("stop_token_ids", ()), "stop", stop)
+        first = GenerationRequest(
+            token_ids=(),
+            sampling=sampling,
+            max_new_tokens=given.get("max_completion_tokens", given.get("max_tokens")),
+            stop_token_ids=tuple(given.get("stop_token_ids", ())),
+            stop_strings=stop,
+            ignore_end_of_sequence=given.get("ignore_eos", False),
+            logprobs=given.get("logprobs"),
+            adapter=adapter,
+            speculation_length=given.get("speculation_length"),
+            **members({name: given[name] for name in ("drafts",) if name in given}),
+        )
+        requests = tuple(
+            replace(first, token_ids=prompt, sampling=replace(sampling, seed=(sampling.seed + i) % _SEEDS))
+            for prompt in prompts
+            for i in range(n)
+        )
+        return Asked(chat, model or self.model, requests, tuple(prompts), texts, given, tools)
+
+    def _sampling(self, given: Mapping[str, Any], structure: Structure | None) -> SamplingParams:
+        """Builds how tokens are drawn. What is absent is the server's default, if operator or model gave one.
+
+        Else it is OpenAI's: temperature 1, and a seed drawn here, from which that of each choice is counted.
+        """
+        usual = {"temperature": 1.0, "seed": random.getrandbits(32)}
+        defaults, neutral = self._generator.defaults, SamplingParams()
+        found = {
+            name: given[name] if name in given else defaults.given(name, usual.get(name, getattr(neutral, name)))
+            for name in _SAMPLING
+        }
+        return SamplingParams(**{**found, "seed": found["seed"] % _SEEDS}, structure=structure)
+
+
+def chat_tokenizer(tokenizer: Tokenizer) -> ChatTokenizer:
+    if not isinstance(tokenizer, ChatTokenizer):
+        raise ValueError("http_port: this server's tokenizer renders no chats")
+    return tokenizer
+
+
+def _tool_use(given: Mapping[str, Any]) -> ToolUse:
+    tools = tuple(given.get("tools", ()))
+    choice = given.get("tool_choice", "auto" if tools else "none")
+    return ToolUse(tools if choice != "none" else (), choice, given.get("parallel_tool_calls", True))
+
+
+def _structure(given: Mapping[str, Any], tools: ToolUse) -> Structure | None:
+    """Returns what the output must match."""
+    found = [name for name in STRUCTURES if given.get(name) is not None]
+    if found and tools.tools:
+        raise InvalidField(found[0], "an output has one structure, and tools have their own: choose none of them")
+    if len(found) > 1:
+        raise InvalidField(found[1], f"an output has one structure, and {found[0]} is given too")
+    return given[found[0]] if found else tools.structure
+
+
+def own_name(error: InvalidField, of: str, given: Mapping[str, Any]) -> InvalidField:
+    """Returns the error with the name that the field has in a request."""
+    structured = next((name for name in STRUCTURES if given.get(name) is not None), "tools")
+    names = {"structure": structured, "max_new_tokens": "max_tokens", "stop_strings": "stop", "adapter": "model"}
+    names["prompt"] = PROMPTS[of]
+    return InvalidField(names.get(error.field, error.field), error.reason)

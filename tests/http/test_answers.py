@@ -1,0 +1,293 @@
+"""What OpenAI's client gets from the door: texts as over gRPC, choices, streams, log-probabilities, tools, usage."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from tandem.engine.generator import RequestDefaults
+from tandem.services.http.tools import MarkedCalls, RequiredCalls, folded
+from tandem.speculation.types import SamplingParams
+from tests.http.site import CHAT, COMPLETIONS, HELLO, Site, door
+from tests.support import ForgetfulRunner, oracle, run
+
+SAMPLED: dict[str, Any] = {"temperature": 0.9, "seed": 7}
+ADD = {"type": "object", "properties": {"a": {"enum": [1, 2]}, "b": {"enum": [3]}}, "required": ["a", "b"]}
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+TOOLS: Any = [
+    {"type": "function", "function": {"name": "add", "parameters": ADD}},
+    {"type": "function", "function": {"name": "now", "parameters": NOTHING}},
+]
+
+
+def expected(prompt: str = "hello", count: int = 12, **sampling: Any) -> str:
+    tokens = oracle(list(prompt.encode()), SamplingParams(**sampling), count)
+    return bytes(token for token in tokens if token < 256).decode("latin-1")
+
+
+async def streamed(site: Site, **body: Any) -> dict[int, str]:
+    """The text of each choice of a stream, by index."""
+    texts: dict[int, str] = {}
+    stream = await site.client.completions.create(model="toy", prompt="hello", stream=True, **body)
+    async for event in stream:
+        for choice in event.choices:
+            texts[choice.index] = texts.get(choice.index, "") + choice.text
+    return texts
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {**SAMPLED, "top_p": 0.9}])
+def test_the_text_is_what_the_target_alone_would_say_streamed_and_not(sampling: dict[str, Any]) -> None:
+    async def test() -> None:
+        async with door() as site:
+            wanted = expected(**sampling)
+            whole = await site.client.completions.create(model="toy", prompt="hello", max_tokens=12, **sampling)
+            assert whole.choices[0].text == wanted and whole.object == "text_completion"
+            assert await streamed(site, max_tokens=12, **sampling) == {0: wanted}
+            chat = await site.client.chat.completions.create(model="toy", messages=HELLO, max_tokens=12, **sampling)
+            assert chat.choices[0].message.content == wanted and chat.choices[0].message.role == "assistant"
+
+    run(test())
+
+
+def test_choice_i_draws_with_the_seed_plus_i_for_each_of_several_prompts() -> None:
+    async def test() -> None:
+        async with door() as site:
+            body: Any = {"max_tokens": 8, "n": 3, **SAMPLED}
+            wanted = {i: expected(count=8, temperature=0.9, seed=7 + i) for i in range(3)}
+            whole = await site.client.completions.create(model="toy", prompt="hello", **body)
+            assert {each.index: each.text for each in whole.choices} == wanted
+            assert await streamed(site, **body) == wanted
+            several = await site.client.completions.create(model="toy", prompt=["hello", "you"], **{**body, "n": 2})
+            texts = [each.text for each in several.choices]
+            assert texts[:2] == [wanted[0], wanted[1]]
+            assert texts[2:] == [expected("you", 8, temperature=0.9, seed=7 + i) for i in range(2)]
+            ids = await site.client.completions.create(model="toy", prompt=list(b"hello"), **body)
+            assert ids.choices[2].text == wanted[2]
+            assert several.usage and several.usage.prompt_tokens == 8
+            last = await site.client.completions.create(
+                model="toy", prompt="hello", max_tokens=8, n=2, temperature=0.9, seed=2**64 - 1
+            )
+            assert last.choices[1].text == expected(count=8, temperature=0.9, seed=0)
+
+    run(test())
+
+
+def test_where_a_request_is_silent_the_servers_own_defaults_apply() -> None:
+    async def test() -> None:
+        own = RequestDefaults(SamplingParams(temperature=0.8, seed=11), max_new_tokens=5)
+        async with door(defaults=own) as site:
+            answer = await site.client.completions.create(model="toy", prompt="hello")
+            assert answer.choices[0].text == expected(count=5, temperature=0.8, seed=11)
+            answer = await site.client.completions.create(model="toy", prompt="hello", temperature=0, max_tokens=8)
+            assert answer.choices[0].text == expected(count=8)
+        async with door() as site:  # without a seed, answers differ
+            texts = {await site.text(temperature=1.5, max_tokens=40) for _ in range(3)}
+            assert len(texts) > 1
+
+    run(test())
+
+
+def test_a_stop_string_ends_the_text_and_is_never_shown_in_part() -> None:
+    async def test() -> None:
+        async with door(kind=ForgetfulRunner) as site:
+            text = await site.text(max_tokens=40)
+            stop = text[20:24]
+            wanted = text[: text.index(stop)]
+            assert await site.text(max_tokens=40, stop=stop) == wanted
+            parts = await site.events(COMPLETIONS, {"prompt": "hello", "max_tokens": 40, "stop": [stop, "never"]})
+            told = ""
+            for part in parts:
+                told += part["choices"][0]["text"]
+                assert wanted.startswith(told)
+            assert told == wanted and parts[-1]["choices"][0]["finish_reason"] == "stop"
+
+    run(test())
+
+
+def test_log_probabilities_have_each_kinds_own_shape() -> None:
+    async def test() -> None:
+        async with door() as site:
+            chat = await site.client.chat.completions.create(
+                model="toy", messages=HELLO, max_tokens=6, temperature=0, logprobs=True, top_logprobs=2
+            )
+            told = chat.choices[0].logprobs
+            assert told and told.content and len(told.content) == 6
+            for each in told.content:
+                assert len(each.top_logprobs) == 2 and each.top_logprobs[0].logprob == each.logprob
+                assert each.bytes and bytes(each.bytes).decode(errors="replace") == each.token
+            plain = await site.client.completions.create(
+                model="toy", prompt="hello", max_tokens=6, temperature=0, logprobs=2
+            )
+            lists = plain.choices[0].logprobs
+            assert lists and lists.token_logprobs == [each.logprob for each in told.content]
+            assert lists.tokens and lists.text_offset and lists.top_logprobs
+            assert len(lists.tokens) == len(lists.text_offset) == len(lists.top_logprobs) == 6
+            events = await site.events(CHAT, {"messages": HELLO, "max_tokens": 6, "logprobs": True})
+            parts = [one for each in events for one in (each["choices"][0]["logprobs"] or {}).get("content", ())]
+            assert [each["logprob"] for each in parts] == lists.token_logprobs
+            ids = await site.completion(
+                max_tokens=3, return_token_ids=True, logprobs=0, return_tokens_as_token_ids=True
+            )
+            assert ids["choices"][0]["prompt_token_ids"] == list(b"hello")
+            spelt = [f"token_id:{token}" for token in ids["choices"][0]["token_ids"]]
+            assert spelt == ids["choices"][0]["logprobs"]["tokens"] and len(spelt) == 3
+
+    run(test())
+
+
+def test_usage_tells_cached_and_accepted_tokens_and_vllms_metrics_their_histogram() -> None:
+    async def test() -> None:
+        async with door(drafts=True) as site:
+            answer = await site.chat(max_tokens=30, temperature=0)
+            told, usage = answer["metrics"]["speculative_decoding"], answer["usage"]
+            assert sum(told["acceptance_histogram"]) == told["num_spec_steps"]
+            accepted = sum(n * rounds for n, rounds in enumerate(told["acceptance_histogram"]))
+            assert accepted == told["num_accepted_draft_tokens"] > 0
+            details = usage["completion_tokens_details"]
+            assert details["accepted_prediction_tokens"] == accepted
+            assert details["rejected_prediction_tokens"] == told["num_draft_tokens"] - accepted
+            assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+            assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
+            assert "metrics" not in await site.chat(drafts="none")
+            options = {"include_usage": True, "continuous_usage_stats": True}
+            events = await site.events(CHAT, {"messages": HELLO, "max_tokens": 30, "stream_options": options})
+            assert events[-1]["choices"] == [] and events[-1]["usage"] == usage
+            counts = [each["usage"]["completion_tokens"] for each in events]
+            assert counts == sorted(counts) and counts[-1] == usage["completion_tokens"]
+            assert not any("usage" in each for each in await site.events(CHAT, {"messages": HELLO, "max_tokens": 3}))
+
+    run(test())
+
+
+def test_the_output_has_the_structure_that_either_api_asks_for() -> None:
+    async def test() -> None:
+        async with door() as site:
+            named = {"type": "json_schema", "json_schema": {"name": "add", "strict": True, "schema": ADD}}
+            for body in ({"response_format": named}, {"guided_json": ADD}, {"structured_outputs": {"json": ADD}}):
+                said = await site.chat(max_tokens=60, temperature=1, **body)
+                assert json.loads(said["choices"][0]["message"]["content"])["b"] == 3
+            for body in ({"guided_choice": ["yes", "no"]}, {"structured_outputs": {"choice": ["yes", "no"]}}):
+                assert await site.text(**body) in ("yes", "no")
+            assert await site.text(guided_grammar='start: "x" "y"') == "xy"
+            twice = {"guided_regex": "a", "guided_json": ADD, "prompt": "a"}
+            assert (await site.refused(COMPLETIONS, twice))["param"] == "guided_regex"
+
+    run(test())
+
+
+def test_a_tool_that_must_be_called_is_called_streamed_and_not() -> None:
+    async def test() -> None:
+        async with door() as site:
+            named: Any = {"type": "function", "function": {"name": "add"}}
+            asked: Any = {"model": "toy", "messages": HELLO, "tools": TOOLS, "max_tokens": 120, "seed": 3}
+            for choice, names in ((named, {"add"}), ("required", {"add", "now"})):
+                answer = await site.client.chat.completions.create(
+                    tool_choice=choice, parallel_tool_calls=False, temperature=1, **asked
+                )
+                (call,) = answer.choices[0].message.tool_calls or ()
+                assert answer.choices[0].finish_reason == "tool_calls" and answer.choices[0].message.content is None
+                assert call.type == "function" and call.function.name in names
+                if call.function.name == "add":
+                    assert json.loads(call.function.arguments)["b"] == 3
+                async with site.client.chat.completions.stream(
+                    tool_choice=choice, parallel_tool_calls=False, temperature=1, **asked
+                ) as stream:
+                    last = await stream.get_final_completion()
+                (again,) = last.choices[0].message.tool_calls or ()
+                assert (again.function.name, again.function.arguments) == (call.function.name, call.function.arguments)
+            with pytest.raises(openai.BadRequestError, match="tool_choice: no tool is a function named 'sub'"):
+                await site.client.chat.completions.create(
+                    tool_choice={"type": "function", "function": {"name": "sub"}}, **asked
+                )
+            odd = [{"type": "function", "function": {"name": "f", "parameters": {"$defs": 5}}}]
+            assert (
+                "tools"
+                in (await site.refused(CHAT, {"messages": HELLO, "tools": odd, "tool_choice": "required"}))["param"]
+            )
+            assert '"tools"' in str(await told_of(site, tools=TOOLS))
+            assert '"tools"' not in str(await told_of(site, tools=TOOLS, tool_choice="none"))
+
+    run(test())
+
+
+async def told_of(site: Site, **body: Any) -> str:
+    """The prompt that a chat becomes."""
+    answer = await site.chat(max_tokens=1, return_token_ids=True, **body)
+    return bytes(answer["prompt_token_ids"]).decode()
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_calls_between_marks_are_told_from_content_however_the_text_comes(size: int) -> None:
+    text = 'I add.<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>\n<tool_call>[]</tool_call> <b'
+    parser, deltas = MarkedCalls(frozenset({"add"})), []
+    for i in range(0, len(text), size):
+        deltas += parser.add(text[i : i + size])
+    message = folded([*deltas, *parser.end()])
+    (call,) = message["tool_calls"]
+    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("add", {"a": 1})
+    assert message["content"].replace("\n", "") == "I add.<tool_call>[]</tool_call> <b"
+
+
+def test_a_list_of_calls_is_told_as_each_is_complete() -> None:
+    parser = RequiredCalls()
+    assert parser.add('[{"name":"a","arguments":{"x":"}') == []
+    (first,) = parser.add('"}},{"name":')
+    (second,) = parser.add('"b","arguments":{}}]')
+    assert [each["tool_calls"][0]["index"] for each in (first, second)] == [0, 1]
+    assert first["tool_calls"][0]["function"] == {"name": "a", "arguments": '{"x": "}"}'}
+    assert parser.end() == []
+
+
+def test_messages_are_read_as_openai_writes_them_and_what_is_not_served_is_named() -> None:
+    async def test() -> None:
+        async with door() as site:
+            parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+            call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+            history: Any = [
+                {"role": "developer", "content": "d"},
+                {"role": "user", "content": parts},
+                {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None, "annotations": []},
+                {"role": "tool", "tool_call_id": "1", "content": "4"},
+            ]
+            assert await told_of(site, messages=history) == "da\nb4"
+            wrong: list[tuple[Any, str]] = [
+                ([], "messages"),
+                ([{"role": "robot", "content": ""}], "messages[0].role"),
+                ([{"role": "user"}], "messages[0].content"),
+                ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0].type"),
+                ([{"role": "user", "content": "a", "mood": "good"}], "messages[0].mood"),
+                ([{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{"}}]}], "messages[0]"),
+            ]
+            for messages, field in wrong:
+                assert (await site.refused(CHAT, {"messages": messages}))["param"].startswith(field)
+
+    run(test())
+
+
+def test_the_other_paths_answer_as_vllms_do() -> None:
+    async def test() -> None:
+        async with door(adapters={"sql": "1"}) as site:
+            assert [each.id async for each in site.client.models.list()] == ["toy", "sql"]
+            model = (await site.http.get("/v1/models/sql")).json()
+            assert (model["parent"], model["max_model_len"]) == ("toy", 512)
+            told = (await site.post("/tokenize", {"prompt": "hi", "return_token_strs": True})).json()
+            assert told == {"count": 2, "max_model_len": 512, "tokens": [104, 105], "token_strs": ["h", "i"]}
+            assert (await site.post("/tokenize", {"messages": HELLO})).json()["count"] == 5
+            assert (await site.post("/detokenize", {"tokens": [104, 105]})).json() == {"prompt": "hi"}
+            await site.refused("/detokenize", {"tokens": [104, 9999]})
+            for path in ("/health", "/health/live", "/readiness", "/version", "/"):
+                assert (await site.http.get(path)).status_code == 200, path
+            site.health.set(2, "")
+            assert (await site.http.get("/health")).status_code == 503
+            assert (await site.http.get("/health/live")).status_code == 200
+            assert "prometheus" in (await site.http.get("/metrics")).text
+            lost = await site.http.post("/v1/chat/completion")
+            assert lost.status_code == 404 and "/v1/chat/completions?" in lost.json()["error"]["message"]
+            wrong = await site.http.get(COMPLETIONS)
+            assert wrong.status_code == 405 and "POST" in wrong.json()["error"]["message"]
+            assert "access-control-allow-origin" not in wrong.headers
+
+    run(test())

@@ -1,0 +1,224 @@
+"""The table of fields against OpenAI's own types, and each field of it over HTTP: served, or refused by its name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from openai.types import completion_create_params as completion
+from openai.types.chat import completion_create_params as chat
+
+from tandem.services.http.fields import FIELDS, Kind
+from tests.http.site import CHAT, COMPLETIONS, HELLO, Site, door
+from tests.support import REPOSITORY, ForgetfulRunner, run
+
+VLLM = (
+    *("top_k", "min_p", "repetition_penalty", "ignore_eos", "stop_token_ids", "min_tokens", "skip_special_tokens"),
+    *("spaces_between_special_tokens", "include_stop_str_in_output", "truncate_prompt_tokens", "prompt_logprobs"),
+    *("allowed_token_ids", "bad_words", "length_penalty", "use_beam_search", "best_of", "echo", "suffix"),
+    *("add_generation_prompt", "continue_final_message", "add_special_tokens", "chat_template", "documents"),
+    *("chat_template_kwargs", "mm_processor_kwargs", "guided_json", "guided_regex", "guided_choice"),
+    *("guided_grammar", "guided_decoding_backend", "guided_whitespace_pattern", "structured_outputs"),
+    *("response_format", "priority", "request_id", "logits_processors", "return_tokens_as_token_ids"),
+    *("return_token_ids", "cache_salt", "kv_transfer_params", "vllm_xargs", "logit_bias", "user"),
+)
+WITHOUT_WHITESPACE = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": WITHOUT_WHITESPACE}}]
+SERVED: dict[str, Any] = {
+    "model": "toy",
+    "n": 2,
+    "max_tokens": 3,
+    "max_completion_tokens": 3,
+    "temperature": 0.7,
+    "top_p": 0.5,
+    "top_k": 3,
+    "min_p": 0.5,
+    "seed": -3,
+    "stop": "e",
+    "stop_token_ids": [101],
+    "ignore_eos": True,
+    "presence_penalty": 2,
+    "frequency_penalty": 2,
+    "repetition_penalty": 2,
+    "logit_bias": {"65": 100},
+    "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": WITHOUT_WHITESPACE}},
+    "guided_json": WITHOUT_WHITESPACE,
+    "guided_regex": "[ab]{3}",
+    "guided_choice": ["yes", "no"],
+    "guided_grammar": 'start: "x" "y"',
+    "structured_outputs": {"choice": ["yes"]},
+    "stream": True,
+    "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    "truncate_prompt_tokens": 2,
+    "add_special_tokens": True,
+    "return_token_ids": True,
+    "return_tokens_as_token_ids": True,
+    "cache_salt": "a",
+    "request_id": "mine",
+    "drafts": "none",
+    "speculation_length": 1,
+    "messages": HELLO,
+    "top_logprobs": 2,
+    "tools": TOOLS,
+    "tool_choice": "none",
+    "parallel_tool_calls": False,
+    "add_generation_prompt": False,
+    "continue_final_message": True,
+    "documents": [{"text": "x"}],
+    "chat_template_kwargs": {"enable_thinking": False},
+    "prompt": [[104, 105]],
+    "echo": True,
+}
+"""A value of each field that is served."""
+WITH = {"stream_options": {"stream": True}, "top_logprobs": {"logprobs": True}, "tool_choice": {"tools": TOOLS}}
+WRONG: dict[str, Any] = {
+    "n": (0, 129, 1.5, True, "1"),
+    "max_tokens": (0, -1, "many"),
+    "temperature": (-1, "hot", True, 1e400),
+    "top_p": (0, 1.1),
+    "top_k": (-2, 0.5),
+    "min_p": (-0.1, 2),
+    "seed": (2**64, 0.5, "x"),
+    "stop": ({}, [1], [""]),
+    "stop_token_ids": (5, [-1], ["a"], [9999]),
+    "presence_penalty": (3,),
+    "frequency_penalty": (-3,),
+    "repetition_penalty": (0, 3),
+    "logit_bias": ([], {"x": 1}, {"1": 101}, {"1": "a"}, {"99999": 1}),
+    "guided_regex": ("(", "", 1),
+    "guided_choice": ([], [1], "a"),
+    "structured_outputs": ({"json": {}, "regex": "a"}, {"whitespace_pattern": " "}),
+    "response_format": ({"type": "xml"}, {"type": "json_schema"}, "json"),
+    "speculation_length": (-1, 99),
+    "drafts": ("some", "head"),
+    "request_id": ("a b",),
+    "stream": ("yes", 1),
+    "echo": ("yes",),
+    "prompt": ([], 5, [[]], [["a"]], [99999]),
+}
+
+
+def base(path: str) -> dict[str, Any]:
+    more = {"messages": HELLO} if path == CHAT else {"prompt": "hello"}
+    return {**more, "max_tokens": 4, "temperature": 0}
+
+
+def path_of(name: str) -> str:
+    return CHAT if "chat" in FIELDS[name].of else COMPLETIONS
+
+
+def test_the_table_has_every_field_of_openai_and_of_vllm() -> None:
+    for kind, name in ((chat, "chat"), (completion, "completions")):
+        its = kind.CompletionCreateParamsBase.__annotations__
+        assert {each for each in its if name not in FIELDS[each].of} == set()
+    assert set(VLLM) <= set(FIELDS)
+
+
+def test_the_page_names_every_field() -> None:
+    page = (REPOSITORY / "docs/openai.md").read_text(encoding="utf-8")
+    assert [name for name in FIELDS if f"`{name}`" not in page] == []
+
+
+def test_every_field_of_the_table_is_served_or_refused_by_its_name() -> None:
+    served = {name for name, each in FIELDS.items() if each.kind is Kind.SERVED} - {"logprobs"}
+    assert served == set(SERVED)
+
+    async def test() -> None:
+        async with door() as site:
+            for name in SERVED:
+                body = {**base(path_of(name)), **WITH.get(name, {}), name: SERVED[name]}
+                answer = await site.post(path_of(name), body)
+                assert answer.status_code == 200, (name, answer.text)
+            for name, field in FIELDS.items():
+                if field.kind is Kind.REFUSED:
+                    error = await site.refused(path_of(name), {**base(path_of(name)), name: "x"})
+                    assert error["param"] == name and name in error["message"]
+                if field.kind is Kind.ACCEPTED:
+                    error = await site.refused(path_of(name), {**base(path_of(name)), name: ["another"]})
+                    assert error["param"] == name
+            for label in ("user", "safety_identifier", "prompt_cache_key"):
+                assert await site.chat(**{label: "x"}, temperature=0)
+            accepted = {"store": False, "service_tier": "auto", "modalities": ["text"], "n": 2, "best_of": 2}
+            assert await site.chat(**accepted, min_tokens=0, use_beam_search=False, length_penalty=1.0)
+
+    run(test())
+
+
+def test_values_of_the_wrong_type_or_out_of_range_are_refused_by_the_name_of_the_field() -> None:
+    async def test() -> None:
+        async with door() as site:
+            for name, values in WRONG.items():
+                for value in values:
+                    path = COMPLETIONS if "completions" in FIELDS[name].of else CHAT
+                    body = json.dumps({**base(path), name: value}).replace("Infinity", "1e400").encode()
+                    error = await site.refused(path, body)
+                    assert str(error["param"]).startswith(name), (name, value, error)
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "meant"),
+    [(COMPLETIONS, "max_token", "max_tokens"), (CHAT, "temprature", "temperature"), (CHAT, "prompt", None)],
+)
+def test_an_unknown_field_is_refused_and_what_it_may_mean_is_said(path: str, field: str, meant: str | None) -> None:
+    async def test() -> None:
+        async with door() as site:
+            error = await site.refused(path, {**base(path), field: 1})
+            assert error["param"] == field and (meant is None or f"did you mean {meant}?" in error["message"])
+
+    run(test())
+
+
+def test_what_is_no_plain_json_is_refused() -> None:
+    hostile = {
+        b"{": "not JSON",
+        b"[]": "not a JSON object",
+        b'{"prompt": "a", "prompt": "b"}': "given twice",
+        b'{"temperature": NaN, "prompt": "a"}': "NaN",
+        b'{"prompt": "\\ud800"}': "UTF-8",
+        b'{"prompt": "\xff"}': "UTF-8",
+        b'{"guided_json": ' + b'{"a":' * 100 + b"1" + b"}" * 100 + b"}": "deeper",
+        b'{"guided_json": ' + b"[" * 100_000 + b"]" * 100_000 + b"}": "deeper",
+        b'{"n": ' + b"1" * 5000 + b"}": "JSON",
+    }
+
+    async def test() -> None:
+        async with door() as site:
+            for body, why in hostile.items():
+                assert why in (await site.refused(COMPLETIONS, body))["message"]
+
+    run(test())
+
+
+async def changed(site: Site, **fields: Any) -> bool:
+    plain = {"temperature": 1, "seed": 5, "max_tokens": 24, "ignore_eos": True}
+    return await site.text(**plain) != await site.text(**{**plain, **fields})
+
+
+def test_each_field_of_a_draw_changes_the_text() -> None:
+    draws = [
+        {"seed": 6},
+        {"temperature": 0},
+        {"top_k": 2},
+        {"top_p": 0.3},
+        {"min_p": 0.9},
+        {"logit_bias": {"65": 100}},
+        {"max_tokens": 3},
+        {"truncate_prompt_tokens": 2},
+        {"guided_regex": "[ab]{3}"},
+        {"echo": True},
+    ]
+
+    async def test() -> None:
+        async with door() as site:
+            assert not await changed(site)
+            assert [each for each in draws if not await changed(site, **each)] == []
+            assert not await changed(site, drafts="none") and not await changed(site, speculation_length=1)
+            assert not await changed(site, user="x", cache_salt="y")
+        async with door(kind=ForgetfulRunner) as site:  # whose greedy output repeats itself
+            for name in ("presence_penalty", "frequency_penalty", "repetition_penalty"):
+                assert await site.text(max_tokens=60) != await site.text(max_tokens=60, **{name: 2}), name
+
+    run(test())

@@ -1,0 +1,143 @@
+"""The life of a server with an HTTP port, as a process: its lines, its signals, and what clients see of its end."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from tandem.services.http.address import HttpAddress
+from tests.services.certificates import Authority, token_file
+from tests.support import HANG, ServerProcess, launch, server_process
+
+pytestmark = pytest.mark.thorough
+DOOR = ("--role", "fused_target", "--http_port", "0", "--sequence_length", "2048")
+SLOW = (*DOOR, "--model", "step=0.02", "--draft", "ngram")
+
+
+def port_of(server: ServerProcess) -> int:
+    return int(json.loads(server.ready_file.read_text())["http_port"])
+
+
+@contextlib.contextmanager
+def begun(server: ServerProcess) -> Iterator[http.client.HTTPResponse]:
+    """A long stream whose first event was read."""
+    connection = http.client.HTTPConnection("127.0.0.1", port_of(server), timeout=HANG)
+    body = {"prompt": "hello", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+    response = connection.getresponse()
+    assert response.status == 200 and response.readline().startswith(b"data: ")
+    with contextlib.closing(connection), contextlib.closing(response):
+        yield response
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Iterator[ServerProcess]:
+    with server_process(tmp_path, *SLOW) as server:
+        yield server
+
+
+@pytest.mark.parametrize("role", [("--role", "target"), ("--role", "fused_target")])
+def test_every_role_that_generates_answers_openai_clients(role: tuple[str, str], tmp_path: Path) -> None:
+    with server_process(tmp_path, *role, "--http_port", "0") as server:
+        with openai.OpenAI(base_url=f"http://127.0.0.1:{port_of(server)}/v1", api_key="none") as client:
+            answer = client.completions.create(model="toy", prompt="hello", max_tokens=8, temperature=0)
+        verifier = ("--target_host", f"127.0.0.1:{server.port}") if "target" in role else ()
+        if verifier and role[1] == "target":
+            worker = ("--role", "draft_worker", *verifier, "--http_port", "0")
+            with server_process(tmp_path, *worker, ready_file="worker.json") as drafter:
+                with openai.OpenAI(base_url=f"http://127.0.0.1:{port_of(drafter)}/v1", api_key="none") as client:
+                    again = client.completions.create(model="toy", prompt="hello", max_tokens=8, temperature=0)
+                assert again.choices[0].text == answer.choices[0].text
+
+
+def test_the_last_lines_are_the_url_and_a_request_that_works(tmp_path: Path) -> None:
+    with server_process(tmp_path, *DOOR) as server:
+        base, curl = server.log.read_text().splitlines()[-2:]
+        url = f"http://127.0.0.1:{port_of(server)}"
+        assert base == f"OpenAI clients: base URL {url}/v1, model toy"
+        assert curl.startswith(f"curl {url}/v1/chat/completions ")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_idle_server_ends_within_two_seconds_and_says_so(number: signal.Signals, tmp_path: Path) -> None:
+    with server_process(tmp_path, *DOOR) as server:
+        began = time.monotonic()
+        server.process.send_signal(number)
+        assert server.process.wait(HANG) == 0 and time.monotonic() - began < 2.0
+        assert "stopping: nothing runs" in server.log.read_text()
+
+
+def test_what_runs_may_finish_and_the_line_says_for_how_long(slow: ServerProcess) -> None:
+    with begun(slow) as response:
+        slow.process.send_signal(signal.SIGINT)
+        assert response.read().endswith(b"data: [DONE]\n\n")
+    assert slow.process.wait(HANG) == 0
+    assert "stopping: waits up to 30 s for what runs (1); a second signal ends it at once" in slow.log.read_text()
+
+
+def test_a_second_signal_ends_it_at_once(slow: ServerProcess) -> None:
+    with begun(slow) as response:
+        slow.process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        began = time.monotonic()
+        slow.process.send_signal(signal.SIGINT)
+        assert slow.process.wait(HANG) != 0 and time.monotonic() - began < 2.0
+        with pytest.raises((http.client.IncompleteRead, ConnectionResetError)):
+            response.read()
+
+
+def test_a_stream_that_is_cut_ends_with_an_error_event(tmp_path: Path) -> None:
+    with server_process(tmp_path, *SLOW, "--drain_seconds", "0.5") as server:
+        with begun(server) as response:
+            server.process.send_signal(signal.SIGTERM)
+            *_, error, done, _ = response.read().split(b"\n\n")
+        assert done == b"data: [DONE]" and b'"error":{"message":"the server ended' in error
+        assert server.process.wait(HANG) == 0
+
+
+def test_a_port_that_is_taken_is_told_before_models_load(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        result = launch(tmp_path, "--role", "target", "--backend", "toy", "--port", "0", "--http_port", port)
+    assert result.returncode == 2 and f"http_port: cannot listen on 127.0.0.1:{port}" in result.stderr
+
+
+def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "httptools", None)
+    with pytest.raises(ValueError, match=r"httptools is not installed; pip install 'tandem-speculative\[http\]'"):
+        HttpAddress(0, "127.0.0.1")
+
+
+def test_keys_and_certificates_of_the_server_hold_at_the_port(tmp_path: Path) -> None:
+    pair = Authority(tmp_path).server()
+    keys = token_file(tmp_path / "keys", "ann a-key-of-this-test\n")
+    with server_process(
+        tmp_path, *DOOR, "--tls_cert", pair.cert, "--tls_key", pair.key, "--accept_tokens", keys
+    ) as server:
+        log = server.log.read_text()
+        assert f"base URL https://127.0.0.1:{port_of(server)}/v1" in log and "Bearer YOUR_TOKEN" in log
+
+
+def test_metrics_of_requests_are_on_the_port(tmp_path: Path) -> None:
+    with server_process(tmp_path, *DOOR) as server:
+        connection = http.client.HTTPConnection("127.0.0.1", port_of(server), timeout=HANG)
+        body = json.dumps({"prompt": "hello", "max_tokens": 8, "ignore_eos": True})
+        connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+        connection.getresponse().read()
+        connection.request("GET", "/metrics")
+        page = connection.getresponse().read().decode()
+        connection.close()
+    assert 'vllm:generation_tokens_total{engine="0",model_name="toy"} 8.0' in page
+    assert 'tandem:rpcs_total{code="OK",method="OpenAI/Generate"} 1.0' in page

@@ -1,0 +1,65 @@
+"""lm-eval's local-completions, unmodified: `python lm_eval_client.py URL TOKENIZER_FOLDER`.
+
+A task of choices, whose log-probabilities it asks for by echo, and one that generates. Prints the accuracy.
+"""
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+import lm_eval
+from lm_eval.tasks import TaskManager
+
+QUESTIONS = (
+    {"q": "The capital of France is", "choices": [" Paris", " Rome", " a lamp"], "answer": 0},
+    {"q": "Two and two make", "choices": [" four", " ten", " Rome"], "answer": 0},
+    {"q": "Ice is very", "choices": [" cold", " loud", " Rome"], "answer": 0},
+)
+COMMON = {
+    "dataset_path": "json",
+    "test_split": "test",
+    "doc_to_text": "{{q}}",
+}
+
+
+def task(folder: Path, name: str, **more: object) -> None:
+    data = {"data_files": {"test": str(folder / "questions.jsonl")}}
+    (folder / f"{name}.yaml").write_text(json.dumps({"task": name, **COMMON, "dataset_kwargs": data, **more}))
+
+
+with tempfile.TemporaryDirectory() as made:
+    folder = Path(made)
+    (folder / "questions.jsonl").write_text("\n".join(map(json.dumps, QUESTIONS)))
+    task(
+        folder,
+        "choices",
+        output_type="multiple_choice",
+        doc_to_choice="{{choices}}",
+        doc_to_target="{{answer}}",
+        metric_list=[{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+    )
+    task(
+        folder,
+        "texts",
+        output_type="generate_until",
+        doc_to_target="{{choices[answer]}}",
+        generation_kwargs={"until": ["\n"], "max_gen_toks": 8},
+        metric_list=[{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
+    )
+    found = lm_eval.simple_evaluate(
+        model="local-completions",
+        model_args={
+            "base_url": f"{sys.argv[1]}/completions",
+            "model": "SmolLM2-135M-Instruct",
+            "tokenizer": sys.argv[2],
+            "max_retries": 1,
+        },
+        tasks=["choices", "texts"],
+        task_manager=TaskManager(include_path=made),
+        bootstrap_iters=0,
+    )
+print("accuracy", found["results"]["choices"]["acc,none"], "of", len(found["samples"]["texts"]), "texts")
