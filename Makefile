@@ -14,7 +14,7 @@ ARGS ?=
 PIP_ARGS ?=
 SECONDS ?= 3600
 
-.PHONY: help setup compare serve screenshot test thorough images reliability soak proto lint format clean distclean
+.PHONY: help setup compare serve screenshot test thorough clients images reliability soak proto lint format clean distclean
 
 help:
 	@echo 'make compare     run the architectures on the embedded models and compare them'
@@ -23,6 +23,7 @@ help:
 	@echo 'make thorough    run the tests that take long: real models in every format, planted mistakes, graphs, gateways,'
 	@echo '                 Ray Serve, the comparison of the seeds, recipe pages walked, native steps under sanitizers,'
 	@echo '                 every lie of a server'
+	@echo 'make clients     install OpenAI clients of others in an environment of their own (some 900 MB), and run them unmodified'
 	@echo 'make images      install the pip steps of each image of deploy/Dockerfile here (downloads some hundred MB), with'
 	@echo '                 stand-ins for the packages of AWS, and start every server command of every overlay in them'
 	@echo 'make reliability run fault schedules, kill -9, fuzzing and soak at full size, and print the totals'
@@ -93,6 +94,14 @@ thorough: $(STAMP)
 	@$(BIN)/python -m pytest -q -m "thorough and not alone" -n 2 --dist loadfile --no-loadscope-reorder \
 	    --max-worker-restart 0 $(ARGS)
 	@$(BIN)/python -m pytest -q -m alone $(ARGS)
+
+.venv-clients/.set-up: requirements-clients.txt
+	@$(BIN)/python -m venv --clear .venv-clients
+	@.venv-clients/bin/python -m pip install -q $(PIP_ARGS) -r requirements-clients.txt
+	@touch $@
+
+clients: $(STAMP) .venv-clients/.set-up
+	@$(BIN)/python -m pytest -q -m clients tests/openai/test_clients_of_others.py $(ARGS)
 
 # Makes and removes two virtual environments of about 1.5 GB.
 images: $(STAMP)

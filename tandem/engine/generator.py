@@ -75,7 +75,10 @@ class RequestDefaults:
 
     def __str__(self) -> str:
         said = ((name, getattr(self.sampling, name, self.max_new_tokens), who) for name, who in self.sources.items())
-        return ", ".join(f"{name} {value:g} ({who})" for name, value, who in said) or "Tandem's own: greedy, for OpenAI clients temperature 1"
+        return (
+            ", ".join(f"{name} {value:g} ({who})" for name, value, who in said)
+            or "Tandem's own: greedy, for OpenAI clients temperature 1"
+        )
 
 
 def _encoding() -> FairThread:

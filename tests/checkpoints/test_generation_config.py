@@ -71,5 +71,5 @@ def test_what_the_operator_gives_comes_before_the_models_file() -> None:
     both = operator.over({"top_p": 0.9, "temperature": 0.6, "max_new_tokens": 9}, "file")
     assert both.sampling == SamplingParams(top_p=0.5, temperature=0.6) and both.max_new_tokens == 9
     assert str(both) == "top_p 0.5 (--top_p), temperature 0.6 (file), max_new_tokens 9 (file)"
-    assert str(RequestDefaults()) == "Tandem's own: greedy"
+    assert str(RequestDefaults()) == "Tandem's own: greedy, for OpenAI clients temperature 1"
     assert (both.given("temperature", 1.0), both.given("min_p", 1.0)) == (0.6, 1.0)

@@ -55,12 +55,12 @@ class Site:
 
     async def completion(self, **body: Any) -> Any:
         """The answer to a request that is served."""
-        answer = await self.post(COMPLETIONS, {"prompt": "hello", "max_tokens": 12, **body})
+        answer = await self.post(COMPLETIONS, {"prompt": "hello", "max_tokens": 12, "temperature": 0, **body})
         assert answer.status_code == 200, answer.text
         return answer.json()
 
     async def chat(self, **body: Any) -> Any:
-        answer = await self.post(CHAT, {"messages": HELLO, "max_tokens": 12, **body})
+        answer = await self.post(CHAT, {"messages": HELLO, "max_tokens": 12, "temperature": 0, **body})
         assert answer.status_code == 200, answer.text
         return answer.json()
 
@@ -77,7 +77,7 @@ class Site:
 
     async def events(self, path: str, body: Mapping[str, Any]) -> list[Any]:
         """The messages of a stream, which must have ended as streams do."""
-        answer = await self.post(path, {**body, "stream": True})
+        answer = await self.post(path, {"temperature": 0, **body, "stream": True})
         assert answer.headers["content-type"].startswith("text/event-stream"), answer.text
         *told, done, rest = answer.text.split("\n\n")
         assert (done, rest) == ("data: [DONE]", "")

@@ -77,15 +77,19 @@ def test_choice_i_draws_with_the_seed_plus_i_for_each_of_several_prompts() -> No
 
 def test_where_a_request_is_silent_the_servers_own_defaults_apply() -> None:
     async def test() -> None:
-        own = RequestDefaults(SamplingParams(temperature=0.8, seed=11), max_new_tokens=5)
+        given = dict.fromkeys(("temperature", "seed"), "the operator")
+        own = RequestDefaults(SamplingParams(temperature=0.8, seed=11), 5, given)
         async with door(defaults=own) as site:
             answer = await site.client.completions.create(model="toy", prompt="hello")
             assert answer.choices[0].text == expected(count=5, temperature=0.8, seed=11)
             answer = await site.client.completions.create(model="toy", prompt="hello", temperature=0, max_tokens=8)
             assert answer.choices[0].text == expected(count=8)
         async with door() as site:  # without a seed, answers differ
-            texts = {await site.text(temperature=1.5, max_tokens=40) for _ in range(3)}
+            ask = {"model": "toy", "prompt": "hello", "max_tokens": 40}  # the temperature is 1, as OpenAI's
+            texts = {(await site.client.completions.create(**ask)).choices[0].text for _ in range(3)}
             assert len(texts) > 1
+            ones = await site.client.completions.create(**ask, seed=3)
+            assert ones.choices[0].text == expected(count=40, temperature=1.0, seed=3)
 
     run(test())
 
@@ -134,6 +138,36 @@ def test_log_probabilities_have_each_kinds_own_shape() -> None:
             assert ids["choices"][0]["prompt_token_ids"] == list(b"hello")
             spelt = [f"token_id:{token}" for token in ids["choices"][0]["token_ids"]]
             assert spelt == ids["choices"][0]["logprobs"]["tokens"] and len(spelt) == 3
+
+    run(test())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("tokens", [False, True], ids=["text", "ids"])
+def test_an_echoed_prompt_is_scored_as_it_would_be_if_it_were_written(stream: bool, tokens: bool) -> None:
+    """Each log-probability is that of the same token as an output, whatever the draft; the first one has none."""
+    text = "a text that the model would never write"
+
+    async def test() -> None:
+        async with door() as site:
+            written = [None]
+            for at in range(1, len(text)):
+                one = await site.completion(prompt=text[:at], max_tokens=1, logprobs=0, logit_bias={ord(text[at]): 100})
+                written.append(one["choices"][0]["logprobs"]["token_logprobs"][0])
+            ask = {"prompt": list(text.encode()) if tokens else text, "max_tokens": 3, "echo": True, "logprobs": 2}
+            if stream:
+                parts = [each["choices"][0]["logprobs"] for each in await site.events(COMPLETIONS, {**ask, "n": 1})]
+                told = {name: [one for each in parts if each for one in each[name]] for name in parts[0]}
+            else:
+                answer = (await site.completion(**ask))["choices"][0]
+                assert answer["text"].startswith(text)
+                told = answer["logprobs"]
+            after = await site.completion(prompt=text, max_tokens=3, logprobs=2)
+            assert told["token_logprobs"] == written + after["choices"][0]["logprobs"]["token_logprobs"]
+            assert told["tokens"] == [*text, *after["choices"][0]["logprobs"]["tokens"]]
+            assert told["text_offset"][:4] == [0, 1, 2, 3] and told["top_logprobs"][0] is None
+            assert {len(each) for each in told.values()} == {len(text) + 3}
+            assert {len(each) for each in told["top_logprobs"][1:]} <= {1, 2}  # two tokens may have one spelling
 
     run(test())
 
