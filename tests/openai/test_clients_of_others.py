@@ -1,4 +1,4 @@
-"""OpenAI clients of others, unmodified, against a server of the embedded pair: `make clients` installs and runs them."""
+"""Runs OpenAI clients of others, unmodified, against a server of the embedded pair (`make clients` installs them)."""
 
 from __future__ import annotations
 
