@@ -1,8 +1,8 @@
 """Measures how much of a chat is cached when its next turn begins: `python -m benchmarks.chat_turns`.
 
-Chats of three turns go through `main.py --role gateway`, which starts a server of its own, by the `openai` package. Of
-each turn: tokens of its prompt, how many of them were cached (prompts and answers of the turns before, in whole pages
-of 16 tokens), tokens of its answer, and time to first token.
+Chats of three turns go to `tandem serve` by the `openai` package. Of each turn: tokens of its prompt, how many of them
+were cached (prompts and answers of the turns before, in whole pages of 16 tokens), tokens of its answer, and time to
+first token.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ async def chat(client: openai.AsyncOpenAI, model: str, number: int, tokens: int)
 
 
 async def measure(args: argparse.Namespace) -> list[Turn]:
-    """Starts gateway and server, and runs the chats one after the other. The first one only warms up."""
+    """Starts a server, and runs the chats one after the other. The first one only warms up."""
     with tempfile.TemporaryDirectory(prefix="tandem-") as folder:
         async with Fleet(Path(folder)) as fleet:
-            command = [*LAUNCH, "--role", "gateway", "--http_port", "0", "--drain_seconds", "1"]
-            server = await fleet.start("gateway", [*command, *shlex.split(args.gateway_flags)])
-            model = json.loads((Path(folder) / "gateway.ready.json").read_text())["model"]
-            url = f"http://{server.address}/v1"
+            command = [*LAUNCH, "--role", "serve", "--http_port", "0", "--drain_seconds", "1"]
+            await fleet.start("server", [*command, *shlex.split(args.server_flags)])
+            url = f"http://127.0.0.1:{json.loads((Path(folder) / 'server.ready.json').read_text())['http_port']}/v1"
             async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=300) as client:
+                model = (await client.models.list()).data[0].id
                 chats = [await chat(client, model, number, args.max_new_tokens) for number in range(args.chats + 1)]
     return [turn for turns in chats[1:] for turn in turns]
 
@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="chat_turns", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.flag("--chats", type=positive, default=8, metavar="N", help="(default: 8)")
     parser.flag("--max-new-tokens", type=positive, default=90, metavar="N", help="of each answer (default: 90)")
-    parser.flag("--gateway-flags", default="", help="further flags of the role gateway")
+    parser.flag("--server-flags", default="", help="further flags of the server")
     parser.flag("--output", type=Path, default=Path("results/chat_turns.json"), help="(default: %(default)s)")
     args = parser.parse_args(argv)
     found = asyncio.run(measure(args))

@@ -1,4 +1,4 @@
-"""Starts what an OpenAI load is put on: Tandem's servers, each behind a gateway, and vLLM's OpenAI server."""
+"""Starts what an OpenAI load is put on: Tandem's servers, and vLLM's OpenAI server."""
 
 from __future__ import annotations
 
@@ -26,8 +26,6 @@ PINNED = "Ignoring invalid OS proc ID"
 """What OpenMP says in vLLM's log if a core that it should use is not allowed."""
 WARM_UP_TOKENS = 16
 ANSWER_SECONDS = 60.0
-DRAIN_SECONDS = 2
-"""How long a gateway waits for running requests when it stops; its tools have ended before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,40 +77,37 @@ class Ours:
     flags: tuple[str, ...] = ()
 
     async def start(self, names: Sequence[str]) -> list[Served]:
-        """Starts the servers of these architectures, and a gateway for each. Raises ServerFailed."""
-        engines = {name: 0 for name in names}
+        """Starts the servers of these architectures, each with an HTTP port. Raises ServerFailed."""
+        ports = {name: 0 for name in names}
         way: tuple[str, ...] = ("--propose_only",)
         if {PLAIN, DISTRIBUTED} & set(names):
             target = await self._server("target", "target")
-            engines[PLAIN] = target["engine_port"]
+            ports[PLAIN] = target["http_port"]
             way = ("--target_host", "127.0.0.1", "--target_port", str(target["port"]))
         if {DISTRIBUTED, REMOTE_DRAFT} & set(names):
             worker = await self._server("draft_worker", "draft_worker", *way)
-            engines[DISTRIBUTED] = worker["engine_port"]
+            ports[DISTRIBUTED] = worker["http_port"]
             if REMOTE_DRAFT in names:
                 driving = await self._server("remote_draft", "target", "--draft_host", f"127.0.0.1:{worker['port']}")
-                engines[REMOTE_DRAFT] = driving["engine_port"]
+                ports[REMOTE_DRAFT] = driving["http_port"]
         if FUSED in names:
-            engines[FUSED] = (await self._server("fused", "fused_target"))["engine_port"]
-        return [await self._gateway(name, engines[name]) for name in names]
+            ports[FUSED] = (await self._server("fused", "fused_target"))["http_port"]
+        return [Served(name, url := f"http://127.0.0.1:{ports[name]}", _model_at(url)) for name in names]
 
     async def _server(self, name: str, role: str, *extra: str) -> dict[str, int]:
-        """Starts a server and returns its ports. One that only proposes has no engine port."""
-        engine = () if "--propose_only" in extra else ("--engine_port", "0")
+        """Starts a server and returns its ports. One that only proposes has no HTTP port."""
+        http = () if "--propose_only" in extra else ("--http_port", "0")
         lengths = ("--sequence_length", str(self.sequence_length), "--batch", str(self.slots))
-        command = [*LAUNCH, "--role", role, "--host", "127.0.0.1", "--port", "0", *engine, *lengths]
+        command = [*LAUNCH, "--role", role, "--host", "127.0.0.1", "--port", "0", *http, *lengths]
         command += ["--prefix_sharing", "off"]  # as for the others: no prompt is kept
         await self.fleet.start(name, [*command, *extra, *self.flags])
         ready = json.loads((self.logs / f"{name}.ready.json").read_text())
-        return {"port": ready["port"], "engine_port": ready.get("engine_port", 0)}
+        return {"port": ready["port"], "http_port": ready.get("http_port", 0)}
 
-    async def _gateway(self, name: str, engine_port: int) -> Served:
-        title = f"gateway_{name.replace(' ', '_')}"
-        command = [*LAUNCH, "--role", "gateway", "--workers", f"127.0.0.1:{engine_port}", "--http_port", "0"]
-        command += ["--drain_seconds", str(DRAIN_SECONDS)]
-        server = await self.fleet.start(title, command)
-        ready = json.loads((self.logs / f"{title}.ready.json").read_text())
-        return Served(name, f"http://{server.address}", str(ready["model"]))
+
+def _model_at(url: str) -> str:
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=ANSWER_SECONDS) as answer:
+        return str(json.load(answer)["data"][0]["id"])
 
 
 def vllm_command(python: str, model: str, port: int, sequence_length: int, sequences: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""The benchmark of a chat's turns, on the toy model behind a real gateway."""
+"""The benchmark of a chat's turns, on a server of the toy model."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from benchmarks.chat_turns import main
 
 @pytest.mark.thorough
 def test_it_measures_three_turns_of_each_chat(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    toy = '--worker_flags "--role fused_target --backend toy --sequence_length 400"'
+    toy = "--backend toy --sequence_length 400"
     output = tmp_path / "deeper" / "turns.json"
-    assert main(["--chats", "2", "--max_new_tokens", "20", "--gateway-flags", toy, "--output", str(output)]) == 0
+    assert main(["--chats", "2", "--max_new_tokens", "20", "--server-flags", toy, "--output", str(output)]) == 0
     turns = json.loads(output.read_text())["turns"]
     assert [(each["chat"], each["turn"]) for each in turns] == [(chat, turn) for chat in (1, 2) for turn in (1, 2, 3)]
     assert all(each["first_ms"] > 0 and each["cached"] < each["prompt"] for each in turns)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gateway_overhead import DIRECT, ENGINE, GATEWAY, TimedAnswer, added, main
+from benchmarks.gateway_overhead import DIRECT, GATEWAY, WAYS, TimedAnswer, added, main
 
 
 def test_differences_are_those_of_the_same_prompt_and_turn() -> None:
@@ -27,6 +27,6 @@ def test_the_benchmark_measures_all_ways_with_real_processes(tmp_path: Path) -> 
     assert main([*few, "--output", str(tmp_path / "out.json")]) == 0
     samples = json.loads((tmp_path / "out.json").read_text())["samples"]
     assert sorted((each["way"], each["prompt"]) for each in samples) == sorted(
-        (way, prompt) for way in (DIRECT, ENGINE, GATEWAY) for prompt in (0, 1)
+        (way, prompt) for way in WAYS for prompt in (0, 1)
     )
     assert all(each["tokens"] == 6 and each["ttft"] > 0 for each in samples)
