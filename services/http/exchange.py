@@ -19,6 +19,8 @@ Json = dict[str, Any]
 _DETAILS = "grpc-status-details-bin"
 _EVENTS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store"))
 _JSON = (b"content-type", b"application/json")
+_LINE_ENDS = (("\x85", "\\u0085"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029"))
+"""JSON may have them as they are, but Python's str.splitlines, with which some clients read events, ends lines there."""
 
 
 class Exchange:
@@ -158,4 +160,7 @@ class Exchange:
 
 
 def _event(message: Json) -> bytes:
-    return b"data: " + json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    text = json.dumps(message, ensure_ascii=False, separators=(",", ":"))
+    for character, escaped in _LINE_ENDS:
+        text = text.replace(character, escaped)
+    return b"data: " + text.encode() + b"\n\n"

@@ -172,6 +172,21 @@ def test_an_echoed_prompt_is_scored_as_it_would_be_if_it_were_written(stream: bo
     run(test())
 
 
+def test_what_ends_a_line_for_some_clients_ends_none_of_an_event() -> None:
+    text = "a\x85b"
+    shown = text.encode().decode("latin-1")  # the toy's tokens are bytes
+
+    async def test() -> None:
+        async with door() as site:
+            body = {"prompt": "hello", "max_tokens": 40, "guided_choice": [text], "stream": True}
+            answer = await site.post(COMPLETIONS, body)
+            *told, done = [line for line in answer.text.splitlines() if line]
+            events = [json.loads(line.removeprefix("data: ")) for line in told]
+            assert "".join(each["choices"][0]["text"] for each in events) == shown and done == "data: [DONE]"
+
+    run(test())
+
+
 def test_usage_tells_cached_and_accepted_tokens_and_vllms_metrics_their_histogram() -> None:
     async def test() -> None:
         async with door(drafts=True) as site:

@@ -16,8 +16,7 @@ import httpx2
 import pytest
 
 from tandem.runners.toy import ToyConfig
-from tandem.services.http import door as door_module
-from tandem.services.http import protocol
+from tandem.services.http import listener, protocol
 from tandem.services.security.config import Security
 from tandem.services.security.limits import ServerLimits
 from tandem.services.security.tokens import AcceptedTokens
@@ -26,7 +25,7 @@ from tests.services.certificates import Authority, token_file
 from tests.support import run, until
 
 SLOW = ToyConfig(step_seconds=0.02)
-LONG: dict[str, Any] = {"prompt": "hello", "max_tokens": 400, "ignore_eos": True, "stream": True}
+LONG: dict[str, Any] = {"prompt": "hello", "max_tokens": 400, "ignore_eos": True, "stream": True, "temperature": 0}
 
 
 @contextlib.asynccontextmanager
@@ -205,7 +204,7 @@ def test_small_writes_leave_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
             super().connection_made(transport)
             seen.append(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
 
-    monkeypatch.setattr(door_module, "BoundedProtocol", Watched)
+    monkeypatch.setattr(listener, "BoundedProtocol", Watched)
 
     async def test() -> None:
         async with door() as site:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from tandem.launch import LAUNCH
 from tandem.rpc.credentials import on_this_machine
 from tandem.rpc.secret_files import lines_of, warn_if_others_read
+from tandem.services.security.tls import TlsConfig
 from tandem.services.security.tokens import read_tokens
 
 OWN_SERVER = "--role fused_target"
@@ -68,6 +69,10 @@ class GatewayConfig:
         _ = self.keys
 
     @property
+    def tls(self) -> TlsConfig | None:
+        return TlsConfig(self.tls_cert, self.tls_key) if self.tls_cert and self.tls_key else None
+
+    @property
     def keys(self) -> tuple[str, ...]:
         """The API keys of clients, each as identity:key. Raises ValueError."""
         if self.accept_tokens is None:
@@ -112,16 +117,16 @@ class GatewayConfig:
             ready_file,
         ]
 
-    def arguments(self, workers: tuple[str, ...], slots: int, metrics_port: int) -> list[str]:
-        """Returns the arguments of smg for workers that run `slots` requests at once.
+    def arguments(self, workers: tuple[str, ...], slots: int, port: int, metrics_port: int) -> list[str]:
+        """Returns the arguments of smg, behind front.py at `port`, for workers that run `slots` requests at once.
 
         New work goes to the least loaded worker, by what the workers say of their load; requests with the same key
         (header X-SMG-Routing-Key) go to the same one. Requests beyond slots and queue get 429 with Retry-After. Nothing
         of a request or an answer is kept, and nobody can register workers over HTTP: the key to that is thrown away.
         """
         options = {
-            "host": self.host,
-            "port": self.port,
+            "host": "127.0.0.1",
+            "port": port,
             "policy": "least_load",
             "load-monitor-interval": 1,
             "max-concurrent-requests": slots + self.queue,
@@ -135,8 +140,6 @@ class GatewayConfig:
             "shutdown-grace-period-secs": max(1, round(self.drain_seconds) + (0 if self.workers else CUT_SECONDS)),
             "control-plane-api-keys": f"tandem:tandem:admin:{secrets.token_hex(16)}",
         }
-        if self.tls_cert and self.tls_key:
-            options |= {"tls-cert-path": self.tls_cert, "tls-key-path": self.tls_key}
         named = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         keys = [word for key in self.keys for word in ("--tenant-api-key", key)]
         urls = [f"grpc://{worker}" for worker in workers]

@@ -19,9 +19,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from tandem.launch import environment
-from tandem.ports import check_free, free_port
+from tandem.ports import free_port
+from tandem.services.health_port import AddressInUse
+from tandem.services.http.address import HttpAddress
+from tandem.services.http.listener import Listener
 from tandem.workshops.gateway.capacity import running_at, slots_of
 from tandem.workshops.gateway.config import GatewayConfig
+from tandem.workshops.gateway.front import Front
 
 STARTED = time.monotonic()
 LOOK_SECONDS = 0.1
@@ -53,17 +57,21 @@ async def run_gateway(config: GatewayConfig) -> int:
     """Returns the exit code: 0 after SIGTERM or SIGINT, 1 after a second one, or if a part has ended by itself."""
     with _stop_signals() as stopping:
         try:
-            await _serve(replace(config, port=_http_port(config.host, config.port)), stopping)
+            listener = Listener(HttpAddress(config.port, config.host), config.tls)
+            await _serve(replace(config, port=listener.port), listener, stopping)
         except Stopped:
             return 0
+        except AddressInUse as error:
+            raise ValueError(str(error)) from None
         except (Cut, PartEnded) as error:
             print(f"gateway: {error}", file=sys.stderr)
             return 1
     return 0
 
 
-async def _serve(config: GatewayConfig, stopping: asyncio.Event) -> None:
+async def _serve(config: GatewayConfig, listener: Listener, stopping: asyncio.Event) -> None:
     async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(listener.stop)
         parts: dict[str, Process] = {}
         workers, adapters = config.workers, tuple[str, ...]()
         try:
@@ -77,8 +85,10 @@ async def _serve(config: GatewayConfig, stopping: asyncio.Event) -> None:
             slots = await _until(partial(slots_of, workers), parts, stopping)
             if adapters:  # further workers for the gateway, with the same slots
                 workers += tuple(f"127.0.0.1:{port}" for port in ready["adapter_ports"].values())
-            arguments = config.arguments(workers, slots, config.metrics_port or free_port())
+            port, metrics_port = free_port(), config.metrics_port or free_port()
+            arguments = config.arguments(workers, slots, port, metrics_port)
             parts["smg"] = await stack.enter_async_context(_started(SMG, signal.SIGKILL, arguments))
+            await listener.start(Front(port))
             model = await _until(partial(asyncio.to_thread, _model_of, config, adapters), parts, stopping)
             _announce(config, model)
             await _until(_never, parts, stopping)
@@ -222,14 +232,3 @@ def _stop_signals() -> Iterator[asyncio.Event]:
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
-
-
-def _http_port(host: str, port: int) -> int:
-    """Returns `port`, or a free one if it is 0. Raises ValueError if it is taken."""
-    if not port:
-        return free_port(host)
-    try:
-        check_free(host, port)
-    except OSError:
-        raise ValueError(f"http_port: cannot listen on {host}:{port}; is another server there?") from None
-    return port

@@ -1,0 +1,120 @@
+"""Listens for HTTP with uvicorn, in this process and on its event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+
+from tandem.rpc.secret_files import signature
+from tandem.services.health_port import AddressInUse
+from tandem.services.http.address import HttpAddress
+from tandem.services.http.protocol import BoundedProtocol
+from tandem.services.security.tls import TlsConfig, check_pair
+
+log = logging.getLogger("tandem.security")
+
+KEEP_ALIVE_SECONDS = 30
+FLUSH_SECONDS = 1
+"""How long answers that are cut have to reach their clients."""
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leaves signals to the process, whose server is not this one alone."""
+        yield
+
+
+class Listener:
+    """Binds at once and answers from `start` on. Raises AddressInUse."""
+
+    def __init__(self, address: HttpAddress, tls: TlsConfig | None) -> None:
+        self._address, self._tls = address, tls
+        self._socket = _bound(address)
+        self.port = int(self._socket.getsockname()[1])
+        self._server: _Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    @property
+    def url(self) -> str:
+        """The address for clients on this machine."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._address.host, self._address.host)
+        return f"{'https' if self._tls else 'http'}://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    async def start(self, app: Any) -> None:
+        """Serves an ASGI application."""
+        config = uvicorn.Config(
+            app,
+            http=BoundedProtocol,
+            ws="none",
+            loop="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=FLUSH_SECONDS,
+        )
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)
+        config.load()
+        config.ssl = _context(self._tls) if self._tls else None
+        self._server = _Server(config)
+        self._serving = asyncio.create_task(self._server.serve([self._socket]), name="http")
+        while not (self._server.started or self._serving.done()):
+            await asyncio.sleep(0.005)
+
+    async def stop(self) -> None:
+        """Closes, after what is being written."""
+        if self._server and self._serving:
+            self._server.should_exit = True
+            await self._serving
+        self._socket.close()
+
+
+def _bound(address: HttpAddress) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio sets TCP_NODELAY only with it
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((address.host, address.port))
+    except OSError:
+        bound.close()
+        where = f"{address.host}:{address.port}"
+        raise AddressInUse(f"http_port: cannot listen on {where}; is another server there?") from None
+    return bound
+
+
+def _context(config: TlsConfig) -> ssl.SSLContext:
+    """Returns a context whose certificates are read again, for new connections, once the files have changed."""
+
+    def made() -> ssl.SSLContext:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=config.client_ca)
+        context.load_cert_chain(config.cert, config.key, password="")
+        context.verify_mode = ssl.CERT_REQUIRED if config.client_ca else ssl.CERT_NONE
+        return context
+
+    first, seen = made(), [signature(*config.files)]
+    latest: list[ssl.SSLContext] = []
+
+    def refresh(connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        with contextlib.suppress(OSError):
+            if (found := signature(*config.files)) != seen[0]:
+                seen[0] = found
+                try:
+                    check_pair(config)
+                    latest[:] = [made()]
+                except (OSError, ValueError) as error:
+                    log.error("cannot use the new certificate files, keeping the old ones: %s", error)
+        if latest:
+            connection.context = latest[0]
+
+    first.sni_callback = refresh
+    return first
