@@ -25,7 +25,7 @@ EXTRAS = {
 }
 """The extra that installs a library."""
 COMMANDS = {SERVE: SERVE_HELP, COMPARE: COMPARE_HELP}
-"""What else stands in a role's place, and its help."""
+"""Commands that take the place of a role, and their help."""
 
 
 def parser(program: str = "main.py") -> RoleParser:

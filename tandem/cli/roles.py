@@ -58,7 +58,7 @@ ROLES = {
     ),
 }
 COMPARE = "compare"
-"""Not a role: a command with flags of its own."""
+"""A command with flags of its own, in place of a role."""
 COMPARE_HELP = "compares the architectures on the same prompts; see compare --help"
 SERVE = "serve"
 """Another name of the role gateway, with the model that its own server runs."""

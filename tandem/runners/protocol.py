@@ -270,7 +270,7 @@ class Runner(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it has beyond these steps, and what it is (see tandem/engine/compatibility.py)."""
+        """What it can do beyond these steps, and its traits (see tandem/engine/compatibility.py)."""
 
     def warm_up(self, startup: Startup | None = None) -> None:
         """Compiles and runs every step once, checks batch invariance and sets `shapes`.
