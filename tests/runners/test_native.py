@@ -11,7 +11,8 @@ import torch
 import transformers
 
 from tandem.checkpoints.locate import find
-from tandem.runners.loading import Execution, NativeRefused, Shape, load_runner
+from tandem.runners.loading import Execution, Shape, load_runner
+from tandem.runners.making import NativeRefused
 from tandem.runners.native import build
 from tandem.runners.native.load import NativeUnavailable, check_logits, load_native
 from tandem.runners.native.model import NotNative

@@ -18,7 +18,8 @@ import torch
 
 from tandem.checkpoints.gguf_blocks import FORMATS, BlockFormat, Blocks, StoredWeights
 from tandem.checkpoints.locate import CheckpointError, find
-from tandem.runners.loading import Execution, NativeRefused, Shape, choose_dtype, load_runner
+from tandem.runners.loading import Execution, Shape, choose_dtype, load_runner
+from tandem.runners.making import NativeRefused
 from tandem.runners.native import NativeUnavailable, build
 from tandem.runners.native.library import load_library
 from tandem.runners.native.load import PRODUCT, check_products
