@@ -25,9 +25,10 @@ from benchmarks.arguments import Parser, positive
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import embedded_draft, find
 from tandem.runners.capabilities import No
+from tandem.runners.fused_step import fused
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.native.runner import Logits, NativeRunner
-from tandem.runners.protocol import FusedRow, FusedStep, PrefillRow, ProposeRow, VerifyRow, fused
+from tandem.runners.protocol import FusedRow, FusedStep, PrefillRow, ProposeRow, VerifyRow
 from tandem.runners.startup import Startup
 from tandem.runners.torch.runner import TorchRunner
 from tandem.speculation.types import Request

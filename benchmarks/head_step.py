@@ -27,10 +27,11 @@ from tandem.runners.eagle.files import read_head
 from tandem.runners.eagle.hidden_states import TargetFeatures
 from tandem.runners.eagle.module import EagleHead
 from tandem.runners.eagle.runner import EagleRunner
+from tandem.runners.fused_step import fused
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.native.load_head import load_native_head
 from tandem.runners.native.runner import NativeRunner
-from tandem.runners.protocol import FusedResult, FusedRow, PrefillRow, ProposeRow, Runner, VerifyRow, fused
+from tandem.runners.protocol import FusedResult, FusedRow, PrefillRow, ProposeRow, Runner, VerifyRow
 from tandem.runners.torch.platforms import platform_of
 from tandem.speculation.types import Request
 

@@ -111,7 +111,7 @@ class Transfers:
         receive(self.sock, REPLY_BYTES)
 
     def one(self) -> float:
-        """Its seconds."""
+        """Makes one transfer; returns its seconds."""
         began = time.perf_counter()
         self.sock.sendall(self._message)
         receive(self.sock, REPLY_BYTES)

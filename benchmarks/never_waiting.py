@@ -125,7 +125,7 @@ async def start(stack: contextlib.AsyncExitStack, arguments: argparse.Namespace)
 
 
 def request_of(arguments: argparse.Namespace) -> GenerationRequest:
-    """Returns the options of a request, without its prompt."""
+    """Builds the request that is sent with every prompt."""
     sampling = SamplingParams(arguments.temperature, seed=arguments.seed)
     return GenerationRequest(text="", sampling=sampling, max_new_tokens=arguments.max_new_tokens)
 

@@ -14,7 +14,7 @@ from tandem.speculation.never_waiting_theory import RunCosts
 
 PLAIN = "plain"
 WORST = 1.03
-"""What a target that never waits may take of plain decoding's time per token, at any round trip."""
+"""Limit of the time per token at a target that never waits, over that of plain decoding, at any round trip."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ class Cell:
 
     @property
     def bound_s(self) -> float:
-        """Of pipelining, with the round trip as set: what a call costs beyond it counts against us."""
+        """The predicted TPOT of pipelining at the round trip as set, without what a call costs beyond that."""
         return tpot_pipelined(self.costs, self.acceptance, self.rtt_ms / 1000)
 
     @property

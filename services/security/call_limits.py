@@ -57,7 +57,7 @@ def origin() -> str:
 
 
 def whose() -> tuple[str, str]:
-    """Returns whose turn it is where requests take turns: the caller, and for whom it says that it calls."""
+    """Returns who takes a turn among waiting requests: the caller, and the user that it says it calls for."""
     return origin(), prefix_scope()
 
 

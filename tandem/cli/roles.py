@@ -59,7 +59,7 @@ ROLES = {
     ),
 }
 COMPARE = "compare"
-"""Not a role: a command with flags of its own."""
+"""A command with flags of its own, in place of a role."""
 COMPARE_HELP = "compares the architectures on the same prompts; see compare --help"
 SERVE_HELP = "serve [MODEL]: a fused_target for OpenAI clients, over HTTP at port 8080"
 COMPLETION = "completion"

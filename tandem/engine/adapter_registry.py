@@ -146,7 +146,7 @@ class Adapters:
                 entry.waiting -= 1
 
     def taker(self, flag: str) -> TakesAdapters:
-        """What takes adapters. Raises ValueError, one line, which names the flag that asks, if nothing does."""
+        """Returns what takes the runner's adapters. Raises ValueError, one line that names `flag`, if nothing does."""
         takes = able(self._runner).adapters
         if isinstance(takes, No):
             raise refusal(flag, self._runner.identity.model_name, "adapters", takes)

@@ -126,7 +126,7 @@ class Batcher:
 
     @contextlib.contextmanager
     def excluded_from_wait(self) -> Iterator[None]:
-        """Tells that a sequence waits for something else while the block runs: no step waits for its rows."""
+        """Excludes one sequence from those whose rows a step waits for, while the block runs."""
         self._away += 1
         try:
             yield

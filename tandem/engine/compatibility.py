@@ -71,7 +71,7 @@ EXCLUDED: Mapping[Trait, Mapping[str, str]] = MappingProxyType(
 
 
 def able(runner: Runner) -> Capabilities:
-    """What a runner can, without what is excluded by how it runs. Ask at start, once it is warm."""
+    """Returns a runner's capabilities without those that how it runs excludes. Ask at start, once it is warm."""
     has = runner.capabilities
     traits = [trait for trait in reversed(Trait) if trait in has.traits]  # of several reasons, the first one stays
     found = {field: No(why) for trait in traits for field, why in EXCLUDED[trait].items()}
@@ -89,7 +89,7 @@ def excluded(flag: str, model: str, trait: Trait, field: str) -> ValueError:
 
 
 def sentence(model: str, field: str, why: str) -> str:
-    """Says that the model has not this field of Capabilities, and why."""
+    """Returns a sentence that says which capability the model lacks, and why."""
     return f"{model} {ASKED[field][0]}: {why}"
 
 

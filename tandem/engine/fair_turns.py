@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 
 
 class TooManyWaiting(RuntimeError):
-    """As many of the caller's requests wait for a turn as may."""
+    """The caller has as many requests waiting for a turn as are allowed."""
 
 
 class FairTurns:

@@ -9,7 +9,8 @@ from tandem.engine.batcher import DeviceLost, StepHung
 from tandem.engine.engine import Engine
 from tandem.engine.model_drafter import DraftSequence, Unreadable
 from tandem.engine.sequences import TargetSequence
-from tandem.runners.protocol import FusedResult, FusedRow, ProposeRow, RowFailed, StructureEnded, fused
+from tandem.runners.fused_step import fused
+from tandem.runners.protocol import FusedResult, FusedRow, ProposeRow, RowFailed, StructureEnded
 from tandem.speculation.fallible import Attempt, DrafterHealth
 from tandem.speculation.lookup_policy import PolicedLookup
 from tandem.speculation.types import Draft, Proposer, Request, SpeculationStats, Verdict, model_part

@@ -1,4 +1,4 @@
-"""Bounds how long one who waits for memory holds back those who came later. Pure; times are arguments, in seconds.
+"""Bounds how long a request that waits for memory holds back later requests. Pure; times are arguments, in seconds.
 
 A hold lasts FIRST seconds, and twice as long each time for the same one, up to LONGEST. After it nobody is held back
 for REST times as long. So at most a quarter of the time goes to holds, whoever waits, how often, and by whatever name;
@@ -15,7 +15,7 @@ REST = 3.0
 
 @dataclass(slots=True)
 class Holds:
-    """The holds of one queue, of which one is on at a time. `until`: when the last one ends."""
+    """The holds of one queue, one at a time. `until`: when the current or last one ends."""
 
     until: float = 0.0
     _who: object = None
@@ -37,6 +37,6 @@ class Holds:
         return now < self.until
 
     def over(self, who: object, now: float) -> None:
-        """Ends the hold for `who`, who waits no longer."""
+        """Ends the hold for `who`, which no longer waits."""
         if who is self._who and now < self.until:
             self.until, self._rests_until = now, now + REST * (now - self._began)

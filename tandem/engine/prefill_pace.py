@@ -1,4 +1,4 @@
-"""Tells when the rest of a prompt would be done sooner in place than by pages from elsewhere. Pure.
+"""Decides when the rest of a prompt is processed sooner in place than by pages from elsewhere. Pure.
 
 Pages from elsewhere may take SLOWER times as long as in place, because they take no step from the rows here.
 """
@@ -13,7 +13,7 @@ _MEMORY = 0.9
 
 
 class PrefillTimes:
-    """What tokens of prompts took that were processed here, waits for a step included; recent chunks count more."""
+    """Measures the time per prompt token processed here, waits for a step included; recent chunks count more."""
 
     def __init__(self) -> None:
         self._tokens = self._seconds = 0.0

@@ -62,7 +62,7 @@ class PrefixCache:
         self.queries = self.hits = 0
 
     def scope(self, adapter: int) -> Hashable:
-        """Whose prefixes a sequence of the current request finds and leaves; on the event loop."""
+        """Returns the scope in which a sequence of the current request finds and leaves prefixes; on the event loop."""
         return self.scope_of(), adapter, self._epoch
 
     def renewed(self, scope: Hashable) -> Hashable:

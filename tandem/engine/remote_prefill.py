@@ -152,7 +152,7 @@ class RemotePrefill:
             raise error
 
     def _met(self, source: str) -> None:
-        """Forgets what other processes sent once one is met that is new, and may stand where one of them stood."""
+        """Notes the process that sends. A new one may have replaced another, so what the others sent is forgotten."""
         if source not in self._sources:
             if self._sources:
                 self._forget()

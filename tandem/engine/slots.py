@@ -26,7 +26,7 @@ MAX_WAITING = 256
 KEPT_SECONDS = 2.0
 """How long the place of a named request whose wait timed out is kept for it to come back."""
 _AFTER = 0.01
-"""Seconds after which a time has passed for certain, whatever the resolution of the clock."""
+"""Seconds added to a timer, so that its time has passed when it fires, whatever the resolution of the clock."""
 
 
 def reserved_places(queue: int) -> int:
@@ -126,7 +126,7 @@ class SlotPool:
         return bool(self._free) and (self.memory is None or self.memory.fits(tokens))
 
     def _held_back(self, place: _Place) -> bool:
-        """Whether one who came before `place` holds it back now; begins a hold if it may."""
+        """Returns whether an earlier place in the queue holds `place` back now; begins a hold if one is allowed."""
         memory, holder = self.memory, self._holder()
         if memory is None or holder is None or holder.number >= place.number:
             return False
@@ -139,7 +139,7 @@ class SlotPool:
         return self._holds.on(loop.time())
 
     def _holder(self) -> _Place | None:
-        """Returns the first who waits and would fit if none who came later had a slot; to hold those back is of use."""
+        """Returns the first place that would fit if no later request had a slot: only for it is a hold of use."""
         if self.memory is None or not self.queue:
             return None
         taken = sorted((number, slot) for slot, number in self._taken.items())

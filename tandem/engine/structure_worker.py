@@ -389,7 +389,7 @@ class Worker:
         return self._own.fileno() in found
 
     def _reap(self) -> None:
-        """Tells how the children that have died did, to those who wait for them."""
+        """Reaps dead children; sends the signals that killed them to those who wait for their answers."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._woken, PACKET)
         for fd, (pid, other) in list(self._children.items()):

@@ -167,7 +167,7 @@ class ProposeStream(Duplex[pb.ProposeStreamRequest, pb.ProposeStreamResponse]):
         check.seconds("server_seconds", reply.server_seconds)
 
     async def _next(self) -> pb.ProposeStreamRequest:
-        """Waits until there is more that the worker was not told; says that, and how far it is to draft."""
+        """Waits for tokens that the worker does not know; returns the message with them and how far to draft."""
         while True:
             await self.news.wait()
             self.news.clear()

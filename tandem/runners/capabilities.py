@@ -1,4 +1,4 @@
-"""Defines what a runner can, beyond the steps that every runner has, and why it cannot do the rest.
+"""Defines what a runner can do beyond the steps that every runner has, and why it cannot do the rest.
 
 A runner says what it has and what it is; what the one excludes of the other is the table of
 tandem/engine/compatibility.py, which an engine applies once, at start.
@@ -119,7 +119,7 @@ UNABLE = No("its steps cannot")
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a runner can; final once `warm_up` has returned and features are handed out, if they are.
+    """What a runner can do; final once `warm_up` has returned and features are handed out, if they are.
 
     logits: they come to the host, for sampling and all that is asked of them. structures: they can be masked.
     copied_drafts: it verifies drafts that a lookup copied. proposals: as a draft, it serves targets in other processes.

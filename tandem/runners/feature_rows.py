@@ -1,4 +1,4 @@
-"""Defines how the features are read that a target's steps hand out."""
+"""Defines how to read the features that a target's steps hand out."""
 
 from __future__ import annotations
 

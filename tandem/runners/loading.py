@@ -7,37 +7,24 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tandem.checkpoints.eagle_heads import is_eagle1
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.head_config import is_head
-from tandem.checkpoints.locate import (
-    Checkpoint,
-    CheckpointError,
-    check_sizes,
-    frequent_tokens,
-    weights_revision,
-)
-from tandem.runners.models import WHEN_LOADED, in_own_format, load_model, stored_weights
-from tandem.runners.native import NativeUnavailable
-from tandem.runners.protocol import TAIL, Limits, Runner, RunnerIdentity
+from tandem.checkpoints.locate import Checkpoint, CheckpointError, check_sizes
+from tandem.runners.making import RunnerInputs, is_small, made
+from tandem.runners.models import QUANTISED, WHEN_LOADED, in_own_format, load_model, stored_weights
+from tandem.runners.protocol import Limits, Runner
 from tandem.runners.startup import Startup
-from tandem.runners.torch.buckets import buckets_for
 from tandem.runners.torch.platforms import DEVICES, Platform, choose_platform, compile_order, platform_of
 from tandem.runners.torch.tensor_parallel import Ranks
 
-if TYPE_CHECKING:
-    from tandem.runners.native.weights import Packing
-
-DraftVocab = Sequence[int] | None  # the token ids that a draft model's head is cut down to
 log = logging.getLogger("tandem.engine")
 COMPILE = ("auto", "native", "inductor", "neuron", "off")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-QUANTISED = (*WHEN_LOADED, "as-stored")
 WEIGHTS = ("auto", "bfloat16", "float32", *QUANTISED)
 CHUNK = 64
-SMALL = 50_000_000  # parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +115,7 @@ def load_runner(
     would spin after each, taking a core away from a target on the same machine.
     """
     startup = startup or Startup()
-    if is_head(Path(checkpoint.folder)):
-        raise CheckpointError(
-            f"{checkpoint.folder}: an EAGLE-3 head, which runs beside its target alone: fused_target --draft_model"
-        )
-    if is_eagle1(Path(checkpoint.folder)):
-        raise CheckpointError(
-            f"{checkpoint.folder}: an EAGLE-1 head, which NxD Inference alone serves: fused_target --eagle"
-        )
+    _refuse_heads(Path(checkpoint.folder))
     with startup.stage("importing"):
         import torch
 
@@ -145,41 +125,45 @@ def load_runner(
     if threads := execution.threads or (execution.cores and platform.packs and len(os.sched_getaffinity(0))):
         torch.set_num_threads(threads)
     transformers_logging()
+    order = _order(execution, shape, platform, ranks)
+    log.info("%s is loaded on %s", checkpoint.name, platform.describe())
+    checkpoint = unpacked(checkpoint)
+    own = in_own_format(execution, checkpoint, order)
+    dtype = choose_dtype(_number_format(own, checkpoint), platform.name)
+    check_sizes(checkpoint)
+    module, packing = load_model(checkpoint, own.weights, dtype, platform, ranks, startup)
+    if sole_model and platform.packs and execution.threads is None and is_small(module):
+        torch.set_num_threads(1)
+    inputs = RunnerInputs(module, packing, checkpoint, platform, _limits(shape, module), shape, own, verifies, ranks)
+    with startup.stage("packing"):
+        runner = made(inputs, order, as_requested=own == execution)
+    if runner is None:
+        return load_runner(checkpoint, replace(execution, compile="off"), shape, verifies, sole_model, startup)
+    return runner
+
+
+def _refuse_heads(folder: Path) -> None:
+    """Raises CheckpointError for the folder of a head, which runs beside a target alone."""
+    if is_head(folder):
+        raise CheckpointError(
+            f"{folder}: an EAGLE-3 head, which runs beside its target alone: fused_target --draft_model"
+        )
+    if is_eagle1(folder):
+        raise CheckpointError(f"{folder}: an EAGLE-1 head, which NxD Inference alone serves: fused_target --eagle")
+
+
+def _order(execution: Execution, shape: Shape, platform: Platform, ranks: int) -> Sequence[str]:
+    """The values of --compile to try, best first. Raises ValueError for options that none of them has."""
     order = compile_order(execution.compile, platform, ranks)
     if execution.weights in QUANTISED and "native" not in order:
         raise ValueError(f"weights: {execution.weights} runs on the CPU, and the device is {platform.name}")
     _check_graphs(order, execution, shape)
-    log.info("%s is loaded on %s", checkpoint.name, platform.describe())
-    checkpoint, requested = unpacked(checkpoint), execution
-    execution = in_own_format(requested, checkpoint, order)
-    dtype = choose_dtype(_number_format(execution, checkpoint), platform.name)
-    check_sizes(checkpoint)
-    module, packing = load_model(checkpoint, execution.weights, dtype, platform, ranks, startup)
-    small = sum(p.numel() for p in module.parameters()) < SMALL
-    if sole_model and small and platform.packs and execution.threads is None:
-        torch.set_num_threads(1)
-    chunk, vocab_size = min(shape.chunk, shape.max_length), int(module.config.vocab_size)
-    limits = Limits(shape.slots, shape.max_length, shape.max_draft, chunk, vocab_size)
-    inputs = RunnerInputs(module, packing, checkpoint, platform, limits, shape, execution, verifies, ranks)
-    with startup.stage("packing"):
-        try:
-            for how in order:
-                try:
-                    return _RUNNERS[how](inputs)
-                except NativeUnavailable as error:
-                    if execution != requested and execution.compile == "auto":
-                        log.info("%s runs without native steps, and not as stored: %s", checkpoint.name, error)
-                        break
-                    if execution.weights in QUANTISED:
-                        raise NativeRefused(f"weights: {execution.weights} needs native steps: {error}") from None
-                    if execution.compile != "auto":
-                        raise NativeRefused(f"compile: native steps are not available: {error}") from None
-                    log.info("%s runs without native steps: %s", checkpoint.name, error)
-        except (NativeRefused, CheckpointError):
-            raise
-        except ValueError as error:
-            raise CheckpointError(f"{checkpoint.folder}: {error}") from None
-    return load_runner(checkpoint, replace(requested, compile="off"), shape, verifies, sole_model, startup)
+    return order
+
+
+def _limits(shape: Shape, module: Any) -> Limits:
+    chunk = min(shape.chunk, shape.max_length)
+    return Limits(shape.slots, shape.max_length, shape.max_draft, chunk, int(module.config.vocab_size))
 
 
 def prepared_platform(execution: Execution) -> Platform:
@@ -211,110 +195,12 @@ def _check_graphs(order: Sequence[str], execution: Execution, shape: Shape) -> N
             raise ValueError(f"{name}: is for graphs, and --compile {execution.compile} makes none here")
 
 
-@dataclass(frozen=True, slots=True)
-class RunnerInputs:
-    """Everything that a runner is made from."""
-
-    module: Any
-    packing: Packing
-    checkpoint: Checkpoint
-    platform: Platform
-    limits: Limits
-    shape: Shape
-    execution: Execution
-    verifies: bool
-    ranks: int
-
-    @property
-    def draft_vocab(self) -> DraftVocab:
-        return None if self.verifies else frequent_tokens(self.checkpoint, self.limits.vocab_size)
-
-    @property
-    def widest(self) -> int:
-        """Tokens per row of the widest step."""
-        return max(self.limits.max_draft + 1, self.limits.chunk, TAIL)
-
-    @property
-    def dtype(self) -> str:
-        return str(self.module.dtype).removeprefix("torch.")
-
-    def identity(self, backend: str, dtype: str | None = None) -> RunnerIdentity:
-        return RunnerIdentity(
-            model_name=self.checkpoint.name,
-            weights_revision=weights_revision(self.checkpoint),
-            dtype=dtype or self.dtype,
-            device=self.platform.name,
-            backend=backend,
-            end_of_sequence_ids=end_ids(self.module),
-        )
-
-
 def _number_format(execution: Execution, checkpoint: Checkpoint) -> str:
     """The dtype to choose. Beside quantised weights auto is float32: activations are few, and lose enough in 8 bits."""
     stored = stored_weights(checkpoint, execution.weights)
     if execution.number_format != "auto" or not (execution.weights in WHEN_LOADED or (stored and stored.formats())):
         return execution.number_format
     return "float32"
-
-
-class NativeRefused(ValueError):
-    """Native steps were requested but are unavailable."""
-
-
-def _native(inputs: RunnerInputs) -> Runner:
-    import torch
-
-    from tandem.runners.native.load import load_native
-
-    small = sum(p.numel() for p in inputs.module.parameters()) < SMALL
-    threads = 1 if small else inputs.execution.threads or torch.get_num_threads()
-    identity = inputs.identity("native", inputs.packing.describe(inputs.dtype))
-    return load_native(
-        inputs.module, threads, inputs.limits, identity, inputs.verifies, inputs.draft_vocab, inputs.packing
-    )
-
-
-def _off(inputs: RunnerInputs) -> Runner:
-    from tandem.runners.torch.model import TorchModel
-    from tandem.runners.torch.on_demand import available
-    from tandem.runners.torch.runner import TorchRunner
-
-    limits, device, ranks = inputs.limits, inputs.platform.device, inputs.ranks
-    on_demand = device == "cpu" and ranks == 1 and available()
-    model = TorchModel(
-        inputs.module,
-        limits.slots,
-        limits.max_length,
-        inputs.widest,
-        device,
-        inputs.draft_vocab,
-        ranks=ranks,
-        on_demand=on_demand,
-    )
-    return TorchRunner(model, limits, inputs.identity("torch"), inputs.verifies, inputs.execution.exact)
-
-
-def _graphs(inputs: RunnerInputs) -> Runner:
-    from tandem.runners.torch.graph_compilers import graph_compiler
-    from tandem.runners.torch.graph_model import GraphModel
-    from tandem.runners.torch.graph_runner import GraphRunner
-
-    limits, platform, identity = inputs.limits, inputs.platform, inputs.identity("torch")
-    model = GraphModel(
-        inputs.module,
-        limits.slots,
-        limits.max_length,
-        inputs.widest,
-        platform.device,
-        inputs.draft_vocab,
-        ranks=inputs.ranks,
-    )
-    make = graph_compiler(platform, identity, limits, inputs.draft_vocab, inputs.execution.compiled)
-    buckets = buckets_for(model.platform, limits, inputs.shape.batch_buckets, inputs.shape.draft_buckets)
-    return GraphRunner(model, limits, identity, make, inputs.verifies, inputs.execution.exact, buckets)
-
-
-_RUNNERS = {"native": _native, "off": _off, "inductor": _graphs, "neuron": _graphs}
 
 
 def transformers_logging() -> None:
@@ -337,11 +223,3 @@ def choose_dtype(name: str, device: str):  # type: ignore[no-untyped-def]
     if name != "auto":
         return getattr(torch, name)
     return torch.bfloat16 if platform_of(device).has_bfloat16() else torch.float32
-
-
-def end_ids(module) -> tuple[int, ...]:  # type: ignore[no-untyped-def]
-    """Token ids that end a sequence, from the generation config or else the model's config."""
-    eos = getattr(module.generation_config, "eos_token_id", None)
-    if eos is None:
-        eos = module.config.eos_token_id
-    return () if eos is None else tuple(eos) if isinstance(eos, list | tuple) else (int(eos),)

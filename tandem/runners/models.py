@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 WHEN_LOADED = ("int8", "q4")
 """Values of --weights that quantise dense matrices."""
+QUANTISED = (*WHEN_LOADED, "as-stored")
 
 
 def in_own_format(execution: Execution, checkpoint: Checkpoint, order: Sequence[str]) -> Execution:

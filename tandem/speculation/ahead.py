@@ -115,7 +115,7 @@ class DraftingAhead:
         self._news.set()
 
     def was_used(self, token_ids: Sequence[int]) -> None:
-        """Records that these tokens went on to the caller, who is slower than the verifier or as fast."""
+        """Records that these tokens were handed to the caller, and acknowledges them where the verifier would stop."""
         for at in range(self.used, self.used + len(token_ids)):
             self._proposers.pop(at, None)
         self.used += len(token_ids)

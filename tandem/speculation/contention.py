@@ -15,9 +15,9 @@ from tandem.speculation.step_times import FEW, RecentMedian
 STALE = 400
 """Plain steps after which a time of the other kind counts as unknown again."""
 PRIOR_EXCESS = 5.0
-"""Tokens beyond one a step that the theory is believed to have promised and kept, before anything was drafted."""
+"""Weight of the prior that theory keeps its promises, in tokens beyond one a step."""
 FADING, FORGETTING = 0.99, 0.995
-"""Factors by which a step beside drafting, and one without, fade what was found of the theory's promises."""
+"""Factors by which a step beside drafting, and one without, fade earlier tokens committed and promised."""
 
 
 @dataclass(slots=True)

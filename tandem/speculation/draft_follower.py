@@ -1,4 +1,4 @@
-"""Drafts for a target elsewhere that never waits: anew from every arrival of its tokens, as far as it says."""
+"""Drafts for a remote target that never waits: anew whenever its tokens arrive, as far ahead as it asks."""
 
 from __future__ import annotations
 

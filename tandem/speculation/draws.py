@@ -141,7 +141,7 @@ def best_token(logits: NDArray[np.float32]) -> int:
 
 
 def greedy_token(logits: NDArray[np.float32]) -> int:
-    """Returns `best_token`. Raises BadLogits if it is unsound."""
+    """Returns the token with the largest logit. Raises BadLogits if no finite logit is the largest."""
     token = best_token(logits)
     if token < 0:
         raise BadLogits("no finite largest logit")

@@ -53,7 +53,7 @@ class Attempt:
             log.debug("drafter %s refused a request: %s", self.health.name, reason)
 
     def ended(self) -> None:
-        """Leaves a trial that was not made, or was given up, to others soon. Does nothing after a report."""
+        """Gives up a trial without an outcome, so that another may soon be made. Does nothing after a report."""
         if self.trial and self._open:
             self.health.backoff.given_up()
         self._open = False

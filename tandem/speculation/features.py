@@ -101,7 +101,7 @@ class FeatureInbox:
         self._planned: deque[tuple[int, bytes]] = deque()
 
     def wanted(self, prefix_length: int) -> int:
-        """The first position whose features an opening with a prefix of so many tokens has to bring."""
+        """The first position whose features the reply to an opening must have, for a prefix of so many tokens."""
         return self.end if self._begun else max(0, prefix_length - 1 - self._context)
 
     def opened(self, start: int, data: bytes) -> None:
@@ -135,14 +135,14 @@ class FeatureInbox:
         return count
 
     def look(self) -> int:
-        """Makes the next steps use what has come up to now, and returns `end`."""
+        """Marks all features that have arrived as usable by the next steps; returns `end`."""
         self.seen = self.first, self.end
         self._planned += self._waiting
         self._waiting.clear()
         return self.end
 
     def take(self) -> list[tuple[int, NDArray[np.float32]]]:
-        """What was planned with since the last call: start and values [positions, layers * hidden] of each."""
+        """The features marked usable since the last call: starts, and values [positions, layers * hidden]."""
         taken = []
         while self._planned:
             start, data = self._planned.popleft()

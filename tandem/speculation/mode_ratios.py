@@ -1,4 +1,4 @@
-"""Holds what each way to verify at a distance takes against what its formula expects.
+"""Tracks each remote verification mode's measured time per token, as a ratio to what its formula predicts.
 
 The formulas know one acceptance for every place, and no time but that of drafts, steps and the network: where draft and
 target share cores, or where right drafts come in runs, a way may take far longer, or less long, than they say.

@@ -62,7 +62,7 @@ class RunVerifier(Protocol):
 
 
 DraftsElsewhere = Callable[[DraftingAhead, int], Awaitable[None]]
-"""Lets a run, after a prompt of so many tokens, adopt what another process drafts for it, until cancelled."""
+"""Feeds a run, whose prompt has so many tokens, with the drafts of another process, until cancelled."""
 
 
 @dataclass(slots=True)

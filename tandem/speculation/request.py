@@ -118,7 +118,7 @@ class GenerationRequest(Request):
 
     @property
     def of_models(self) -> Request:
-        """The part that the models see: rows hold it, and may be sent to other processes in every step."""
+        """The part that rows of steps hold. It is kept small: rows may be sent to other processes in every step."""
         return Request(**{each.name: getattr(self, each.name) for each in fields(Request)})
 
 

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from tandem.runners.protocol import Limits, PrefillRow, ProposeRow, Runner, RunnerIdentity, fused
+from tandem.runners.fused_step import fused
+from tandem.runners.protocol import Limits, PrefillRow, ProposeRow, Runner, RunnerIdentity
 from tandem.runners.startup import Startup
 from tandem.runners.torch.graph_model import GraphModel
 from tandem.runners.torch.graph_runner import GraphRunner

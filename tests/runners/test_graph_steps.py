@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tandem.runners.batch_invariance import check_fused_invariance, check_graph_invariance
-from tandem.runners.protocol import FusedRow, VerifyRow, fused_step
+from tandem.runners.fused_step import fused_step
+from tandem.runners.protocol import FusedRow, VerifyRow
 from tandem.runners.torch import fused_graph, graph_modules, graph_runner
 from tandem.runners.torch.buckets import buckets_for
 from tandem.runners.torch.graph_model import GraphModel

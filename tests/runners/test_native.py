@@ -11,7 +11,9 @@ import torch
 import transformers
 
 from tandem.checkpoints.locate import find
-from tandem.runners.loading import Execution, NativeRefused, Shape, load_runner
+from tandem.runners.fused_step import fused, fused_step
+from tandem.runners.loading import Execution, Shape, load_runner
+from tandem.runners.making import NativeRefused
 from tandem.runners.native import build
 from tandem.runners.native.load import NativeUnavailable, check_logits, load_native
 from tandem.runners.native.model import NotNative
@@ -24,8 +26,6 @@ from tandem.runners.protocol import (
     PrefillRow,
     RowFailed,
     RunnerIdentity,
-    fused,
-    fused_step,
 )
 from tandem.runners.torch.model import UnsupportedModel
 from tandem.speculation.processing import Mask, Processing

@@ -15,6 +15,7 @@ import transformers
 from tandem.checkpoints.adapter_files import MOST_CHANGE, Adapter, AdapterChoice, LowRank, read_adapter
 from tandem.engine.compatibility import able
 from tandem.runners.capabilities import No
+from tandem.runners.fused_step import fused, fused_step
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.native.weights import UNQUANTISED, Packing, packing
 from tandem.runners.protocol import (
@@ -22,8 +23,6 @@ from tandem.runners.protocol import (
     FusedRow,
     PrefillRow,
     RowFailed,
-    fused,
-    fused_step,
 )
 from tandem.speculation.types import SamplingParams
 from tests.adapters import applied, linears, lora_tensors, made_adapter, write_adapter

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from tandem.runners.fused_step import fused
 from tandem.runners.native.build import SOURCES
 from tandem.runners.native.library import FAULTS, OutOfBounds, RowBatch, ints, zeros
 from tandem.runners.native.runner import NativeRunner
@@ -23,7 +24,6 @@ from tandem.runners.protocol import (
     ProposeRow,
     RowFailed,
     VerifyRow,
-    fused,
 )
 from tandem.speculation.types import Rule, SamplingParams, Verdict
 from tests.rows import changed, fused_row, propose_row, verify_row

@@ -18,13 +18,15 @@ import torch
 
 from tandem.checkpoints.gguf_blocks import FORMATS, BlockFormat, Blocks, StoredWeights
 from tandem.checkpoints.locate import CheckpointError, find
-from tandem.runners.loading import Execution, NativeRefused, Shape, choose_dtype, load_runner
+from tandem.runners.fused_step import fused, fused_step
+from tandem.runners.loading import Execution, Shape, choose_dtype, load_runner
+from tandem.runners.making import NativeRefused
 from tandem.runners.native import NativeUnavailable, build
 from tandem.runners.native.library import load_library
 from tandem.runners.native.load import PRODUCT, check_products
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.native.weights import Packing, encoded, near, packing
-from tandem.runners.protocol import PrefillRow, RowFailed, fused, fused_step
+from tandem.runners.protocol import PrefillRow, RowFailed
 from tandem.runners.torch.platforms import CPU
 from tests.rows import fused_row, propose_row, verify_row
 from tests.runners import real

@@ -11,6 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tandem.checkpoints.locate import find
+from tandem.runners.fused_step import fused_step
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.protocol import (
     FusedResult,
@@ -19,7 +20,6 @@ from tandem.runners.protocol import (
     Proposal,
     ProposeRow,
     Runner,
-    fused_step,
 )
 from tandem.runners.toy import ToyConfig, ToyRunner
 from tandem.speculation import rejection

@@ -17,8 +17,9 @@ from tandem.checkpoints.locate import find
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.loading import _structures
+from tandem.runners.fused_step import fused
 from tandem.runners.loading import Execution, Shape, load_runner
-from tandem.runners.protocol import PrefillRow, fused
+from tandem.runners.protocol import PrefillRow
 from tandem.runners.startup import Startup
 from tandem.runners.torch.model import UnsupportedModel, check_fits
 from tandem.runners.torch.platforms import CPU, NEURON, compile_order

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tandem.runners.protocol import PrefillRow, RowFailed, VerifyRow, fused_step
+from tandem.runners.fused_step import fused_step
+from tandem.runners.protocol import PrefillRow, RowFailed, VerifyRow
 from tandem.runners.toy import END, ToyConfig, ToyTokenizer, toy_logits
 from tandem.speculation.types import Verdict
 from tests.rows import fused_row, propose_row, verify_row

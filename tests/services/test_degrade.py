@@ -13,7 +13,8 @@ from prometheus_client import generate_latest
 
 from tandem.rpc.channel import DRAFT
 from tandem.rpc.generation_client import GenerationClient
-from tandem.runners.protocol import FusedResult, FusedRow, FusedStep, PrefillRow, ProposeRow, Runner, fused_step
+from tandem.runners.fused_step import fused_step
+from tandem.runners.protocol import FusedResult, FusedRow, FusedStep, PrefillRow, ProposeRow, Runner
 from tandem.runners.toy import ToyConfig, ToyRunner
 from tandem.services.observability.metrics import Metrics
 from tandem.speculation.depth import Pipeline

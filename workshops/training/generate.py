@@ -20,7 +20,7 @@ import numpy as np
 
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import find, weights_revision
-from tandem.runners.loading import end_ids
+from tandem.runners.making import end_ids
 from tandem.workshops.training.prompts import OwnTexts, TrainingPrompt, training_prompt
 from tandem.workshops.training.raw_prompts import STARTS
 from tandem.workshops.training.shards import ShardFolder, TrainingSequence, join

@@ -55,7 +55,7 @@ def held_out_prompts(prompts: set[bytes]) -> set[bytes]:
 
 
 def _without_spaces(file: Path) -> None:
-    """Half of a tokenizer's file is indentation."""
+    """Rewrites a JSON file without indentation, which is half of a tokenizer's file."""
     if file.is_file():
         content = json.loads(file.read_text(encoding="utf-8"))
         file.write_text(json.dumps(content, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")

@@ -10,8 +10,8 @@ from tandem.checkpoints.head_config import HeadConfig, read_head_config
 from tandem.checkpoints.json_files import read_object
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, weights_revision
 from tandem.runners.capabilities import No
-from tandem.runners.loading import QUANTISED, Execution, Shape, choose_dtype, prepared_platform
-from tandem.runners.models import in_own_format
+from tandem.runners.loading import Execution, Shape, choose_dtype, prepared_platform
+from tandem.runners.models import QUANTISED, in_own_format
 from tandem.runners.protocol import Limits, Runner, RunnerIdentity
 from tandem.runners.startup import Startup
 from tandem.runners.torch.platforms import Platform, compile_order, platform_of

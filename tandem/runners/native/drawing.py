@@ -25,11 +25,11 @@ class DraftDraws:
 
     @classmethod
     def of(cls, model: NativeSteps, rows: Sequence[ProposeRow]) -> DraftDraws | None:
-        """Returns None if the library needs nobody's help."""
+        """Returns the draws of these rows; None if the library chooses all draft tokens by itself."""
         return None if all(row.plain or not row.k for row in rows) else cls(model, rows)
 
     def passed(self) -> Drawing:
-        """Returns what the library gets. Not kept here, because it keeps this object alive."""
+        """Returns the structure for the library. Not kept here, because it keeps this object alive."""
         return Drawing(ints([not row.plain for row in self._rows]), pointer(self._logits, c_float), DRAW(self._draw))
 
     def finished(self) -> list[tuple[SparseDistribution, ...]]:

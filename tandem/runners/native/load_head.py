@@ -66,10 +66,10 @@ def load_remote_native_head(made: RemoteHead, execution: Execution, in_blocks: b
 
     `in_blocks`: its target runs so. Raises NativeUnavailable.
     """
-    from tandem.runners.loading import SMALL
+    from tandem.runners.making import is_small
 
     dtype, packed = head_format(execution, in_blocks)
-    small, limits = sum(p.numel() for p in made.head.parameters()) < SMALL, made.limits
+    small, limits = is_small(made.head), made.limits
     most_tokens = limits.slots * max(TAIL, limits.chunk) + limits.chunk  # a tail may have as many tokens as a chunk
     try:
         threads = Threads(load_library(library_path()), 1 if small else execution.threads or torch.get_num_threads())

@@ -16,6 +16,7 @@ from tandem.checkpoints.adapter_files import Adapter
 from tandem.runners.batch_invariance import check_batch_invariance
 from tandem.runners.capabilities import Capabilities, FeaturesOut, MemoryOnDemand, Pages, Trait
 from tandem.runners.eagle.hidden_states import TargetFeatures
+from tandem.runners.fused_step import to_verify
 from tandem.runners.native.drawing import DraftDraws
 from tandem.runners.native.library import Ints, RowBatch, each_within, ints, pointer, zeros
 from tandem.runners.native.model import NativeModel
@@ -37,7 +38,6 @@ from tandem.runners.protocol import (
     StepShapes,
     VerifyRow,
     sized,
-    to_verify,
     verdict_or_failure,
     verify_row,
 )

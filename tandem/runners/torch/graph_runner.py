@@ -17,6 +17,7 @@ from torch import Tensor
 from tandem.runners.batch_invariance import check_fused_invariance, check_graph_invariance
 from tandem.runners.capabilities import Capabilities, Trait
 from tandem.runners.eagle.hidden_states import TargetFeatures
+from tandem.runners.fused_step import fused_step
 from tandem.runners.protocol import (
     TAIL,
     FusedResult,
@@ -31,7 +32,6 @@ from tandem.runners.protocol import (
     RunnerIdentity,
     StepShapes,
     VerifyRow,
-    fused_step,
     sized,
 )
 from tandem.runners.startup import Startup

@@ -1,0 +1,82 @@
+"""Runs a fused step of a pair: in one call of its runners if they have one, else as `propose` and then `verify`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+from tandem.runners.protocol import (
+    FusedResult,
+    FusedRow,
+    FusedStep,
+    Proposal,
+    RowFailed,
+    Runner,
+    VerifyRow,
+    verify_sized,
+)
+from tandem.speculation.types import Verdict
+
+
+def fused(target: Runner, draft: Runner, fell_back: Callable[[Exception], object] = lambda error: None) -> FusedStep:
+    """The pair's fused step: the runners' single call if they have one, else `propose` and then `verify`.
+
+    `fell_back` is told on the device thread why a single call failed, before its rows are repeated as two steps.
+    """
+    apart, together = functools.partial(fused_step, target, draft), target.fused_with(draft)
+    return apart if together is None else functools.partial(_together_or_apart, together, apart, fell_back)
+
+
+def _together_or_apart(
+    together: FusedStep, apart: FusedStep, fell_back: Callable[[Exception], object], rows: Sequence[FusedRow]
+) -> list[FusedResult | RowFailed]:
+    """Repeats a failed call as propose and verify, which shows whether the draft was at fault."""
+    try:
+        return together(rows)
+    except Exception as error:
+        fell_back(error)
+        return apart(rows)
+
+
+def fused_step(target: Runner, draft: Runner, rows: Sequence[FusedRow]) -> list[FusedResult | RowFailed]:
+    """Runs the draft's `propose`, then the target's `verify`; a draft that fails leaves its rows without a draft."""
+    proposals = _proposals(draft, rows)
+    known = target.limits.vocab_size
+    verdicts = verify_sized(target, [to_verify(row, _sound(p, known)) for row, p in zip(rows, proposals, strict=True)])
+    seconds = max((p.seconds for p in proposals if isinstance(p, Proposal)), default=0.0)
+    return [_fused_result(p, v, known, seconds) for p, v in zip(proposals, verdicts, strict=True)]
+
+
+def _proposals(draft: Runner, rows: Sequence[FusedRow]) -> list[Proposal | RowFailed]:
+    """Drafts for the rows that have none yet. Any failure becomes RowFailed and fails no row's verification."""
+    found: list[Proposal | RowFailed] = [Proposal(row.copied) for row in rows]
+    asking = [i for i, row in enumerate(rows) if not row.copied and row.propose.k]
+    if asking:
+        try:
+            proposals = draft.propose([rows[i].propose for i in asking])
+        except Exception as error:
+            proposals = [RowFailed(f"{type(error).__name__}: {error}")] * len(asking)
+        for i, proposal in zip(asking, proposals, strict=True):
+            found[i] = proposal
+    return found
+
+
+def _fused_result(
+    proposal: Proposal | RowFailed, verdict: Verdict | RowFailed, vocab_size: int, draft_seconds: float
+) -> FusedResult | RowFailed:
+    if isinstance(verdict, RowFailed):
+        return verdict
+    if isinstance(proposal, RowFailed):
+        return FusedResult(Proposal(()), verdict, draft_seconds, str(proposal))
+    return FusedResult(proposal.within(vocab_size), verdict, draft_seconds)
+
+
+def _sound(proposal: Proposal | RowFailed, vocab_size: int) -> Proposal:
+    return proposal.within(vocab_size) if isinstance(proposal, Proposal) else Proposal(())
+
+
+def to_verify(row: FusedRow, proposal: Proposal) -> VerifyRow:
+    """The row's verification, of a proposal that the target's vocabulary knows."""
+    p = row.propose
+    ids, sent = proposal.token_ids, proposal.distributions
+    return VerifyRow(p.slot, p.position, p.tail[-1], ids, p.request, sent, p.processor, row.adapter)
