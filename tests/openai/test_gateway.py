@@ -17,8 +17,11 @@ import pytest
 
 from tandem.runners.toy import ToyTokenizer
 from tandem.speculation.types import SamplingParams, Structure, StructureKind
+from tandem.workshops.gateway.front import PASSED
 from tests.hostile_grammars import PATTERNS, SLOW
+from tests.http.test_fields import SERVED
 from tests.openai.gateway import CHAT, COMPLETIONS, HELLO, NEEDS_CURL, Gateway, children, gateway
+from tests.openai.test_gateway_front import asking
 from tests.services.test_sampling_features import PROMPT, reference
 from tests.support import HANG, ServerProcess, oracle, server_process
 
@@ -203,6 +206,17 @@ def formatted(schema: str) -> dict[str, Any]:
 def test_what_is_wrong_or_not_served_is_a_400_that_names_it(gate: Gateway, path: str, named: str, body: Any) -> None:
     reply = gate.post(path, **body, **({"prompt": "hello"} if path == COMPLETIONS else {}))
     assert reply.status == 400 and named in reply.json["error"]["message"], reply
+
+
+def test_every_field_that_the_front_passes_on_is_answered_and_no_other(gate: Gateway) -> None:
+    wrong = []
+    for name in SERVED:
+        of, body = asking(name)
+        reply = gate.send(CHAT if of == "chat" else COMPLETIONS, body)
+        if reply.status != (200 if name in PASSED else 400):
+            wrong.append((name, reply))
+        assert name in PASSED or reply.json["error"]["param"] == name
+    assert wrong == []
 
 
 @pytest.mark.parametrize("body", [formatted(PATTERNS.text), {"ebnf": SLOW.text}], ids=["schema", "grammar"])
