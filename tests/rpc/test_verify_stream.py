@@ -358,6 +358,7 @@ def test_an_answer_that_comes_after_its_round_was_given_up_is_not_taken() -> Non
 
         endpoint = SimpleNamespace(stub=SimpleNamespace(VerifyStream=lambda metadata: Call()), health=silent)
         session: Any = SimpleNamespace(
+            metadata=(),
             watching=lambda endpoint, what, quiet: partial(watch, what, silent, quiet, lambda: 0.002),
             client=SimpleNamespace(times=AnswerTimes(), deadlines=Deadlines()),
             endpoint=endpoint,
@@ -383,6 +384,7 @@ def test_a_stream_to_a_peer_that_never_answers_can_be_closed() -> None:
         silent = socket.create_server(("127.0.0.1", 0))  # its connections wait to be accepted
         client = VerifierClient(f"127.0.0.1:{silent.getsockname()[1]}", "")
         session: Any = SimpleNamespace(
+            metadata=(),
             watching=Mock(return_value=None),
             client=client,
             endpoint=client.endpoint,
@@ -412,6 +414,7 @@ def a_stream(replies: Callable[[], AsyncGenerator[pb.VerifyResponse, None]], ans
     endpoint = SimpleNamespace(name="the target", stub=SimpleNamespace(VerifyStream=lambda metadata: Call()))
     client = SimpleNamespace(times=AnswerTimes(), deadlines=Deadlines(verify=HANG))
     session: Any = SimpleNamespace(
+        metadata=(),
         watching=Mock(return_value=None),
         client=client,
         endpoint=endpoint,
