@@ -122,6 +122,7 @@ def test_own_prompts_replace_the_built_in_ones(tmp_path: Path) -> None:
         (["--prompt", ""], "prompt: an empty prompt cannot be continued"),
         (["--chat"], "chat: is for your own prompts"),
         (["--output-dir", __file__], "is not a directory"),
+        (["--output-dir", f"{__file__}/deeper"], f"output-dir: {__file__} is not a directory"),
         (["--frobnicate"], "unrecognized arguments: --frobnicate"),
     ],
 )

@@ -154,6 +154,19 @@ def test_a_port_that_is_taken_is_said_before_anything_starts(tmp_path: Path) -> 
     assert result.stderr == f"main.py: http_port: cannot listen on 127.0.0.1:{port}; is another server there?\n"
 
 
+def test_workers_that_do_not_answer_are_named_while_it_waits_for_them(tmp_path: Path) -> None:
+    process, log = start(tmp_path, "--workers", "127.0.0.1:9"), tmp_path / "gateway.log"
+    give_up = time.monotonic() + HANG
+    try:
+        while "gateway: waits for 127.0.0.1:9: no server answers there\n" not in log.read_text():
+            assert process.poll() is None and time.monotonic() < give_up, log.read_text()
+            time.sleep(0.02)
+    finally:
+        process.terminate()
+        process.communicate(timeout=HANG)
+    assert process.returncode == 0
+
+
 def configured(**given: object) -> GatewayConfig:
     options = main.parser().parse_args(["--role", "gateway"])
     return built(GatewayConfig, options, **{"workers": (), "port": 0, "flags": "", **given})

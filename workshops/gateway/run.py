@@ -82,6 +82,8 @@ async def _serve(config: GatewayConfig, listener: Listener, stopping: asyncio.Ev
                 await _until(partial(asyncio.to_thread, ready_file.exists), parts, stopping)
                 ready = json.loads(ready_file.read_text())
                 workers, adapters = (f"127.0.0.1:{ready['engine_port']}",), tuple(ready["adapter_ports"])
+            if workers and not await slots_of(workers):
+                print(f"gateway: waits for {', '.join(workers)}: no server answers there", file=sys.stderr, flush=True)
             slots = await _until(partial(slots_of, workers), parts, stopping)
             if adapters:  # further workers for the gateway, with the same slots
                 workers += tuple(f"127.0.0.1:{port}" for port in ready["adapter_ports"].values())

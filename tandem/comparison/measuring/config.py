@@ -152,8 +152,9 @@ class ComparisonConfig:
             self.credentials.check(address)
         if not self.prompts:
             raise ValueError("prompt: no prompt is given")
-        if self.output_dir.exists() and not self.output_dir.is_dir():
-            raise ValueError(f"output-dir: {self.output_dir} is not a directory")
+        for folder in (self.output_dir, *self.output_dir.parents):
+            if folder.is_file():
+                raise ValueError(f"output-dir: {folder} is not a directory")
 
     def _check_conditions(self) -> None:
         for flag, values in (("rtt-ms", self.rtts_ms), ("temperature", self.temperatures), ("rule", self.rules)):
