@@ -14,7 +14,7 @@ from tandem.rpc import calls, wire
 from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, TARGET, open_channel, stub
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.errors import TandemError, contract, from_rpc
-from tandem.rpc.outcomes import Outcome
+from tandem.rpc.outcomes import SILENT, Outcome
 from tandem.rpc.request_context import MAX_REQUEST_ID, Request, current, current_span, new_id, outgoing, valid_id
 from tandem.speculation.retry import RetryBudget
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, InvalidField, ModelInfo
@@ -137,7 +137,8 @@ async def which_service(
             except TandemError as error:
                 if error.outcome is Outcome.NOT_OFFERED:
                     continue
-                raise TandemError(error.code, f"no server at {address}: {error.message}") from None
+                who = "no server at" if error.outcome in SILENT else "refused by the server at"
+                raise TandemError(error.code, f"{who} {address}: {error.message}") from None
             return service
     raise TandemError("UNIMPLEMENTED", f"the server at {address} has none of Tandem's services")
 

@@ -204,6 +204,20 @@ def test_an_address_that_does_not_answer_is_one_line(
     ]
 
 
+def test_an_address_where_something_else_answers_is_said_to_refuse(
+    config: ComparisonConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Another(FakeGenerator):
+        async def model_info(self):  # type: ignore[no-untyped-def]
+            raise FakeError("UNIMPLEMENTED", "Method not found!")
+
+    network = Network(generators=[Another("fused")])
+    connected = replace(config, architectures=("fused",), connect={"fused": "127.0.0.1:1004"})
+    assert run_comparison(connected, network.connect) == 1
+    said = "FusedSpeculativeServer at 127.0.0.1:1004 refuses the call: UNIMPLEMENTED: Method not found!"
+    assert capsys.readouterr().err == f"compare_architectures.py: error: {said}\n"
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_before_the_first_record_stops_every_server_and_says_that_nothing_was_measured(
     config: ComparisonConfig, number: signal.Signals, capsys: pytest.CaptureFixture[str]

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 Connect = Callable[[str, str], "AbstractAsyncContextManager[GenerationClient]"]
 """(address, service) -> a client."""
 
+_SILENT = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED")
+
 
 class Unreachable(RuntimeError):
     """No server of the expected service answers at an address."""
@@ -183,7 +185,8 @@ def _describing(connect: Connect) -> Describe:
                 return await client.model_info()
         except Exception as error:
             failure = failure_of(error)
-            raise Unreachable(f"{service} at {address} does not answer: {failure.code}: {failure.message}") from error
+            how = "does not answer" if failure.code in _SILENT else "refuses the call"
+            raise Unreachable(f"{service} at {address} {how}: {failure.code}: {failure.message}") from error
 
     return describe
 
