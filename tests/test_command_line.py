@@ -95,6 +95,7 @@ NEEDED = {
     "accept": ["--prompt", "a"],
     "plan": ["--instance", "trn2.48xlarge"],
     "advise": ["--report", "comparison.json"],
+    "gateway": ["--workers", "h:1"],
     "convert": ["--convert", "fp8", "--model", "m", "--output", "o"],
 }
 CALLS = ("tls_ca", "tls_client_cert", "tls_client_key", "tls_server_name", "token_file", "token_env")
@@ -270,9 +271,8 @@ def test_help_with_a_role_shows_that_roles_flags_alone(role: str, capsys: pytest
         ),
         ("draft --prompt x --pipeline never", "did you mean never-waiting?"),
         ("plan --instance trn2.48xlarg --model m", "; did you mean trn2.48xlarge?"),
-        ("gateway --batch 3", "compile, plan (in --worker_flags, the server that it starts)"),
-        ("gateway --workers h:1 --model x", "model: with --workers it starts no server"),
-        ("gateway --model x --worker_flags=--model=y", "model: --worker_flags names one too; give one of them"),
+        ("gateway --workers h:1 --model x", "model: --role gateway does not take it; these do: "),
+        ("gateway", "workers: give --workers HOST:PORT,..., of servers; one server has its own --http_port"),
         ("serve --workers h:1", "workers: --role fused_target does not take it; these do: gateway"),
         ("target --http_host ::1", "http_host: give --http_port as well"),
         ("serve --http_host 0.0.0.0", "http_host: 0.0.0.0 can be reached from other machines, and there is no TLS"),

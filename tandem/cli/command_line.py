@@ -125,7 +125,6 @@ NEEDS = (
     Need(("adapter_admins",), TARGETS, lambda a: a.adapter_root is not None, "give --adapter_root as well"),
     Need(("engine_host",), SERVERS, lambda a: a.engine_port is not None, "give --engine_port as well"),
     Need(("http_host",), SERVERS, lambda a: a.http_port is not None, "give --http_port as well"),
-    Need(("worker_flags", "model"), ("gateway",), lambda a: a.workers is None, "with --workers it starts no server"),
     Need(("metrics_host",), SERVING, lambda a: a.metrics_port is not None, "give --metrics_port as well"),
     Need(("target_model", "draft_model"), ("convert",), lambda a: a.convert == "eagle", "is for --convert eagle"),
     Need(("model",), ("convert",), lambda a: a.convert != "eagle", _OWN_HEAD),
@@ -150,8 +149,7 @@ def refuse(args: Options) -> None:
         if name not in args.given:
             continue
         if args.role not in flag.roles:
-            own = " (in --worker_flags, the server that it starts)" if args.role == "gateway" else ""
-            raise ValueError(f"{name}: --role {args.role} does not take it; these do: {', '.join(flag.roles)}{own}")
+            raise ValueError(f"{name}: --role {args.role} does not take it; these do: {', '.join(flag.roles)}")
         if args.role in FLAGS["backend"].roles and args.backend in BACKENDS:
             _refuse_backend(flag, args.role, args.backend)
     for need in NEEDS:

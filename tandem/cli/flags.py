@@ -55,8 +55,8 @@ class Options:
     """The parsed options of a role. `argv`: the arguments that were parsed; `given`: the names of those options."""
 
     model: str | None = option(
-        "model folder, .gguf file or hub id of the role's own model; gateway: of the server that it starts",
-        (*LOADING, "gateway", "plan", "convert"),
+        "model folder, .gguf file or hub id of the role's own model",
+        (*LOADING, "plan", "convert"),
         group="models (default: the embedded SmolLM2-135M-Instruct)",
     )
     target_model: str | None = option(
@@ -266,12 +266,9 @@ class Options:
     timeout: SECONDS | None = option("deadline of a request (default: none)", ASKING)
 
     workers: ADDRESSES | None = option(
-        "engine ports of servers (default: start a server of its own)",
+        "engine ports of servers",
         ("gateway",),
         group="gateway of OpenAI clients (docs/openai.md)",
-    )
-    worker_flags: str = option(
-        "flags of that server, in one argument (default: a fused_target on the embedded pair)", ("gateway",), default=""
     )
     http_port: int | None = option(
         "port for OpenAI clients, over HTTP; 0: any free port (default: none; gateway: 8080)", (*SERVERS, "gateway")

@@ -1,4 +1,4 @@
-"""The real gateway as a process, in front of servers of its own or ours, and what a client sees of it."""
+"""The real gateway as a process, in front of servers, and what a client sees of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import HANG, MAIN, REPOSITORY
+from tests.support import HANG, MAIN, REPOSITORY, server_process
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -104,6 +104,13 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
         )
 
 
+@contextlib.contextmanager
+def worker(folder: Path, *flags: str) -> Iterator[tuple[str, str]]:
+    """The gateway's flags for a server of its own."""
+    with server_process(folder, "--role", "fused_target", "--engine_port", "0", *flags, ready_file="worker.json") as it:
+        yield "--workers", f"127.0.0.1:{json.loads(it.ready_file.read_text())['engine_port']}"
+
+
 def wait_ready(process: subprocess.Popen[str], folder: Path) -> Gateway:
     ready, log, give_up = folder / "gateway.json", folder / "gateway.log", time.monotonic() + 2 * HANG
     while not ready.exists():
@@ -132,14 +139,13 @@ def gateway(folder: Path, *arguments: str) -> Iterator[Gateway]:
     assert [pid for pid in parts if running(pid)] == []
 
 
-def children(pid: int) -> dict[int, str]:
-    """The processes that a process has started, with what each is: smg, or the server."""
-    found = {}
+def children(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    found = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             if status.read_text().rpartition(")")[2].split()[1] == str(pid):
-                line = (status.parent / "cmdline").read_bytes().decode(errors="replace")
-                found[int(status.parent.name)] = "server" if "ready_file" in line else "smg"
+                found.append(int(status.parent.name))
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
 from tandem.rpc.channel import open_channel
 from tests.openai.gateway import COMPLETIONS, gateway
-from tests.support import GREEDY, oracle, run, server_process
+from tests.support import GREEDY, HANG, oracle, run, server_process
 
 ADAPTERS = ("--adapters", "red=of-red,blue=of-blue")
 PROMPT = "what adapters say"
@@ -38,8 +39,17 @@ def three_free_ports() -> int:
 
 @pytest.mark.thorough
 def test_a_model_of_the_gateway_is_the_target_or_one_of_its_adapters(tmp_path: Path) -> None:
-    with gateway(tmp_path, "--worker_flags", f"--role target --backend toy {' '.join(ADAPTERS)}") as gate:
-        assert gate.model == "toy"
+    with server_process(tmp_path, "--role", "target", "--engine_port", "0", *ADAPTERS) as server:
+        ready = json.loads(server.ready_file.read_text())
+        ports = (ready["engine_port"], *ready["adapter_ports"].values())
+        _check(tmp_path, ",".join(f"127.0.0.1:{port}" for port in ports))
+
+
+def _check(folder: Path, workers: str) -> None:
+    with gateway(folder, "--workers", workers) as gate:
+        give_up = time.monotonic() + HANG
+        while gate.send(COMPLETIONS, {"model": "blue", "prompt": PROMPT, "max_tokens": 1}).status == 404:
+            assert time.monotonic() < give_up
         for _ in range(2):
             for model, adapter in (("toy", ""), ("red", "of-red"), ("blue", "of-blue")):
                 fields = {"model": model, "prompt": PROMPT, "max_tokens": 12, "temperature": 0, "ignore_eos": True}

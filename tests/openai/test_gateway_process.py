@@ -20,34 +20,43 @@ from tandem.cli import main
 from tandem.cli.option import built
 from tandem.workshops.gateway import config as gateway_config
 from tandem.workshops.gateway.config import GatewayConfig
-from tests.openai.gateway import CHAT, Gateway, children, gateway, running, start, wait_ready
+from tests.openai.gateway import CHAT, Gateway, children, gateway, running, start, wait_ready, worker
 from tests.services.certificates import Authority, token_file
 from tests.support import HANG, ServerProcess, launch, server_process
 
 pytestmark = pytest.mark.thorough
-TOY = ("--worker_flags", "--backend toy --model step=0.005")
-SLOW = ("--worker_flags", "--backend toy --model step=0.05")
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Iterator[tuple[str, str]]:
+    with worker(tmp_path, "--model", "step=0.005") as flags:
+        yield flags
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Iterator[tuple[str, str]]:
+    with worker(tmp_path, "--model", "step=0.05") as flags:
+        yield flags
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_gateway_and_its_server(number: signal.Signals, tmp_path: Path) -> None:
-    process = start(tmp_path, *TOY)
+def test_a_signal_ends_the_gateway(number: signal.Signals, toy: tuple[str, str], tmp_path: Path) -> None:
+    process = start(tmp_path, *toy)
     gate = wait_ready(process, tmp_path)
-    parts = children(process.pid)
-    assert sorted(parts.values()) == ["server", "smg"]
+    (smg,) = children(process.pid)
     began = time.monotonic()
     process.send_signal(number)
     told, _ = process.communicate(timeout=HANG)
     assert process.returncode == 0, gate.log.read_text()
-    assert time.monotonic() - began < 2.0 and "\ngateway: stopping\n" in gate.log.read_text()
-    assert not any(running(pid) for pid in parts)
+    assert time.monotonic() - began < 2.0 and "gateway: stopping\n" in gate.log.read_text()
+    assert not running(smg)
     base, curl = told.splitlines()
     assert base == f"OpenAI clients: base URL {gate.url}, model toy"
     assert curl.startswith(f"curl {gate.url}/chat/completions ")
 
 
-def test_a_signal_while_the_server_loads_ends_it_too(tmp_path: Path) -> None:
-    process = start(tmp_path, *TOY)
+def test_a_signal_while_it_starts_ends_it_too(toy: tuple[str, str], tmp_path: Path) -> None:
+    process = start(tmp_path, *toy)
     give_up = time.monotonic() + HANG
     while not (parts := children(process.pid)):
         assert process.poll() is None and time.monotonic() < give_up
@@ -70,8 +79,8 @@ def interrupted(process: subprocess.Popen[str], gate: Gateway) -> str:
 WAITS = "gateway: stopping: waits up to {} s for {} running request{}; Ctrl-C, or another signal, ends it at once"
 
 
-def test_it_waits_for_requests_and_says_so(tmp_path: Path) -> None:
-    process = start(tmp_path, *SLOW)
+def test_it_waits_for_requests_and_says_so(slow: tuple[str, str], tmp_path: Path) -> None:
+    process = start(tmp_path, *slow)
     gate = wait_ready(process, tmp_path)
     streams = [gate.begin(max_tokens=40), gate.begin(max_tokens=40)]
     assert interrupted(process, gate) == WAITS.format(30, 2, "s")
@@ -82,20 +91,20 @@ def test_it_waits_for_requests_and_says_so(tmp_path: Path) -> None:
     assert process.returncode == 0
 
 
-def test_a_stream_that_is_not_done_in_time_ends_with_an_error_event(tmp_path: Path) -> None:
-    process = start(tmp_path, *SLOW, "--drain_seconds", "1")
+def test_a_stream_that_is_not_done_in_time_ends_with_an_error_event(slow: tuple[str, str], tmp_path: Path) -> None:
+    process = start(tmp_path, *slow, "--drain_seconds", "1")
     gate = wait_ready(process, tmp_path)
     stream, began = gate.begin(max_tokens=400), time.monotonic()
     assert interrupted(process, gate) == WAITS.format(1, 1, "")
     events = [json.loads(line[6:]) for line in stream.rest().splitlines() if line.startswith("data: {")]
-    assert [event["error"]["type"] for event in events if "error" in event] == ["stream_error"]
+    assert [event["error"]["type"] for event in events if "error" in event] == ["server_error"]
     assert "error" in events[-1] and "choices" in events[-2]
     process.communicate(timeout=HANG)
     assert process.returncode == 0 and time.monotonic() - began < 5.0
 
 
-def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
-    process = start(tmp_path, *SLOW)
+def test_a_second_signal_ends_it_at_once(slow: tuple[str, str], tmp_path: Path) -> None:
+    process = start(tmp_path, *slow)
     gate = wait_ready(process, tmp_path)
     parts, stream = children(process.pid), gate.begin(max_tokens=400)
     interrupted(process, gate)
@@ -110,8 +119,8 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal to children")
 @pytest.mark.parametrize("ready", [True, False])
-def test_a_gateway_that_is_killed_takes_its_parts_with_it(ready: bool, tmp_path: Path) -> None:
-    process = start(tmp_path, *SLOW)
+def test_a_gateway_that_is_killed_takes_smg_with_it(ready: bool, slow: tuple[str, str], tmp_path: Path) -> None:
+    process = start(tmp_path, *slow)
     give_up = time.monotonic() + HANG
     stream = wait_ready(process, tmp_path).begin(max_tokens=400) if ready else None
     while not (parts := children(process.pid)):
@@ -126,30 +135,19 @@ def test_a_gateway_that_is_killed_takes_its_parts_with_it(ready: bool, tmp_path:
         stream.leave()
 
 
-@pytest.mark.parametrize("part", ["server", "smg"])
-def test_when_a_part_dies_the_others_end_and_the_reason_is_said(part: str, tmp_path: Path) -> None:
-    process = start(tmp_path, *TOY)
+def test_when_smg_dies_the_gateway_ends_and_says_so(toy: tuple[str, str], tmp_path: Path) -> None:
+    process = start(tmp_path, *toy)
     gate = wait_ready(process, tmp_path)
-    parts = children(process.pid)
-    os.kill(next(pid for pid, what in parts.items() if what == part), signal.SIGKILL)
+    (smg,) = children(process.pid)
+    os.kill(smg, signal.SIGKILL)
     process.communicate(timeout=HANG)
-    assert process.returncode == 1 and not any(running(pid) for pid in parts)
-    name = {"server": "the server", "smg": "smg"}[part]
-    assert f"gateway: {name} was killed by signal 9" in gate.log.read_text()
-
-
-def test_a_server_that_cannot_start_says_why_and_ends_the_gateway(tmp_path: Path) -> None:
-    missing = tmp_path / "missing"
-    result = launch(tmp_path, "--role", "gateway", "--http_port", "0", "--worker_flags", f"--model {missing}")
-    assert result.returncode == 1
-    assert f"{missing}: no such model folder" in result.stderr
-    assert result.stderr.splitlines()[-1] == "gateway: the server ended with code 2"
+    assert process.returncode == 1 and "gateway: smg was killed by signal 9" in gate.log.read_text()
 
 
 def test_a_port_that_is_taken_is_said_before_anything_starts(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        result = launch(tmp_path, "--role", "gateway", "--http_port", str(port), *TOY)
+        result = launch(tmp_path, "--role", "gateway", "--http_port", str(port), "--workers", "h:1")
     assert result.returncode == 2
     assert result.stderr == f"main.py: http_port: cannot listen on 127.0.0.1:{port}; is another server there?\n"
 
@@ -169,7 +167,7 @@ def test_workers_that_do_not_answer_are_named_while_it_waits_for_them(tmp_path: 
 
 def configured(**given: object) -> GatewayConfig:
     options = main.parser().parse_args(["--role", "gateway"])
-    return built(GatewayConfig, options, **{"workers": (), "port": 0, "flags": "", **given})
+    return built(GatewayConfig, options, **{"workers": ("h:1",), "port": 0, "flags": "", **given})
 
 
 @pytest.mark.parametrize("library", ["smg", "smg_grpc_proto"])
@@ -182,6 +180,7 @@ def test_a_missing_gateway_is_named_with_what_to_install(library: str, monkeypat
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
+        ({"workers": ()}, "workers: give --workers HOST:PORT"),
         ({"workers": ("nowhere",)}, "workers: 'nowhere' is not HOST:PORT"),
         ({"port": 65536}, "http_port: 65536 is outside 0 to 65535"),
         ({"queue": -1}, "queue: -1 is below 0"),
@@ -194,10 +193,10 @@ def test_a_wrong_configuration_is_refused_with_the_flag(wrong: dict[str, object]
         configured(**wrong)
 
 
-def test_api_keys_come_from_a_file_and_no_command_line_shows_them(tmp_path: Path) -> None:
+def test_api_keys_come_from_a_file_and_no_command_line_shows_them(toy: tuple[str, str], tmp_path: Path) -> None:
     token = "a-token-of-mine-0123"
     keys = token_file(tmp_path / "keys", f"me {token}\n")
-    with gateway(tmp_path, *TOY, "--accept_tokens", str(keys)) as gate:
+    with gateway(tmp_path, *toy, "--accept_tokens", str(keys)) as gate:
         assert gate.post(max_tokens=1).status == 401
         with openai.OpenAI(base_url=gate.url, api_key=token, max_retries=0, timeout=HANG) as client:
             answer = client.completions.create(model="toy", prompt="a", max_tokens=1)
@@ -206,29 +205,13 @@ def test_api_keys_come_from_a_file_and_no_command_line_shows_them(tmp_path: Path
             assert token not in Path(f"/proc/{pid}/cmdline").read_text()
 
 
-@pytest.mark.parametrize(
-    ("names", "flags", "added"),
-    [
-        (("me", "me"), "", []),
-        (("me", "you"), "", ["--prefix_sharing", "off"]),
-        (("me", "you"), "--prefix-sharing all", []),
-    ],
-)
-def test_clients_of_several_identities_share_no_prefixes_unless_told_to(
-    names: tuple[str, str], flags: str, added: list[str], tmp_path: Path
+def test_a_gateway_whose_certificate_an_authority_signed_for_another_name_is_ready(
+    toy: tuple[str, str], tmp_path: Path
 ) -> None:
-    """The server that the gateway starts sees them as one caller."""
-    lines = "".join(f"{name} a-token-of-mine-012{i}\n" for i, name in enumerate(names))
-    config = configured(accept_tokens=str(token_file(tmp_path / "keys", lines)), worker_flags=flags)
-    command = config.own_server("ready.json")
-    assert command[command.index("fused_target") + 1 + len(flags.split()) : command.index("--port")] == added
-
-
-def test_a_gateway_whose_certificate_an_authority_signed_for_another_name_is_ready(tmp_path: Path) -> None:
     """As in a cluster. It waited for ever, because it trusted no authority but its own certificate."""
     authority = Authority(tmp_path / "tls")
     pair = authority.issue("openai.tandem.svc")
-    with gateway(tmp_path, *TOY, "--tls_cert", str(pair.cert), "--tls_key", str(pair.key)) as gate:
+    with gateway(tmp_path, *toy, "--tls_cert", str(pair.cert), "--tls_key", str(pair.key)) as gate:
         trusting = ssl.create_default_context(cafile=str(authority.ca))
         plain = socket.create_connection(("127.0.0.1", gate.port), timeout=HANG)
         with plain, trusting.wrap_socket(plain, server_hostname="openai.tandem.svc") as secure:
@@ -257,7 +240,7 @@ def test_work_is_spread_over_workers_a_key_stays_on_one_and_a_dead_one_is_left_o
     ports = [json.loads(server.ready_file.read_text())["engine_port"] for server in two_servers]
     with gateway(tmp_path, "--workers", ",".join(f"127.0.0.1:{port}" for port in ports), "--queue", "0") as gate:
 
-        def worker(**more: str) -> str:
+        def answered_by(**more: str) -> str:
             reply = gate.post(CHAT, max_tokens=2, seed=1, **more)
             assert reply.status == 200, reply
             return reply.headers["x-smg-routed-worker-id"]
@@ -265,14 +248,14 @@ def test_work_is_spread_over_workers_a_key_stays_on_one_and_a_dead_one_is_left_o
         give_up, seen = time.monotonic() + HANG, set[str]()
         while len(seen) < 2:  # the second may register later
             assert time.monotonic() < give_up
-            seen.add(worker())
+            seen.add(answered_by())
         for key in ("one", "two", "three"):
-            assert len({worker(key=key) for _ in range(4)}) == 1
+            assert len({answered_by(key=key) for _ in range(4)}) == 1
         texts = {gate.post(CHAT, max_tokens=12, seed=4).text for _ in range(6)}
         assert len(texts) == 1  # whichever answers
         two_servers[0].process.kill()
         two_servers[0].process.wait()
-        assert {worker() for _ in range(4)} == {f"grpc://127.0.0.1:{ports[1]}"}
+        assert {answered_by() for _ in range(4)} == {f"grpc://127.0.0.1:{ports[1]}"}
 
 
 def test_the_package_s_own_command_reads_its_arguments_from_standard_input() -> None:

@@ -7,31 +7,23 @@ import secrets
 import shlex
 from dataclasses import dataclass
 
-from tandem.launch import LAUNCH
 from tandem.rpc.credentials import on_this_machine
 from tandem.rpc.secret_files import lines_of, warn_if_others_read
 from tandem.services.security.tls import TlsConfig
 from tandem.services.security.tokens import read_tokens
-
-OWN_SERVER = "--role fused_target"
-CUT_SECONDS = 3
-"""How long the answers that its own server cuts have to reach their clients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
     """Where the gateway listens for HTTP, and the HOST:PORT of the engine ports of its `workers`.
 
-    Without workers it starts a server of its own, with `model` (None: the embedded one) and `worker_flags`. `queue`:
-    requests that may wait besides those with a slot. `flags` are smg's own. `metrics_port` None: a free one on this
-    machine, since smg always has one. `accept_tokens`: a file of lines `identity token`, the API keys of clients.
+    `queue`: requests that may wait besides those with a slot. `flags` are smg's own. `metrics_port` None: a free one on
+    this machine, since smg always has one. `accept_tokens`: a file of lines `identity token`, the API keys of clients.
     """
 
     workers: tuple[str, ...]
-    model: str | None = None
     host: str
     port: int
-    worker_flags: str
     flags: str
     queue: int
     metrics_port: int | None = None
@@ -50,11 +42,10 @@ class GatewayConfig:
         for name, port in (("http_port", self.port), ("metrics_port", self.metrics_port or 1)):
             if not 0 <= port <= 65535:
                 raise ValueError(f"{name}: {port} is outside 0 to 65535")
-        flags = {word.partition("=")[0] for word in shlex.split(self.worker_flags)}
-        if self.model is not None and "--model" in flags:
-            raise ValueError("model: --worker_flags names one too; give one of them")
         if self.queue < 0:
             raise ValueError(f"queue: {self.queue} is below 0")
+        if not self.workers:
+            raise ValueError("workers: give --workers HOST:PORT,..., of servers; one server has its own --http_port")
         for worker in self.workers:
             host, _, number = worker.rpartition(":")
             if not (host and number.isdecimal() and 0 < int(number) < 65536):
@@ -92,32 +83,10 @@ class GatewayConfig:
 
     @property
     def balanced(self) -> bool:
-        """Whether there may be load balancers before it, as before servers that go on when it ends."""
-        return bool(self.workers) and not on_this_machine(self.host)
+        """Whether there may be load balancers before it."""
+        return not on_this_machine(self.host)
 
-    def own_server(self, ready_file: str) -> list[str]:
-        """Returns the command of the server that the gateway starts itself."""
-        given = [*(["--model", self.model] if self.model is not None else []), *shlex.split(self.worker_flags)]
-        role = [] if "--role" in given else shlex.split(OWN_SERVER)
-        # The server cannot tell the gateway's clients apart, so those of several identities must not share prefixes.
-        apart = len({key.partition(":")[0] for key in self.keys}) > 1 and "prefix_sharing" not in self.worker_flags
-        private = ["--prefix_sharing", "off"] if apart and "prefix-sharing" not in self.worker_flags else []
-        drain = ["--drain_seconds", f"{self.drain_seconds:g}"]
-        return [
-            *LAUNCH,
-            *drain,
-            *role,
-            *given,
-            *private,
-            "--port",
-            "0",
-            "--engine_port",
-            "0",
-            "--ready_file",
-            ready_file,
-        ]
-
-    def arguments(self, workers: tuple[str, ...], slots: int, port: int, metrics_port: int) -> list[str]:
+    def arguments(self, slots: int, port: int, metrics_port: int) -> list[str]:
         """Returns the arguments of smg, behind front.py at `port`, for workers that run `slots` requests at once.
 
         New work goes to the least loaded worker, by what the workers say of their load; requests with the same key
@@ -136,11 +105,10 @@ class GatewayConfig:
             "prometheus-host": self.metrics_host,
             "prometheus-port": metrics_port,
             "worker-startup-check-interval": 1,
-            # Longer than its own server, which tells clients why it cuts their streams.
-            "shutdown-grace-period-secs": max(1, round(self.drain_seconds) + (0 if self.workers else CUT_SECONDS)),
+            "shutdown-grace-period-secs": max(1, round(self.drain_seconds)),
             "control-plane-api-keys": f"tandem:tandem:admin:{secrets.token_hex(16)}",
         }
         named = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         keys = [word for key in self.keys for word in ("--tenant-api-key", key)]
-        urls = [f"grpc://{worker}" for worker in workers]
+        urls = [f"grpc://{worker}" for worker in self.workers]
         return ["launch", *named, *keys, "--worker-urls", *urls, "--routing-key-override", *shlex.split(self.flags)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -81,7 +82,7 @@ class Front:
 
     async def _pass_on(self, scope: Any, body: bytes, send: Any) -> None:
         """Sends a request to smg, and its answer back as it comes. Leaving early closes smg's connection."""
-        begun = False
+        begun = events = False
         try:
             async with self._connection() as (reader, writer):
                 smg = h11.Connection(h11.CLIENT)
@@ -89,7 +90,7 @@ class Front:
                 async for event in _events(reader, smg):
                     if isinstance(event, h11.Response):
                         headers = [(name, value) for name, value in event.headers if name not in _HOP[:5]]
-                        begun = True
+                        begun, events = True, dict(headers).get(b"content-type", b"").startswith(b"text/event-stream")
                         await send({"type": "http.response.start", "status": event.status_code, "headers": headers})
                     elif isinstance(event, h11.Data):
                         await send({"type": "http.response.body", "body": bytes(event.data), "more_body": True})
@@ -99,6 +100,10 @@ class Front:
                 headers = [(b"retry-after", b"1"), (b"content-length", b"0")]
                 await send({"type": "http.response.start", "status": 503, "headers": headers})
                 await send({"type": "http.response.body", "body": b""})
+            elif events:
+                said = {"error": {"message": "the gateway is stopping", "type": "server_error", "code": "stopping"}}
+                last = b"data: " + json.dumps(said).encode() + b"\n\ndata: [DONE]\n\n"
+                await send({"type": "http.response.body", "body": last})
             else:
                 scope["tandem"].transport.abort()  # smg has gone: the client sees that the answer is not whole
 

@@ -1,4 +1,4 @@
-"""Runs the gateway, and a server of its own if it has no other, until a signal comes or one of both ends."""
+"""Runs smg behind its front, before servers that run already, until a signal comes or smg ends."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import os
 import signal
 import ssl
 import sys
-import tempfile
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tandem.launch import environment
 from tandem.ports import free_port
@@ -41,8 +40,8 @@ Process = asyncio.subprocess.Process
 Result = TypeVar("Result")
 
 
-class PartEnded(Exception):
-    """The gateway or its server has ended, though nobody asked it to."""
+class SmgEnded(Exception):
+    """smg has ended, though nobody asked it to."""
 
 
 class Stopped(Exception):
@@ -54,7 +53,7 @@ class Cut(Exception):
 
 
 async def run_gateway(config: GatewayConfig) -> int:
-    """Returns the exit code: 0 after SIGTERM or SIGINT, 1 after a second one, or if a part has ended by itself."""
+    """Returns the exit code: 0 after SIGTERM or SIGINT, 1 after a second one, or if smg has ended by itself."""
     with _stop_signals() as stopping:
         try:
             listener = Listener(HttpAddress(config.port, config.host), config.tls)
@@ -63,7 +62,7 @@ async def run_gateway(config: GatewayConfig) -> int:
             return 0
         except AddressInUse as error:
             raise ValueError(str(error)) from None
-        except (Cut, PartEnded) as error:
+        except (Cut, SmgEnded) as error:
             print(f"gateway: {error}", file=sys.stderr)
             return 1
     return 0
@@ -72,45 +71,32 @@ async def run_gateway(config: GatewayConfig) -> int:
 async def _serve(config: GatewayConfig, listener: Listener, stopping: asyncio.Event) -> None:
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(listener.stop)
-        parts: dict[str, Process] = {}
-        workers, adapters = config.workers, tuple[str, ...]()
+        smg: Process | None = None
         try:
-            if not workers:
-                ready_file = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-"))) / "ready.json"
-                server = _started(config.own_server(str(ready_file)), signal.SIGTERM)
-                parts["the server"] = await stack.enter_async_context(server)
-                await _until(partial(asyncio.to_thread, ready_file.exists), parts, stopping)
-                ready = json.loads(ready_file.read_text())
-                workers, adapters = (f"127.0.0.1:{ready['engine_port']}",), tuple(ready["adapter_ports"])
-            if workers and not await slots_of(workers):
-                print(f"gateway: waits for {', '.join(workers)}: no server answers there", file=sys.stderr, flush=True)
-            slots = await _until(partial(slots_of, workers), parts, stopping)
-            if adapters:  # further workers for the gateway, with the same slots
-                workers += tuple(f"127.0.0.1:{port}" for port in ready["adapter_ports"].values())
+            if not await slots_of(config.workers):
+                waits = f"gateway: waits for {', '.join(config.workers)}: no server answers there"
+                print(waits, file=sys.stderr, flush=True)
+            slots = await _until(partial(slots_of, config.workers), smg, stopping)
             port, metrics_port = free_port(), config.metrics_port or free_port()
-            arguments = config.arguments(workers, slots, port, metrics_port)
-            parts["smg"] = await stack.enter_async_context(_started(SMG, signal.SIGKILL, arguments))
+            smg = await stack.enter_async_context(_started(config.arguments(slots, port, metrics_port)))
             await listener.start(Front(port))
-            model = await _until(partial(asyncio.to_thread, _model_of, config, adapters), parts, stopping)
+            model = await _until(partial(asyncio.to_thread, _model_of, config), smg, stopping)
             _announce(config, model)
-            await _until(_never, parts, stopping)
+            await _until(_never, smg, stopping)
         except Stopped:
-            await _end(config, workers, parts, stopping)
+            await _end(config, smg, stopping)
             raise
 
 
 @contextlib.asynccontextmanager
-async def _started(
-    command: Sequence[str], number: signal.Signals, arguments: Sequence[str] = ()
-) -> AsyncIterator[Process]:
-    """Runs a process while the block runs, and gives it `arguments` as JSON. It gets `number` if this one is killed."""
-    # A new session: Ctrl-C on the terminal reaches this process alone, which ends its parts in order.
+async def _started(arguments: Sequence[str]) -> AsyncIterator[Process]:
+    """Runs smg while the block runs, and gives it its arguments as JSON. It is killed if this process is."""
+    # A new session: Ctrl-C on the terminal reaches this process alone, which ends smg in order.
     process = await asyncio.create_subprocess_exec(
         *PART,
-        str(int(number)),
-        *command,
+        *SMG,
         stdin=asyncio.subprocess.PIPE,
-        stdout=sys.stderr,  # both log there; this process's own output is the URL
+        stdout=sys.stderr,  # it logs there; this process's own output is the URL
         env={**environment(), "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"},
         start_new_session=True,
     )
@@ -129,54 +115,44 @@ async def _started(
         await ended
 
 
-async def _end(
-    config: GatewayConfig, workers: Sequence[str], parts: dict[str, Process], stopping: asyncio.Event
-) -> None:
-    """Tells the parts to end, and says what they wait for. Raises Cut if a signal comes before they have ended."""
+async def _end(config: GatewayConfig, smg: Process | None, stopping: asyncio.Event) -> None:
+    """Tells smg to end, and says what it waits for. Raises Cut if a signal comes before it has ended."""
     stopping.clear()
-    for part in parts.values():
-        with contextlib.suppress(ProcessLookupError):
-            part.terminate()
-    running = await running_at(workers)
-    waits = [f"{SETTLE_SECONDS} s until load balancers know"] if config.balanced else []
+    running = await running_at(config.workers) if smg else 0
+    waits = [f"{SETTLE_SECONDS} s until load balancers know"] if config.balanced and smg else []
     waits += [f"up to {config.drain_seconds:g} s for {running} running request{'s'[: running > 1]}"] if running else []
     why = f": waits {', then '.join(waits)}; Ctrl-C, or another signal, ends it at once" if waits else ""
     print(f"gateway: stopping{why}", file=sys.stderr, flush=True)
-    ends = [asyncio.ensure_future(_all_ended(parts)), asyncio.ensure_future(stopping.wait())]
+    if smg is None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        smg.terminate()
+    ends: list[asyncio.Future[Any]] = [asyncio.ensure_future(each) for each in (smg.wait(), stopping.wait())]
     if not config.balanced:
-        ends.append(asyncio.ensure_future(_nothing_runs(workers, parts, FLUSH_SECONDS if running else 0.0)))
+        ends.append(asyncio.ensure_future(_nothing_runs(config.workers, FLUSH_SECONDS if running else 0.0)))
     seconds = SETTLE_SECONDS + config.drain_seconds + STOP_SECONDS
     await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     for each in ends:
         each.cancel()
-    for part in parts.values():
-        with contextlib.suppress(ProcessLookupError):
-            part.kill()
-    await _all_ended(parts)
+    with contextlib.suppress(ProcessLookupError):
+        smg.kill()
+    await smg.wait()
     if stopping.is_set():
         raise Cut("ended at once, by a second signal")
 
 
-async def _all_ended(parts: dict[str, Process]) -> None:
-    await asyncio.gather(*(part.wait() for part in parts.values()))
-
-
-async def _nothing_runs(workers: Sequence[str], parts: dict[str, Process], flush: float) -> None:
+async def _nothing_runs(workers: Sequence[str], flush: float) -> None:
     """Waits until no worker runs a request, and `flush` seconds more, for answers to reach their clients."""
-    if server := parts.get("the server"):
-        await server.wait()
     while await running_at(workers):
         await asyncio.sleep(LOOK_SECONDS)
     await asyncio.sleep(flush)
 
 
-async def _until(found: Callable[[], Awaitable[Result]], parts: dict[str, Process], stopping: asyncio.Event) -> Result:
-    """Waits until something is found, and returns it. Raises Stopped and PartEnded."""
+async def _until(found: Callable[[], Awaitable[Result]], smg: Process | None, stopping: asyncio.Event) -> Result:
+    """Waits until something is found, and returns it. Raises Stopped and SmgEnded."""
     while not (result := await found()):
-        for name, process in parts.items():
-            if (code := process.returncode) is not None:
-                how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-                raise PartEnded(f"{name} {how}")
+        if smg and (code := smg.returncode) is not None:
+            raise SmgEnded(f"smg {f'was killed by signal {-code}' if code < 0 else f'ended with code {code}'}")
         waiting = asyncio.ensure_future(stopping.wait())
         await asyncio.wait({waiting}, timeout=LOOK_SECONDS)
         waiting.cancel()
@@ -189,8 +165,8 @@ async def _never() -> bool:
     return False
 
 
-def _model_of(config: GatewayConfig, adapters: Sequence[str]) -> str:
-    """Returns the model that the gateway serves besides `adapters`; "" until it is ready for all of them."""
+def _model_of(config: GatewayConfig) -> str:
+    """Returns a model that the gateway serves; "" until it is ready."""
     trusted = _trusting(config.tls_cert) if config.tls_cert else None
     try:
         urllib.request.urlopen(f"{config.url}/readiness", timeout=5, context=trusted).close()
@@ -198,8 +174,7 @@ def _model_of(config: GatewayConfig, adapters: Sequence[str]) -> str:
             names = [str(model["id"]) for model in json.load(answer)["data"]]
     except OSError:
         return ""
-    models = [name for name in names if name not in adapters]
-    return models[0] if models and len(models) + len(adapters) == len(names) else ""
+    return names[0] if names else ""
 
 
 def _trusting(certificate: str) -> ssl.SSLContext:
