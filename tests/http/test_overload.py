@@ -347,9 +347,10 @@ def test_the_last_words_of_a_stream_wait_no_longer_for_a_client(last: str, monke
         config = ToyConfig(fails=6) if last == "refuse" else None
         async with door(config, drafts=False, security=IMPATIENT) as site:
             monkeypatch.setattr(Exchange, last, never)
-            with pytest.raises(openai.APIConnectionError):
+            with pytest.raises(openai.APIConnectionError) as broken:
                 async with begun(site, max_tokens=20) as stream:
                     [each async for each in stream]
+            assert not isinstance(broken.value, openai.APITimeoutError)
             await until(lambda: site.generate.under_way == 0)
 
     run(test())
