@@ -15,7 +15,7 @@ from tandem.services.http.exchange import Exchange
 from tandem.services.http.problems import NoSuchPath, WrongMethod
 from tandem.services.http.service import HttpService
 from tandem.services.layers import Call, Layer
-from tandem.services.security.call_limits import TransportInterceptor
+from tandem.services.security.call_limits import MessageTimeout, TransportInterceptor, WaitLimit
 from tandem.services.security.limits import ServerLimits
 
 Handler = Callable[[Call, Exchange], Awaitable[None]]
@@ -72,9 +72,18 @@ class HttpApp:
                 await handler(call, exchange)
         except grpc.aio.AbortError:
             exchange.request_id = call.request_id
-            await exchange.refuse()
-        except asyncio.CancelledError:  # the client has left
-            return
+            await self._refuse(exchange)
+        except asyncio.CancelledError:  # the client has left, or this process ends at once
+            exchange.abandon()
+            await asyncio.sleep(0)  # until uvicorn knows, which otherwise answers 500
+
+    async def _refuse(self, exchange: Exchange) -> None:
+        """Answers with the error, if the client reads it in time."""
+        try:
+            with WaitLimit(self._calls.limits.unread_seconds) as waiting:
+                await waiting.until(exchange.refuse())
+        except MessageTimeout:
+            exchange.abandon()
 
     def _route(self, path: str) -> tuple[str, str, Handler]:
         if found := self._routes.get(path):

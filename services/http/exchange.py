@@ -120,7 +120,7 @@ class Exchange:
         return refusal(status_pb2.Status(code=self._status.code.value[0], message=self._status.details))
 
     def abandon(self) -> None:
-        """Closes the connection without another byte, for a client that does not read."""
+        """Closes the connection without another byte, so that no client takes what it has for a whole answer."""
         self._scope["tandem"].transport.abort()
 
     async def _begin(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:

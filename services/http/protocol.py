@@ -3,15 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import ssl
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from tandem.services.http.errors import RETRY_SECONDS
+
 HEADER_BYTES = 32 * 1024
 HEADER_SECONDS = 10.0
 CONNECTIONS = 2048
-_BUSY = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+LINGER_SECONDS = 1.0
+
+
+def _closing(status: str, kind: str, code: str, message: str, headers: str = "") -> bytes:
+    """Builds the answer of a connection that is closed before a request is read."""
+    body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
+    head = f"HTTP/1.1 {status}\r\n{headers}connection: close\r\ncontent-type: application/json\r\n"
+    return f"{head}content-length: {len(body)}\r\n\r\n{body}".encode()
+
+
+_BUSY = _closing(
+    "503 Service Unavailable",
+    "server_error",
+    "too_many_connections",
+    f"this server has its limit of {CONNECTIONS} connections",
+    f"retry-after: {RETRY_SECONDS}\r\n",
+)
+_TOO_LARGE = _closing(
+    "431 Request Header Fields Too Large",
+    "invalid_request_error",
+    "headers_too_large",
+    f"the headers are above the limit of {HEADER_BYTES} bytes",
+)
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -24,6 +48,7 @@ class BoundedProtocol(HttpToolsProtocol):
     """The client's, in PEM, if it showed one."""
     _headers = 0
     _late: asyncio.TimerHandle | None = None
+    _refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -40,6 +65,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
         self._headers += len(data)
         super().data_received(data)
         if self._late and self._headers > HEADER_BYTES:
@@ -70,6 +97,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def _refuse(self, answer: bytes) -> None:
+        """Answers and closes, but reads on for a moment: what is unread would reset the connection and the answer."""
         self._came()
+        self._refused = True
         self.transport.write(answer)
-        self.transport.close()
+        if not self.transport.can_write_eof():  # TLS
+            self.transport.close()
+            return
+        self.transport.write_eof()
+        self._late = self.loop.call_later(LINGER_SECONDS, self._give_up)

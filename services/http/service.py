@@ -112,28 +112,29 @@ class HttpService:
         generator, streams = self._generate.generator, asked.says("stream")
         answer = Answer(asked, self._asking.tokenizer, generator.info, call.request_id)
         try:
-            async with _unless_gone(exchange):
-                if asked.scores_prompts:
-                    firsts = asked.requests[:: asked.n]
-                    answer.score(await scored(firsts, generator.info.max_speculation_length, self._working))
-                with self._working(asked.requests) as work, WaitLimit(self._generate.limits.unread_seconds) as waiting:
-                    async with contextlib.aclosing(work.events()) as events:
-                        async for choice, event in events:
-                            call.replied(self._generate.reply(event))
-                            parts = answer.parts(choice, event)
-                            if streams and parts:
-                                call.sent(await waiting.until(exchange.events(parts)))
+            with WaitLimit(self._generate.limits.unread_seconds) as waiting:
+                async with _unless_gone(exchange):
+                    if asked.scores_prompts:
+                        firsts = asked.requests[:: asked.n]
+                        answer.score(await scored(firsts, generator.info.max_speculation_length, self._working))
+                    with self._working(asked.requests) as work:
+                        async with contextlib.aclosing(work.events()) as events:
+                            async for choice, event in events:
+                                call.replied(self._generate.reply(event))
+                                parts = answer.parts(choice, event)
+                                if streams and parts:
+                                    call.sent(await waiting.until(exchange.events(parts)))
+                if not answer.complete:
+                    raise NotAccepting("the server ended before the answer was complete")
+                if not streams:
+                    call.sent(await waiting.until(exchange.answer(200, answer.whole())))
+                    return
+                if last := answer.last():
+                    call.sent(await waiting.until(exchange.events(last)))
+                await waiting.until(exchange.end())
         except MessageTimeout:
             exchange.abandon()
             raise NotRead("the answer was not read in time") from None
-        if not answer.complete:
-            raise NotAccepting("the server ended before the answer was complete")
-        if not streams:
-            call.sent(await exchange.answer(200, answer.whole()))
-            return
-        if last := answer.last():
-            call.sent(await exchange.events(last))
-        await exchange.end()
 
     @contextlib.contextmanager
     def _working(self, requests: Sequence[GenerationRequest]) -> Iterator[Generations]:

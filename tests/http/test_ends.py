@@ -22,7 +22,7 @@ from tandem.services.security.limits import ServerLimits
 from tandem.services.security.tokens import AcceptedTokens
 from tests.http.site import CHAT, COMPLETIONS, HELLO, KEY, Site, door
 from tests.services.certificates import Authority, token_file
-from tests.support import run, until
+from tests.support import run
 
 SLOW = ToyConfig(step_seconds=0.02)
 LONG: dict[str, Any] = {"prompt": "hello", "max_tokens": 400, "ignore_eos": True, "stream": True, "temperature": 0}
@@ -70,78 +70,6 @@ def test_a_wrong_key_or_none_is_refused_and_a_right_one_is_its_identity(
     assert KEY not in caplog.text
 
 
-def test_a_full_queue_is_a_429_that_says_when_to_try_again() -> None:
-    async def test() -> None:
-        async with door(SLOW, slots=1, queue=1) as site, begun(site), begun_later(site):
-            await until(lambda: site.generate.under_way == 2)
-            answer = await site.post(COMPLETIONS, {"prompt": "hello", "max_tokens": 2})
-            assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
-            assert answer.json()["error"]["type"] == "rate_limit_error"
-
-    run(test())
-
-
-@contextlib.asynccontextmanager
-async def begun_later(site: Site) -> AsyncIterator[None]:
-    """A request that waits while the block runs."""
-    task = asyncio.create_task(site.post(COMPLETIONS, {**LONG, "stream": False}))
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_frees_its_slots_before_the_next_step(stream: bool) -> None:
-    async def test() -> None:
-        async with door(SLOW, drafts=False) as site:
-            if stream:
-                async with begun(site, n=3):
-                    assert site.generate.under_way == 3
-            else:
-                async with begun_later(site):
-                    await until(lambda: site.engine.slots.free < 4)
-            await until(lambda: site.generate.under_way == 0)
-            assert site.engine.slots.free == 4
-            steps = site.engine.runner.steps  # type: ignore[attr-defined]
-            await asyncio.sleep(0.1)
-            assert site.engine.runner.steps <= steps + 1  # type: ignore[attr-defined]
-
-    run(test())
-
-
-def test_a_stopping_server_takes_nothing_new_and_lets_streams_finish() -> None:
-    async def test() -> None:
-        async with door(SLOW) as site, begun(site, max_tokens=20) as lines:
-            site.lifecycle.accepting = False
-            answer = await site.post(CHAT, {"messages": HELLO})
-            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-            assert (await rest_of(lines))[-1]["choices"][0]["finish_reason"] == "length"
-
-    run(test())
-
-
-def test_a_stream_that_the_server_cuts_ends_with_an_error() -> None:
-    async def test() -> None:
-        async with door(SLOW) as site, begun(site) as lines:
-            stopping = asyncio.create_task(site.door.stop())
-            last = (await rest_of(lines))[-1]
-            assert last["error"]["type"] == "server_error" and "ended before" in last["error"]["message"]
-            await stopping
-
-    run(test())
-
-
-def test_a_device_that_fails_in_mid_stream_ends_it_with_its_reason() -> None:
-    async def test() -> None:
-        async with door(ToyConfig(fails=6, step_seconds=0.01), drafts=False) as site, begun(site) as lines:
-            assert (await rest_of(lines))[-1]["error"]["code"] in ("engine_lost", "row_failed")
-            assert (await site.post(CHAT, {"messages": HELLO})).status_code in (500, 503)
-
-    run(test())
-
-
 def test_ids_are_told_and_chosen_and_no_text_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         async with door() as site:
@@ -177,20 +105,6 @@ def test_an_unknown_model_is_a_404_and_too_long_a_prompt_a_400_with_both_numbers
             assert "max_tokens is 600" in error["message"] and "512" in error["message"]
             error = await site.refused(CHAT, {"messages": [{"role": "user", "content": "a" * 600}]})
             assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
-
-    run(test())
-
-
-def test_of_320_at_once_those_with_a_place_are_answered_and_the_others_told_to_come_again() -> None:
-    async def test() -> None:
-        async with door(slots=4, queue=60) as site:
-            body = {"prompt": "hello", "max_tokens": 4, "temperature": 0}
-            answers = await asyncio.gather(*(site.post(COMPLETIONS, body) for _ in range(320)))
-            told = [each for each in answers if each.status_code == 429]
-            served = {each.json()["choices"][0]["text"] for each in answers if each.status_code == 200}
-            assert len(served) == 1 and {each.status_code for each in answers} <= {200, 429}
-            assert all(each.headers["retry-after"] == "1" for each in told)
-            assert site.generate.under_way == 0
 
     run(test())
 

@@ -10,12 +10,16 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import httpx2
 import openai
 import pytest
 
 from tandem.services.http.address import HttpAddress
+from tests.http.overload import CUT, DRAIN, HUNG, KILLED, LOST, OVER, Row
 from tests.services.certificates import Authority, token_file
 from tests.support import HANG, ServerProcess, launch, server_process
 
@@ -32,7 +36,7 @@ def port_of(server: ServerProcess) -> int:
 def begun(server: ServerProcess) -> Iterator[http.client.HTTPResponse]:
     """A long stream whose first event was read."""
     connection = http.client.HTTPConnection("127.0.0.1", port_of(server), timeout=HANG)
-    body = {"prompt": "hello", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    body = {"prompt": "hello", "max_tokens": 100, "ignore_eos": True, "stream": True}
     connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
     response = connection.getresponse()
     assert response.status == 200 and response.readline().startswith(b"data: ")
@@ -80,29 +84,100 @@ def test_an_idle_server_ends_within_two_seconds_and_says_so(number: signal.Signa
 def test_what_runs_may_finish_and_the_line_says_for_how_long(slow: ServerProcess) -> None:
     with begun(slow) as response:
         slow.process.send_signal(signal.SIGINT)
-        assert response.read().endswith(b"data: [DONE]\n\n")
+        *_, done, _ = told = response.read().split(b"\n\n")
+        assert done == b"data: [DONE]" and not any(b'"error"' in each for each in told)
     assert slow.process.wait(HANG) == 0
     assert "stopping: waits up to 30 s for what runs (1); a second signal ends it at once" in slow.log.read_text()
 
 
-def test_a_second_signal_ends_it_at_once(slow: ServerProcess) -> None:
-    with begun(slow) as response:
-        slow.process.send_signal(signal.SIGINT)
-        time.sleep(0.3)
-        began = time.monotonic()
-        slow.process.send_signal(signal.SIGINT)
-        assert slow.process.wait(HANG) != 0 and time.monotonic() - began < 2.0
-        with pytest.raises((http.client.IncompleteRead, ConnectionResetError)):
-            response.read()
+@contextlib.contextmanager
+def asking(server: ServerProcess, tokens: int = 1500) -> Iterator[tuple[openai.OpenAI, Any, Future[Any]]]:
+    """A client, its stream, of which an event was read, and a request without one that is under way beside it."""
+    body: Any = {"model": "toy", "prompt": "hello", "max_tokens": tokens, "extra_body": {"ignore_eos": True}}
+    url = f"http://127.0.0.1:{port_of(server)}/v1"
+    with (
+        openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=HANG) as client,
+        ThreadPoolExecutor() as pool,
+    ):
+        plain = pool.submit(client.completions.create, **body)
+        with client.completions.create(**body, stream=True) as stream:
+            next(stream)
+            time.sleep(0.2)
+            yield client, stream, plain
 
 
-def test_a_stream_that_is_cut_ends_with_an_error_event(tmp_path: Path) -> None:
-    with server_process(tmp_path, *SLOW, "--drain_seconds", "0.5") as server:
-        with begun(server) as response:
-            server.process.send_signal(signal.SIGTERM)
-            *_, error, done, _ = response.read().split(b"\n\n")
-        assert done == b"data: [DONE]" and b'"error":{"message":"the server ended' in error
+def no_answer(client: openai.OpenAI, **body: Any) -> openai.APIError:
+    with pytest.raises(openai.APIError) as error:
+        client.completions.create(model="toy", prompt="a", max_tokens=1, **body)
+    return error.value
+
+
+def gone(client: openai.OpenAI) -> None:
+    """Checks that nobody listens any more."""
+    assert OVER.answer == "connection refused" and isinstance(no_answer(client).__cause__, httpx2.ConnectError)
+
+
+def test_a_server_that_drains_refuses_what_is_new_finishes_what_runs_and_is_gone(slow: ServerProcess) -> None:
+    with asking(slow, 100) as (client, stream, plain):
+        slow.process.send_signal(signal.SIGTERM)
+        while "stopping:" not in slow.log.read_text():
+            time.sleep(0.01)
+        for new in (no_answer(client), no_answer(client, stream=True)):
+            assert isinstance(new, openai.APIStatusError)
+            DRAIN.refused(new)
+        assert [each.choices[0].finish_reason for each in (*stream, plain.result())][-2:] == ["length", "length"]
+        assert slow.process.wait(HANG) == 0
+        gone(client)
+
+
+def test_what_the_drain_does_not_wait_for_ends_with_an_error(tmp_path: Path) -> None:
+    with (
+        server_process(tmp_path, *SLOW, "--drain_seconds", "0.5") as server,
+        asking(server) as (client, stream, plain),
+    ):
+        server.process.send_signal(signal.SIGTERM)
+        with pytest.raises(openai.APIError) as event:
+            list(stream)
+        CUT.broke(event.value)
+        status = plain.exception()
+        assert isinstance(status, openai.APIStatusError)
+        CUT.refused(status)
         assert server.process.wait(HANG) == 0
+        gone(client)
+
+
+@pytest.mark.parametrize(
+    "numbers", [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGTERM), (signal.SIGKILL,)]
+)
+def test_an_end_at_once_breaks_connections_and_no_client_takes_the_rest_for_a_whole(
+    numbers: tuple[signal.Signals, ...], slow: ServerProcess
+) -> None:
+    assert (KILLED.answer, KILLED.stream) == ("connection closed", "breaks off without `[DONE]`")
+    with asking(slow) as (client, stream, plain):
+        for number in numbers:
+            began = time.monotonic()
+            slow.process.send_signal(number)
+            time.sleep(0.3)
+        assert slow.process.wait(HANG) != 0 and time.monotonic() - began < 2.0
+        with pytest.raises(openai.APIConnectionError):
+            list(stream)
+        assert isinstance(plain.exception(), openai.APIConnectionError)
+        gone(client)
+
+
+@pytest.mark.parametrize(("model", "more", "row"), [("step=0.02,fails=30", (), LOST), ("step=3", ("0.5",), HUNG)])
+def test_a_device_that_fails_or_hangs_is_told_and_the_process_ends(
+    model: str, more: tuple[str, ...], row: Row, tmp_path: Path
+) -> None:
+    flags = (*DOOR, "--model", model, "--draft", "ngram", *(("--step_seconds", *more) if more else ()))
+    with server_process(tmp_path, *flags) as server:
+        url = f"http://127.0.0.1:{port_of(server)}/v1"
+        with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=HANG) as client:
+            with pytest.raises(openai.APIStatusError) as error:
+                client.completions.create(model="toy", prompt="a", max_tokens=100, extra_body={"ignore_eos": True})
+            row.refused(error.value)
+            assert server.process.wait(HANG) == 1
+            gone(client)
 
 
 def test_a_port_that_is_taken_is_told_before_models_load(tmp_path: Path) -> None:

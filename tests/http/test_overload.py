@@ -1,0 +1,356 @@
+"""Overload and ends as OpenAI's own client sees them: the table in docs/openai.md, row by row."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tandem.engine.step_watch import StepBound, StepWatch
+from tandem.runners.toy import ToyConfig, ToyRunner
+from tandem.services.http import protocol
+from tandem.services.http.exchange import Exchange
+from tandem.services.security.config import Security
+from tandem.services.security.limits import ServerLimits
+from tandem.services.security.tokens import AcceptedTokens
+from tests.http import overload
+from tests.http.overload import CROWD, CUT, DRAIN, FULL, HUNG, LEFT, LIMIT, LOST, OTHERS, UNREAD, lines
+from tests.http.site import COMPLETIONS, KEY, LENGTH, Site, door, limited
+from tests.services.certificates import token_file
+from tests.support import HANG, REPOSITORY, ids, oracle, run, until
+
+SLOW = ToyConfig(step_seconds=0.02)
+PROMPT: dict[str, Any] = {"model": "toy", "prompt": "hello", "temperature": 0}
+LONG: dict[str, Any] = {**PROMPT, "max_tokens": 400, "extra_body": {"ignore_eos": True}}
+SHORT: dict[str, Any] = {**PROMPT, "max_tokens": 4}
+SAID = bytes(oracle(b"hello", ids(b"").sampling, 4)).decode("latin-1")
+
+
+def test_the_page_has_exactly_these_rows_and_each_is_made_by_a_test() -> None:
+    page = (REPOSITORY / "docs/openai.md").read_text()
+    table = page[page.index("| what happens |") :].split("\n\n")[0]
+    assert table.splitlines()[2:] == lines()
+    tests = "".join(each.read_text() for each in Path(__file__).parent.glob("test_*.py"))
+    for name in (name for name, value in vars(overload).items() if isinstance(value, overload.Row)):
+        assert any(f"{how}{name}" in tests for how in ("refused(", "ended(")) or f"{name}." in tests, name
+
+
+@contextlib.asynccontextmanager
+async def begun(site: Site, client: openai.AsyncOpenAI | None = None, **body: Any) -> AsyncIterator[Any]:
+    """A stream whose first event was read."""
+    async with await (client or site.client).completions.create(**{**LONG, **body}, stream=True) as stream:
+        await anext(stream)
+        yield stream
+
+
+@contextlib.asynccontextmanager
+async def asked(site: Site, **body: Any) -> AsyncIterator[asyncio.Task[Any]]:
+    """A request without a stream that runs while the block does."""
+    task = asyncio.create_task(site.client.completions.create(**{**LONG, **body}))
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def refused(row: overload.Row, site: Site, **body: Any) -> None:
+    """Checks that new requests are refused as the row says, before a stream has begun too."""
+    for stream in (False, True):
+        with pytest.raises(openai.APIStatusError) as error:
+            await site.client.completions.create(**{**SHORT, **body}, stream=stream)
+        row.refused(error.value)
+
+
+async def all_free(site: Site, slots: int = 4) -> None:
+    await until(lambda: site.generate.under_way == 0)
+    assert site.engine.slots.free == slots
+
+
+def steps(site: Site) -> int:
+    return int(site.engine.runner.steps)  # type: ignore[attr-defined]
+
+
+def test_of_320_at_once_those_with_a_place_are_answered_and_the_others_told_to_come_again() -> None:
+    async def test() -> None:
+        async with door(slots=4, queue=16) as site:
+            held = [site.engine.slots.take() for _ in range(4)]
+            tasks = [asyncio.create_task(site.client.completions.create(**SHORT)) for _ in range(320)]
+            await until(lambda: sum(each.done() for each in tasks) == 300)
+            for slot in held:
+                site.engine.slots.release(slot)
+            answers = await asyncio.gather(*tasks, return_exceptions=True)
+            told = [each for each in answers if isinstance(each, openai.APIStatusError)]
+            served = [each.choices[0].text for each in answers if not isinstance(each, BaseException)]
+            assert (len(served), len(told)) == (20, 300) and set(served) == {SAID}
+            for each in told:
+                FULL.refused(each)
+            await all_free(site)
+
+    run(test())
+
+
+def test_clients_that_come_again_as_they_are_told_are_all_served() -> None:
+    async def test() -> None:
+        async with door(slots=4, queue=16) as site:
+            client = openai.AsyncOpenAI(base_url=f"{site.url}/v1", api_key=KEY, timeout=HANG)
+            async with client:
+                answers = await asyncio.gather(*(client.completions.create(**SHORT) for _ in range(60)))
+            assert [each.choices[0].text for each in answers] == [SAID] * 60
+            await all_free(site)
+
+    run(test())
+
+
+def test_a_full_queue_refuses_and_what_runs_goes_on() -> None:
+    async def test() -> None:
+        async with door(SLOW, slots=1, queue=1) as site, begun(site, max_tokens=60) as stream, asked(site):
+            await until(lambda: site.generate.under_way == 2)
+            await refused(FULL, site)
+            assert FULL.stream == "goes on" and [each async for each in stream][-1].choices[0].finish_reason == "length"
+
+    run(test())
+
+
+def test_a_callers_limit_refuses_and_what_runs_goes_on() -> None:
+    async def test() -> None:
+        async with (
+            door(SLOW, security=limited(max_requests_per_identity=1)) as site,
+            begun(site, max_tokens=60) as stream,
+        ):
+            await refused(LIMIT, site)
+            assert [each async for each in stream][-1].choices[0].finish_reason == "length"
+
+    run(test())
+
+
+def test_too_many_connections_are_refused_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "CONNECTIONS", 1)
+
+    async def test() -> None:
+        async with door(SLOW) as site, begun(site, max_tokens=60) as stream:
+            await refused(CROWD, site)
+            assert [each async for each in stream][-1].choices[0].finish_reason == "length"
+
+    run(test())
+
+
+def test_a_key_that_fills_slots_and_queue_does_not_shut_out_another(tmp_path: Path) -> None:
+    """Ten of one key have places; another's single request comes after these, and no later."""
+
+    async def test() -> None:
+        other = "a-key-of-a-test-2"
+        tokens = AcceptedTokens(token_file(tmp_path / "keys", f"ann {KEY}\nbob {other}\n"))
+        async with door(SLOW, slots=2, queue=8, drafts=False, security=Security(tokens=tokens)) as site:
+            held = [site.engine.slots.take() for _ in range(2)]
+            many = [asyncio.create_task(site.client.completions.create(**{**LONG, "max_tokens": 8})) for _ in range(64)]
+            await until(lambda: sum(each.done() for each in many) >= 53)
+            bob = site.client.with_options(api_key=other)
+            single = asyncio.create_task(bob.completions.create(**SHORT))
+            admitted = site.generate.under_way + 1
+            await until(lambda: site.generate.under_way == admitted)
+            for slot in held:
+                site.engine.slots.release(slot)
+            before = steps(site)
+            assert OTHERS.answer == "200" and (await single).choices[0].text == SAID
+            assert steps(site) - before <= 6 * (8 + 2)
+            for each in await asyncio.gather(*many, return_exceptions=True):
+                if isinstance(each, openai.APIStatusError):
+                    FULL.refused(each)
+            await all_free(site, 2)
+
+    run(test())
+
+
+def test_a_stopping_server_takes_nothing_new_and_lets_streams_finish() -> None:
+    async def test() -> None:
+        async with door(SLOW) as site, begun(site, max_tokens=60) as stream:
+            site.lifecycle.accepting = False
+            await refused(DRAIN, site)
+            assert DRAIN.stream == "may finish"
+            assert [each async for each in stream][-1].choices[0].finish_reason == "length"
+
+    run(test())
+
+
+async def ended(row: overload.Row, stream: Any, plain: asyncio.Task[Any]) -> None:
+    """Checks the ends of a stream and of a request without one."""
+    with pytest.raises(openai.APIStatusError) as status:
+        await plain
+    row.refused(status.value)
+    with pytest.raises(openai.APIError) as event:
+        [each async for each in stream]
+    row.broke(event.value)
+
+
+def test_what_the_server_cuts_ends_with_an_error_and_frees_its_slots() -> None:
+    async def test() -> None:
+        async with door(SLOW) as site, asked(site) as plain, begun(site) as stream:
+            stopping = asyncio.create_task(site.door.stop())
+            await ended(CUT, stream, plain)
+            await all_free(site)
+            await stopping
+
+    run(test())
+
+
+def test_a_device_that_is_lost_ends_what_runs_with_its_reason() -> None:
+    async def test() -> None:
+        async with (
+            door(ToyConfig(fails=20, step_seconds=0.02), drafts=False) as site,
+            asked(site) as plain,
+            begun(site) as stream,
+        ):
+            await ended(LOST, stream, plain)
+            await refused(LOST, site)
+
+    run(test())
+
+
+class Gated(ToyRunner):
+    """Its steps wait while the gate is closed."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.gate, self.inside = threading.Event(), threading.Event()
+        self.gate.set()
+
+    def work(self) -> None:
+        super().work()
+        if not self.gate.is_set():
+            self.inside.set()
+            assert self.gate.wait(HANG)
+
+
+def test_a_step_that_hangs_ends_what_runs_and_frees_its_slots() -> None:
+    async def test() -> None:
+        async with (
+            door(SLOW, drafts=False, kind=Gated) as site,
+            asked(site) as plain,
+            begun(site) as stream,
+        ):
+            runner, now = site.engine.runner, [0.0]
+            assert isinstance(runner, Gated)
+            bound = StepBound(4.0)
+            watch = StepWatch(site.engine.batcher, bound, site.engine.lose, lambda: now[0])
+            returned = asyncio.Event()
+            watch.changed = lambda fine: returned.set() if fine else None
+            await until(lambda: site.engine.slots.free == 2)
+            runner.gate.clear()
+            await until(runner.inside.is_set)
+            try:
+                for _ in range(6):
+                    watch.look()
+                    now[0] += bound.looks_every
+                await ended(HUNG, stream, plain)
+                await all_free(site)
+                await refused(HUNG, site)
+            finally:
+                runner.gate.set()
+            await returned.wait()
+            assert (await site.client.completions.create(**SHORT)).choices[0].text == SAID
+
+    run(test())
+
+
+async def nothing_more_runs(site: Site) -> None:
+    await all_free(site)
+    before = steps(site)
+    await asyncio.sleep(0.1)
+    assert LEFT.slot == "freed before the next step" and steps(site) <= before + 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_its_slots_before_the_next_step(stream: bool) -> None:
+    async def test() -> None:
+        async with door(SLOW, drafts=False) as site:
+            if stream:
+                async with begun(site, n=3):
+                    assert site.generate.under_way == 3
+            else:
+                async with asked(site):
+                    await until(lambda: site.engine.slots.free < 4)
+            await nothing_more_runs(site)
+
+    run(test())
+
+
+def test_a_clients_timeout_frees_its_slot() -> None:
+    async def test() -> None:
+        async with door(SLOW, drafts=False) as site:
+            with pytest.raises(openai.APITimeoutError):
+                await site.client.with_options(timeout=0.3).completions.create(**LONG)
+            assert LEFT.stream == ""
+            await nothing_more_runs(site)
+
+    run(test())
+
+
+IMPATIENT = Security(limits=ServerLimits(unread_seconds=0.3))
+"""Few bytes fit between the ends of a connection of `deaf`."""
+
+
+@contextlib.contextmanager
+def deaf(site: Site, body: dict[str, Any]) -> Any:
+    """A connection that asks and reads nothing."""
+    site.door._listener._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        client.connect(("127.0.0.1", site.door.port))
+        data = json.dumps(body).encode()
+        head = (
+            f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
+        )
+        client.sendall(f"{head}\r\n\r\n".encode() + data)
+        client.settimeout(HANG)
+        yield client
+
+
+def rest_of(client: socket.socket) -> bytes:
+    found = b""
+    with contextlib.suppress(ConnectionResetError):
+        while data := client.recv(65536):
+            found += data
+    return found
+
+
+def test_a_client_that_stops_reading_is_ended_and_its_slots_are_freed() -> None:
+    async def test() -> None:
+        many = {"prompt": "hello", "max_tokens": LENGTH - 8, "ignore_eos": True, "n": 4, "logprobs": 20, "stream": True}
+        async with door(ToyConfig(step_seconds=0.002), drafts=False, security=IMPATIENT) as site:
+            with deaf(site, many) as client:
+                await until(lambda: site.generate.under_way == 4)
+                await all_free(site)
+                said = await asyncio.to_thread(rest_of, client)
+            assert UNREAD.stream == "connection closed" and b"[DONE]" not in said
+            assert steps(site) < 4 * LENGTH
+
+    run(test())
+
+
+@pytest.mark.parametrize("last", ["end", "refuse"])
+def test_the_last_words_of_a_stream_wait_no_longer_for_a_client(last: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if nothing more could be written: what `last` writes is never taken."""
+
+    async def never(self: Exchange) -> None:
+        await asyncio.Event().wait()
+
+    async def test() -> None:
+        config = ToyConfig(fails=6) if last == "refuse" else None
+        async with door(config, drafts=False, security=IMPATIENT) as site:
+            monkeypatch.setattr(Exchange, last, never)
+            with pytest.raises(openai.APIConnectionError) as broken:
+                async with begun(site, max_tokens=20) as stream:
+                    [each async for each in stream]
+            assert not isinstance(broken.value, openai.APITimeoutError)
+            await until(lambda: site.generate.under_way == 0)
+
+    run(test())
