@@ -110,7 +110,9 @@ class ServerParts:
             metrics.watch_prefixes({of: engine.prefixes for of, engine in there.items() if engine.prefixes})
 
     def share_structures(self, **engines: Engine) -> None:
-        """Makes callers take turns in compiling structures, and observes that. `engines`: by metric label."""
+        """Makes callers take turns in slots and in compiling structures. `engines`: by metric label."""
+        for engine in engines.values():
+            engine.slots.caller = whose
         there = {of: engine.structures for of, engine in engines.items() if engine.structures}
         for structures in there.values():
             structures.turns.caller = whose

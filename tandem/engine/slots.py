@@ -1,5 +1,7 @@
-"""Allocates a fixed number of KV slots, lowest first, to requests that wait in order.
+"""Allocates a fixed number of KV slots, lowest first, to requests that wait.
 
+A free slot goes to the caller that has the fewest, and of those to the request that came first: however much one caller
+asks for, another waits for one sequence to end at most.
 If the slots share less memory than all may take, a request also waits for that, and those who came later and fit pass
 it. It holds them back for a bounded time (holds.py), and only where that is of use: where the memory that it needs is
 not held by those who came before it. So a long sequence gets its turn however many short ones there are, and who asks
@@ -12,7 +14,8 @@ import asyncio
 import bisect
 import itertools
 import math
-from collections.abc import Hashable
+from collections import Counter
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -42,12 +45,13 @@ class NoFreeSlot(RuntimeError):
 class _Place:
     """A place in the queue. If `turn` is None, it is kept until `kept_until` for a request that may come back.
 
-    `number`: those of requests that came earlier are smaller. `tokens`: the most of its sequence; None: as many as a
-    slot holds.
+    `number`: those of requests that came earlier are smaller. `caller`: who asks. `tokens`: the most of its sequence;
+    None: as many as a slot holds.
     """
 
     name: Hashable
     number: int
+    caller: Hashable
     tokens: int | None = None
     turn: asyncio.Future[int] | None = None
     kept_until: float = 0.0
@@ -56,18 +60,19 @@ class _Place:
 class SlotPool:
     """Slots 0 to count - 1. Taking the lowest first keeps busy slots adjacent, so caches are read without a copy.
 
-    `memory`: what the slots share; None: each has its own.
+    `memory`: what the slots share; None: each has its own. `caller` returns who asks.
     """
 
     def __init__(self, count: int, max_waiting: int = MAX_WAITING + reserved_places(MAX_WAITING)) -> None:
         self._free = list(range(count))
         self.queue: list[_Place] = []
         self._numbers = itertools.count()
-        self._taken: dict[int, int] = {}  # the number of the request that has the slot
+        self._taken: dict[int, _Place] = {}  # the request that has the slot
         self._holds = Holds()
         self._max_waiting = max_waiting
         self._closed: Exception | None = None
         self.memory: KVMemory | None = None
+        self.caller: Callable[[], Hashable] = lambda: None
         self.count = count
 
     @property
@@ -87,20 +92,19 @@ class SlotPool:
     def take(self, tokens: int | None = None) -> int:
         """Returns a free slot for a sequence of at most `tokens` (None: as many as fit), or raises NoFreeSlot."""
         self._check()
-        return self._take(_Place(None, next(self._numbers), tokens))
+        return self._take(_Place(None, next(self._numbers), self.caller(), tokens))
 
     def _take(self, place: _Place) -> int:
         if not self.fits(place.tokens):
             raise NoFreeSlot(self._full())
         slot = self._free.pop(0)
-        self._taken[slot] = place.number
+        self._taken[slot] = place
         if self.memory:
             self.memory.take(slot, place.tokens)
         return slot
 
     async def acquire(self, seconds: float | None = None, name: Hashable = None, tokens: int | None = None) -> int:
-        """Waits for a slot, first come first served among those who fit. Raises NoFreeSlot if too many wait, or after
-        `seconds`.
+        """Waits for a slot, in turn among those who fit. Raises NoFreeSlot if too many wait, or after `seconds`.
 
         A request that comes back soon with the same `name` keeps its place, so that many short waits have the effect of
         a long one. `tokens`: the most of its sequence.
@@ -142,7 +146,7 @@ class SlotPool:
         """Returns the first place that would fit if no later request had a slot: only for it is a hold of use."""
         if self.memory is None or not self.queue:
             return None
-        taken = sorted((number, slot) for slot, number in self._taken.items())
+        taken = sorted((place.number, slot) for slot, place in self._taken.items())
         before, reserved = 0, 0
         for place in self.queue:
             while before < len(taken) and taken[before][0] < place.number:
@@ -178,7 +182,7 @@ class SlotPool:
         """Returns the place kept for `name`, or a new one."""
         self._forget()
         kept = (place for place in self.queue if name is not None and place.name == name and place.turn is None)
-        return next(kept, None) or _Place(name, next(self._numbers))
+        return next(kept, None) or _Place(name, next(self._numbers), self.caller())
 
     def _forget(self) -> None:
         """Drops places that were kept too long."""
@@ -224,14 +228,21 @@ class SlotPool:
         self._serve()
 
     def _serve(self) -> None:
-        """Gives slots to those who wait and fit, in order, until one is held back."""
+        """Gives slots to those who wait and fit, unless they are held back: each time to the next in turn."""
         if self.queue:
             self._forget()
-        for place in list(self.queue):
-            turn = place.turn
-            if turn is None or turn.done() or not self.fits(place.tokens):
-                continue
-            if self._held_back(place):
-                return  # by one who holds back all later ones too
+        while place := self._next():
+            assert place.turn is not None
             self._leave(place)
-            turn.set_result(self._take(place))
+            place.turn.set_result(self._take(place))
+
+    def _next(self) -> _Place | None:
+        """Returns who gets a slot now: a request of a caller that has the fewest, and of those the first."""
+        if not self._free:
+            return None
+        having = Counter(place.caller for place in self._taken.values())
+        for place in sorted(self.queue, key=lambda place: having[place.caller]):
+            ready = place.turn is not None and not place.turn.done()
+            if ready and self.fits(place.tokens) and not self._held_back(place):
+                return place
+        return None

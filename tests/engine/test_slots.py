@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextvars import ContextVar
 
 import pytest
 
@@ -48,6 +49,34 @@ def test_who_waits_longest_is_served_first() -> None:
         await asyncio.gather(*tasks)
         assert order == ["a1", "b0", "c1"]
         assert pool.free == 0
+
+    run(test())
+
+
+def test_a_free_slot_goes_to_the_caller_that_has_the_fewest() -> None:
+    async def test() -> None:
+        pool, who = SlotPool(3), ContextVar("who", default="")
+        pool.caller = who.get
+        order: list[str] = []
+
+        async def wait(name: str) -> int:
+            who.set(name)
+            slot = await pool.acquire()
+            order.append(name)
+            return slot
+
+        for name in ("greedy", "greedy", "greedy"):
+            await asyncio.create_task(wait(name))
+        tasks = []
+        for name in ("greedy", "greedy", "modest", "greedy", "other", "modest"):
+            tasks.append(asyncio.create_task(wait(name)))
+            await asyncio.sleep(0)
+        for slot in (0, 1, 2, 0, 1, 2):  # each is released as soon as it has its turn
+            pool.release(slot)
+            await asyncio.sleep(0)
+        await asyncio.gather(*tasks)
+        # With each release greedy has 2, 1, 0 of its first three; at the fourth modest has none again.
+        assert order[3:] == ["modest", "other", "greedy", "modest", "greedy", "greedy"]
 
     run(test())
 
