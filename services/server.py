@@ -33,7 +33,7 @@ from tandem.services.shutdown import STOP_SECONDS, ShutdownDeadline, bounded
 from tandem.services.supervisor import Supervisor, Work
 
 if TYPE_CHECKING:  # uvicorn need not be installed
-    from tandem.services.http.door import HttpDoor
+    from tandem.services.http.http_port import HttpPort
 
 log = logging.getLogger("tandem.server")
 
@@ -133,7 +133,7 @@ async def serve(
     port = bind("port", f"{config.host}:{config.port}", partial(config.security.add_port, server))
     probes = ProbePort(config.host, config.health_port, config.security.limits)
     engine = EnginePorts(config.engine, config.security, outermost, _OPTIONS) if config.engine else None
-    door = bound_door(config, outermost)
+    http = bound_http_port(config, outermost)
     ending.begin()
     stopping = _stop_signals(ending, config.drain_seconds)
     building = asyncio.create_task(_as_task(build()))
@@ -151,16 +151,16 @@ async def serve(
         await probes.start(health)
         if engine and hosted.engine_port:
             await engine.start(hosted.engine_port, hosted.adapter_ports, health)
-        if door and hosted.http:
-            await door.start(hosted.http, health)
+        if http and hosted.http:
+            await http.start(hosted.http, health)
     supervisor = hosted.start(lifecycle, health, *names)
-    _announce(config, port, hosted, engine, door)
+    _announce(config, port, hosted, engine, http)
     await first(stopping, hosted.lost, supervisor.gave_up)
     lifecycle.accepting = False
     health.set(NOT_SERVING, *names)
     ending.within(config.drain_seconds + STOP_SECONDS, f"it did not stop after {config.drain_seconds:g} s of draining")
     await _drain(lifecycle, hosted, config.drain_seconds)
-    await _end(server, probes, supervisor, hosted, engine, door)
+    await _end(server, probes, supervisor, hosted, engine, http)
     return int(hosted.lost.is_set() or supervisor.gave_up.is_set())
 
 
@@ -170,12 +170,12 @@ async def _end(
     supervisor: Supervisor,
     hosted: HostedService,
     engine: EnginePorts | None,
-    door: HttpDoor | None,
+    http: HttpPort | None,
 ) -> None:
     """Stops each part within a time limit; parts that do not end are abandoned."""
     await bounded(server.stop(grace=0.5), "the server's port")
-    if door:
-        await bounded(door.stop(), "the HTTP port")
+    if http:
+        await bounded(http.stop(), "the HTTP port")
     if engine:
         await bounded(engine.stop(), "the engine port")
     await bounded(probes.stop(), "the health port")
@@ -245,17 +245,17 @@ def _stop_signals(ending: ShutdownDeadline, drain_seconds: float) -> asyncio.Eve
     return stopping
 
 
-def bound_door(config: ServeConfig, outermost: Sequence[Layer]) -> HttpDoor | None:
+def bound_http_port(config: ServeConfig, outermost: Sequence[Layer]) -> HttpPort | None:
     """Binds the port for OpenAI clients, if there is to be one. Imports what only it needs."""
     if config.http is None:
         return None
-    from tandem.services.http.door import HttpDoor
+    from tandem.services.http.http_port import HttpPort
 
-    return HttpDoor(config.http, config.security, outermost)
+    return HttpPort(config.http, config.security, outermost)
 
 
 def _announce(
-    config: ServeConfig, port: int, hosted: HostedService, engine: EnginePorts | None, door: HttpDoor | None
+    config: ServeConfig, port: int, hosted: HostedService, engine: EnginePorts | None, http: HttpPort | None
 ) -> None:
     seconds = config.startup.total()
     for note in config.startup.notes:
@@ -269,9 +269,9 @@ def _announce(
         for name, number in engine.adapters.items():
             log.info("adapter %s is a model of its own for gateways on %s:%d", name, config.engine.host, number)
         more = {**more, "engine_port": engine.port, "adapter_ports": engine.adapters}
-    if config.http and door and hosted.http:
-        more = {**more, "http_host": config.http.host, "http_port": door.port, "model": hosted.http.model}
-        _invite(config.security, door.url, hosted.http.model)
+    if config.http and http and hosted.http:
+        more = {**more, "http_host": config.http.host, "http_port": http.port, "model": hosted.http.model}
+        _invite(config.security, http.url, hosted.http.model)
     if config.ready_file:
         ready: dict[str, object] = {"host": config.host, "port": port, "pid": os.getpid(), "startup_seconds": seconds}
         ready["startup"] = {name: round(taken, 3) for name, taken in config.startup.seconds.items()}

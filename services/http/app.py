@@ -1,4 +1,4 @@
-"""The paths of the door, each answered inside the layers that every call of this server has."""
+"""Routes the paths of the HTTP port. Every call passes the layers that calls of gRPC pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes of the status that a failed call has (services/errors.py) the error of OpenAI's API."""
+"""Converts the status of a failed call (services/errors.py) to an error of OpenAI's API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One request over HTTP and its answer. The layers of all calls see it as they see a call of gRPC."""
+"""One request over HTTP and its answer, with the interface of a gRPC call's context for the layers."""
 
 from __future__ import annotations
 

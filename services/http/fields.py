@@ -1,4 +1,4 @@
-"""The table of fields: each of OpenAI's and vLLM's is served, accepted as it is anyway, a label, or refused by name."""
+"""The table of fields: each of OpenAI's and vLLM's is served, accepted with one value, a label, or refused by name."""
 
 from __future__ import annotations
 

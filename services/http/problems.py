@@ -1,4 +1,4 @@
-"""What can be wrong with a request over HTTP alone. services/errors.py gives each its status."""
+"""Errors of requests over HTTP. services/errors.py gives each its status."""
 
 from __future__ import annotations
 

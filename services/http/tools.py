@@ -1,4 +1,4 @@
-"""Reads the tools of a chat, and makes of its output the calls of them."""
+"""Reads the tools of a chat, and parses the calls of them in its output."""
 
 from __future__ import annotations
 

@@ -52,12 +52,12 @@ class ObservabilityConfig:
 class Observability:
     """Metrics, request log and traces of one server. Raises ValueError if a port is taken or a library is missing.
 
-    `door`: there is an HTTP port, which shows metrics if their library is installed.
+    `http`: there is an HTTP port, which shows metrics if their library is installed.
     """
 
-    def __init__(self, config: ObservabilityConfig, role: str, door: bool = False) -> None:
+    def __init__(self, config: ObservabilityConfig, role: str, http: bool = False) -> None:
         self._role = role
-        self._counts = config.metrics_port is not None or (door and find_spec("prometheus_client") is not None)
+        self._counts = config.metrics_port is not None or (http and find_spec("prometheus_client") is not None)
         self.metrics: Metrics | None = None
         """None until `loaded`, and if metrics are off."""
         self._server = _metrics_server(config)

@@ -22,7 +22,7 @@ from tandem.runners.toy import VOCAB_SIZE, ToyConfig, ToyRunner, ToyTokenizer
 from tandem.services.generation import GenerateMethod
 from tandem.services.health import SERVING, HealthService
 from tandem.services.http.address import HttpAddress
-from tandem.services.http.door import HttpDoor
+from tandem.services.http.http_port import HttpPort
 from tandem.services.http.service import HttpService
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.observability.calls import CallLayer
@@ -46,7 +46,7 @@ class Site:
     engine: Engine
     lifecycle: Lifecycle
     generate: GenerateMethod
-    door: HttpDoor
+    door: HttpPort
     health: HealthService = field(default_factory=HealthService)
 
     async def post(self, path: str, body: Mapping[str, Any] | bytes, **headers: str) -> httpx2.Response:
@@ -116,7 +116,7 @@ async def door(
     service = HttpService(generate, lambda: adapters or {}, security.max_message_bytes)
     health, layer = HealthService(), CallLayer([RequestLog("test")])
     health.set(SERVING, "")
-    opened = HttpDoor(HttpAddress(0, "127.0.0.1"), security, [layer])
+    opened = HttpPort(HttpAddress(0, "127.0.0.1"), security, [layer])
     await opened.start(service, health)
     try:
         async with httpx2.AsyncClient(base_url=opened.url, timeout=HANG) as http:

@@ -19,7 +19,7 @@ from tandem.services.engine_port.port import EnginePort
 from tandem.services.health import SERVING, HealthService
 from tandem.services.layers import Call, Layer
 from tandem.services.lifecycle import Lifecycle
-from tandem.services.server import HostedService, ServeConfig, bound_door, first
+from tandem.services.server import HostedService, ServeConfig, bound_http_port, first
 from tandem.workshops.ray_serve.ingress import SECONDS_LEFT
 
 log = logging.getLogger("tandem.ray")
@@ -70,7 +70,7 @@ class Replica:
     ) -> int:
         """Replaces tandem.services.server.serve, without signals and ports, but for those of OpenAI clients."""
         engine = EnginePort(config.engine, config.security, outermost) if config.engine else None
-        door = bound_door(config, outermost)
+        http = bound_http_port(config, outermost)
         hosted = await build()
         health = HealthService()
         supervisor = hosted.start(lifecycle, health, "")
@@ -79,8 +79,8 @@ class Replica:
         log.info("%s is ready after %.1f s", hosted.service, config.startup.total())
         hosted.ready()
         health.set(SERVING, "")
-        if door and hosted.http:
-            await door.start(hosted.http, health)
+        if http and hosted.http:
+            await http.start(hosted.http, health)
         if engine and hosted.engine_port:
             await engine.start(hosted.engine_port, health)
             log.info("VllmEngine is ready on port %d, for gateways", engine.port)
@@ -88,8 +88,8 @@ class Replica:
         await first(self._stopping, hosted.lost, supervisor.gave_up)
         await lifecycle.drain(config.drain_seconds, lambda: 0 if hosted.lost.is_set() else hosted.busy())
         await supervisor.stop()
-        if door:
-            await door.stop()
+        if http:
+            await http.stop()
         if engine:
             await engine.stop()
         if hosted.close:

@@ -1,4 +1,4 @@
-"""The port for OpenAI clients: what of a server answers there."""
+"""The HTTP port of a server, for OpenAI clients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tandem.services.layers import Layer
 from tandem.services.security.config import Security
 
 
-class HttpDoor:
+class HttpPort:
     """Binds at once and answers from `start` on. Raises AddressInUse."""
 
     def __init__(self, address: HttpAddress, security: Security, outermost: Sequence[Layer] = ()) -> None:
