@@ -7,10 +7,11 @@ chosen, because a round in flight that does not pay wastes a draft and a message
 
 from __future__ import annotations
 
+import bisect
 import enum
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tandem.speculation.acceptance_rates import AcceptanceCounts
 from tandem.speculation.step_times import MeasuredTimes, Times
@@ -103,25 +104,19 @@ def expected_tpot(depth: int, times: Times, k: int, rates: Sequence[float]) -> f
     return seconds / tokens
 
 
-def _ends(depth: int, times: Times, k: int) -> list[float]:
-    """Returns when a new cycle can start if the m-th round misses: its verdict has come and the draft model is free."""
-    sent, verdicts = [k * times.draft], []
-    begun = [0.0]
+def _ends(depth: int, times: Times, k: int) -> Iterator[float]:
+    """Yields when a new cycle can start if the m-th round misses: its verdict has come and the draft model is free."""
+    begun, sent, verdicts = [0.0], [k * times.draft], list[float]()
     verified = 0.0
-    for i in range(MAX_ROUNDS + 1):
-        verified = max(sent[i] + times.rtt / 2, verified) + times.verify
-        verdicts.append(verified + times.rtt / 2)
-        begun.append(max(sent[i], verdicts[i + 1 - depth] if i + 1 >= depth else 0.0))
-        sent.append(begun[-1] + (k + 1) * times.draft)
-    return [_free(verdicts[m], begun, sent, times.draft) for m in range(MAX_ROUNDS)]
-
-
-def _free(now: float, begun: Sequence[float], sent: Sequence[float], bonus: float) -> float:
-    """Returns when the draft model is free, which at `now` may be drafting a bonus token or the round after it."""
-    for start, end in zip(begun, sent, strict=True):
-        if start < now < end:
-            return start + bonus if now < start + bonus else end
-    return now
+    for m in range(MAX_ROUNDS):
+        while len(verdicts) <= MAX_ROUNDS and (len(verdicts) <= m or begun[-1] < verdicts[m]):
+            verified = max(sent[-1] + times.rtt / 2, verified) + times.verify
+            verdicts.append(verified + times.rtt / 2)
+            begun.append(max(sent[-1], verdicts[-depth] if len(verdicts) >= depth else 0.0))
+            sent.append(begun[-1] + (k + 1) * times.draft)
+        now, last = verdicts[m], bisect.bisect_left(begun, verdicts[m]) - 1  # the last draft begun before the verdict
+        bonus = begun[last] + times.draft
+        yield now if now >= sent[last] else bonus if now < bonus else sent[last]
 
 
 def _coarse(times: Times) -> Times:
