@@ -205,7 +205,8 @@ async def draft_rows(count: int) -> list[Row]:
             for _ in range(count):
                 draft = [noise.randrange(_KNOWN) for _ in range(5)]
                 began = time.perf_counter()
-                await sequence.row(tokens, 5)
+                sequence.lacks(tokens)
+                sequence.row(tokens, 5)
                 sequence.proposed(tokens, draft)
                 timed.append(time.perf_counter() - began)
                 verdict = [int(str(token)) for token in draft[:2]]  # equal, but other objects, as a reply's are

@@ -152,13 +152,13 @@ class Batcher:
         submitted.add_done_callback(self._between.discard)
         return submitted
 
-    async def run(
+    def run(
         self,
         step: Callable[[Sequence[Row]], Sequence[Result | RowFailed]],
         row: Row,
         limit: int,
         prefill: bool = False,
-    ) -> TimedResult[Result]:
+    ) -> asyncio.Future[TimedResult[Result]]:
         """Runs `row` in the next `step` that has room (at most `limit` rows). Raises RowFailed, StepHung or DeviceLost.
 
         Two steps of `prefill` rows never run in succession while other rows wait, so new requests delay a round by at
@@ -166,13 +166,13 @@ class Batcher:
         """
         if self._hung:
             raise StepHung(self._hung)
-        future = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[TimedResult[Result]] = asyncio.get_running_loop().create_future()
         now = time.perf_counter()
         self._ready.append(_Waiting(step, row, limit, now, prefill, future))
         if not prefill:
             self._window.returned(now, bool(self._running))
         self._begin_if_ready()
-        return await future
+        return future
 
     def _begin_if_ready(self) -> None:
         """Begins a step if the device is free and no missing row is worth waiting for; otherwise tries again later."""

@@ -93,8 +93,9 @@ class FusedRounds:
 
     async def _round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
         assert self._target and self._draft, "open comes first"
-        await self._target.hold(tokens)
-        copied = (await self._lookup.propose(tokens, k)).token_ids if self._lookup and k else ()
+        if self._target.lacks(tokens):
+            await self._target.fill(tokens[:-1])
+        copied = self._lookup.copy(tokens, k).token_ids if self._lookup and k else ()
         k = model_part(k, model_k)
         attempt = self._pair.health.attempt() if k and not copied else None
         try:
@@ -139,7 +140,9 @@ class FusedRounds:
     ) -> ProposeRow | None:
         """Returns the row for the draft model, or None if its cache cannot be filled."""
         try:
-            return await draft.row(tokens, k)
+            if draft.lacks(tokens):
+                await draft.fill(tokens[:-2])
+            return draft.row(tokens, k)
         except Unreadable:
             attempt.succeeded()  # it is this request that the model cannot draft for
             return None

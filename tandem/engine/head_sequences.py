@@ -28,6 +28,7 @@ class HeadSequence(DraftSequence):
         assert not isinstance(reads, No), "only heads have inboxes"
         reads.follow(slot, inbox)
         self._inbox, self._epoch, self._sound, self._known = inbox, inbox.epoch, 0, 0
+        self.keeps_drafts = True
 
     async def fill(self, tokens: Sequence[int]) -> int:
         """Like KVSequence.fill, as far as features have come."""
@@ -39,23 +40,25 @@ class HeadSequence(DraftSequence):
         self._sound = len(self.held)
         return 0
 
-    async def row(self, tokens: Sequence[int], k: int) -> ProposeRow | None:
-        """Like DraftSequence.row; None if too many features are missing to draft."""
+    def lacks(self, tokens: Sequence[int]) -> bool:
         if not self._inbox.handed_out:
-            return None
+            return False
         if self._known_rows() > self._sound or self._epoch != self._inbox.epoch:
             self._forget_guesses()
         self._sound = min(self._sound, self.truncate_to(tokens))
-        if len(tokens) - len(self.held) > TAIL or len(self.held) <= self._inbox.first:
-            await self.fill(tokens[:-2])
-        fed = max(2, len(tokens) - len(self.held))
-        self._known = self._known_rows()
-        if fed > self.engine.runner.limits.chunk or len(tokens) <= self._inbox.first + 1:
+        return len(tokens) - len(self.held) > TAIL or len(self.held) <= self._inbox.first
+
+    def row(self, tokens: Sequence[int], k: int) -> ProposeRow | None:
+        """Like DraftSequence.row; None if too many features are missing to draft."""
+        if not self._inbox.handed_out:
             return None
-        return self._row(tokens, min(fed, len(tokens)), k)
+        self._known = self._known_rows()
+        if len(tokens) - len(self.held) > self.engine.runner.limits.chunk or len(tokens) <= self._inbox.first + 1:
+            return None
+        return super().row(tokens, k)
 
     def proposed(self, tokens: Sequence[int], draft: Sequence[int]) -> None:
-        self._hold(tokens, draft[:-1])
+        super().proposed(tokens, draft)
         self._sound = min(self._known, len(tokens))
 
     def _forget_guesses(self) -> None:

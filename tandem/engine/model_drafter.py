@@ -8,6 +8,7 @@ from dataclasses import replace
 from tandem.engine.engine import Engine
 from tandem.engine.sequences import KVSequence
 from tandem.runners.protocol import TAIL, ProposeRow, RowFailed
+from tandem.speculation.acceptance import known_prefix
 from tandem.speculation.types import Draft, Proposer, Request, Rule, model_part
 
 
@@ -29,6 +30,7 @@ class DraftSequence(KVSequence):
         super().__init__(engine, slot, request, engine.adapters.take_own(request.adapter))
         self._target_vocab_size = target_vocab_size
         self._followed = 0  # the length of the tokens of the last recorded step
+        self.keeps_drafts = not engine.can.reprocess_accepted
 
     async def fill(self, tokens: Sequence[int]) -> int:
         """Like KVSequence.fill. Raises Unreadable."""
@@ -41,39 +43,29 @@ class DraftSequence(KVSequence):
         if max(tokens[len(self.held) :], default=0) >= size:
             raise Unreadable(f"a token id is outside the draft model's vocabulary of {size}")
 
-    async def row(self, tokens: Sequence[int], k: int) -> ProposeRow | None:
-        """Fills the cache with all of `tokens` but a short tail, and returns the row for the next step.
+    def lacks(self, tokens: Sequence[int]) -> bool:
+        """Drops what is not of `tokens`, and returns whether more than a short tail of them is missing.
 
-        Raises Unreadable.
+        Then all of them but two must be filled before the next row. Raises Unreadable.
         """
-        behind = len(tokens) - self.truncate_to(tokens, self._followed if self.only_grows else 0)
+        held = self.truncate_to(tokens, self._followed if self.only_grows else 0)
         self._check(tokens)
-        if behind > TAIL:
-            await self.fill(tokens[:-2])
-            behind = 2
-        return self._row(tokens, max(2, behind), k)
+        return len(tokens) - held > TAIL
 
-    def _row(self, tokens: Sequence[int], fed: int, k: int) -> ProposeRow:
-        """Returns the row that feeds the last `fed` of `tokens`."""
-        tail, known = tuple(tokens[-fed:]), self._target_vocab_size
-        return ProposeRow(
-            self.slot, len(tokens) - 1, tail, k, self.request, known, self.processor(tokens), self.adapter
-        )
+    def row(self, tokens: Sequence[int], k: int) -> ProposeRow | None:
+        """Returns the row for the next step, which feeds what of `tokens` is missing."""
+        tail = tuple(tokens[-max(2, len(tokens) - len(self.held)) :])
+        known, processor = self._target_vocab_size, self.processor(tokens)
+        return ProposeRow(self.slot, len(tokens) - 1, tail, k, self.request, known, processor, self.adapter)
 
     def proposed(self, tokens: Sequence[int], draft: Sequence[int]) -> None:
         """Records the tokens that a step processed: all but the last draft token, which was only drawn.
 
-        Of a draft that wants accepted tokens fed again, only `tokens`.
-        """
-        self._hold(tokens, () if self.engine.can.reprocess_accepted else draft[:-1])
-
-    def _hold(self, tokens: Sequence[int], draft: Sequence[int]) -> None:
-        """Holds `tokens`, which begin with what is held, and `draft`.
-
-        Of earlier drafts it takes the tokens as committed: slices of the same objects compare several times as fast.
+        Of a draft that wants accepted tokens fed again, only `tokens`. Of earlier drafts it takes the tokens as
+        committed: slices of the same objects compare several times as fast.
         """
         start = min(self._followed, len(self.held))
-        self.held[start:] = [*tokens[start:], *draft]
+        self.held[start:] = [*tokens[start:], *(draft[:-1] if self.keeps_drafts else ())]
         self._followed = len(tokens)
 
 
@@ -124,19 +116,21 @@ class ModelDrafter:
         if k <= 0:
             return Draft()
         waited, worked = sequence.queue_seconds, sequence.compute_seconds
-        row = await sequence.row(tokens, k)
+        if sequence.lacks(tokens):
+            await sequence.fill(tokens[:-2])
+        row = sequence.row(tokens, k)
         if row is None:
             return Draft()
         row = row if request is None else replace(row, request=request)
         done = await sequence.step(self._engine.runner.propose, row)
         sequence.proposed(tokens, done.value.token_ids)
-        proposal = done.value.within(self._target_vocab_size)
+        token_ids = known_prefix(done.value.token_ids, self._target_vocab_size)
         return Draft(
-            proposal.token_ids,
+            token_ids,
             sequence.queue_seconds - waited + done.queue_seconds,
             sequence.compute_seconds - worked + done.compute_seconds,
-            (Proposer.MODEL,) * len(proposal.token_ids),
-            proposal.distributions,
+            (Proposer.MODEL,) * len(token_ids),
+            done.value.distributions[: len(token_ids)],
             done.rows,
         )
 

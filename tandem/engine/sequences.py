@@ -200,16 +200,19 @@ class TargetSequence(KVSequence):
 
     async def _filled_run(self, tokens: Sequence[int], row: VerifyRow) -> TimedResult[Verdict]:
         """Runs a row behind all of `tokens` but the last. Raises RowFailed: then nothing is held."""
-        await self.hold(tokens)
+        if self.lacks(tokens):
+            await self.fill(tokens[:-1])
         return await self.step(self.engine.verify, row)
 
-    async def hold(self, tokens: Sequence[int]) -> None:
-        """Makes the cache hold all of `tokens` but the last, which extend those of the round before, and no others."""
+    def lacks(self, tokens: Sequence[int]) -> bool:
+        """Drops what is not of all `tokens` but the last, which extend those of the round before.
+
+        Returns whether some of them are missing, and must be filled before the next row.
+        """
         position = len(tokens) - 1
         self.truncate_to(tokens, start=max(0, position - 1))
         del self.held[position:]
-        if len(self.held) < position:
-            await self.fill(tokens[:position])
+        return len(self.held) < position
 
 
 class LocalVerifier:

@@ -44,7 +44,8 @@ class Attempt:
     def succeeded(self) -> None:
         """Reports that the drafter answered."""
         self._open = False
-        self.health.succeeded()
+        if not self.health.backoff.up:
+            self.health.succeeded()
 
     def refused(self, backoff: Backoff, reason: object) -> None:
         """Reports that the drafter refused the request that has this `backoff`: a refusal is an answer."""
@@ -75,7 +76,7 @@ class DrafterHealth:
 
         `own`: the backoff of the request that asks; a request that must wait takes no trial from others.
         """
-        if own and not own.ready():
+        if own and not own.up and not own.ready():
             return None
         if self.backoff.up:
             return Attempt(self)
@@ -133,7 +134,9 @@ class FallibleDrafter(Generic[Wrapped]):
             await self._call(prompt, _nothing, Attempt(self._health))
 
     async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
-        draft = await self._try(tokens, partial(self._drafter.propose, k=k, model_k=model_k) if k else _nothing)
+        call = partial(self._drafter.propose, k=k, model_k=model_k) if k else _nothing
+        attempt = self._attempt(tokens, call)
+        draft = await self._call(tokens, call, attempt) if attempt else None
         if draft is None:
             self._health.skipped(self._stats)
         return draft or Draft()
@@ -148,15 +151,13 @@ class FallibleDrafter(Generic[Wrapped]):
         self._opened = False
         await self._drafter.close()
 
-    async def _try(self, tokens: Sequence[int], call: _Call) -> Draft | None:
-        """Calls the drafter if it is up; otherwise begins a trial if one is due, and returns None."""
+    def _attempt(self, tokens: Sequence[int], call: _Call) -> Attempt | None:
+        """Returns the attempt to make now, or begins a trial beside the rounds if one is due."""
         if self._trial and not self._trial.done():
             return None  # one call at a time
         attempt = self._health.attempt(self._backoff)
-        if attempt is None:
-            return None
-        if self._backoff.up and not attempt.trial:
-            return await self._call(tokens, call, attempt)
+        if attempt is None or (self._backoff.up and not attempt.trial):
+            return attempt
         # A trial runs beside the rounds and brings the drafter up to date; its proposal comes too late to be used.
         self._trial = asyncio.create_task(self._call(list(tokens), call, attempt), name="drafter trial")
         self._trial.add_done_callback(lambda _: attempt.ended())
@@ -188,7 +189,8 @@ class FallibleBonusDrafter(FallibleDrafter[BonusDrafter]):
     """A FallibleDrafter that also drafts bonus tokens; if that fails, there is none."""
 
     async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
-        return await self._try(tokens, self._drafter.draft_bonus) or Draft()
+        attempt = self._attempt(tokens, self._drafter.draft_bonus)
+        return (attempt and await self._call(tokens, self._drafter.draft_bonus, attempt)) or Draft()
 
 
 _Call = Callable[[Sequence[int]], Awaitable[Draft]]

@@ -20,7 +20,7 @@ class HybridDrafter:
         await self._model.open(prompt)
 
     async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
-        copied = await self._lookup.propose(tokens, k)
+        copied = self._lookup.copy(tokens, k)
         if copied.token_ids:
             return copied
         draft = await self._model.propose(tokens, k, model_k)
@@ -28,7 +28,7 @@ class HybridDrafter:
         return draft
 
     async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
-        copied = await self._lookup.draft_bonus(tokens)
+        copied = self._lookup.copy(tokens, 1)
         return copied if copied.token_ids else await self._model.draft_bonus(tokens)
 
     def learn(self, tokens: Sequence[int]) -> None:

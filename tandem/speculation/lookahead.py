@@ -10,6 +10,7 @@ then drafts a token to see what would be accepted. Times are arguments; no clock
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -52,9 +53,10 @@ class _Share:
     def __init__(self, rate: float, trials: float, fading: float) -> None:
         self._hits, self._trials, self._fading = rate * trials, trials, fading
 
-    def note(self, hit: bool) -> None:
-        self._hits = self._fading * self._hits + hit
-        self._trials = self._fading * self._trials + 1
+    def note(self, hits: Sequence[bool]) -> None:
+        for hit in hits:
+            self._hits = self._fading * self._hits + hit
+            self._trials = self._fading * self._trials + 1
 
     @property
     def rate(self) -> float:
@@ -131,10 +133,10 @@ class LookaheadPolicy:
         """The estimated chance that the target's token is the draft's."""
         return self._acceptance.rate
 
-    def observe(self, hit: bool) -> None:
-        """Records whether the target's token was the one drafted for its place."""
-        self._acceptance.note(hit)
-        self.measured.acceptance.note(hit)
+    def observe(self, *hits: bool) -> None:
+        """Records of some places whether the target's token was the one drafted there."""
+        self._acceptance.note(hits)
+        self.measured.acceptance.note(hits)
 
     def stepped(self, drafted: int, verdict: Verdict) -> None:
         """Records a step of the run, which verified `drafted` draft tokens."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tandem.speculation.acceptance_rates import AcceptanceCounts
+from tandem.speculation.common_prefix import common
 from tandem.speculation.drafters import NgramDrafter
 from tandem.speculation.types import Draft, Proposer
 
@@ -37,15 +38,11 @@ class LookupPolicy:
     """Acceptance rates of a draft model and of copies, shared by the requests of a process."""
 
     def __init__(self) -> None:
-        self._counts = {source: AcceptanceCounts(PROCESS_FADING) for source in PRIOR}
-
-    def note(self, source: int, drafted: int, accepted: int) -> None:
-        """Counts a draft of `drafted` tokens, of which `accepted` were right."""
-        self._counts[source].note(drafted, accepted)
+        self.counts = {source: AcceptanceCounts(PROCESS_FADING) for source in PRIOR}
 
     def rates(self, source: int, most: int) -> list[float]:
         """Returns the conditional acceptance of the first `most` positions of a draft."""
-        return self._counts[source].rates([PRIOR[source]] * most, PROCESS_TOGETHER, PROCESS_EACH)[0]
+        return self.counts[source].rates([PRIOR[source]] * most, PROCESS_TOGETHER, PROCESS_EACH)[0]
 
 
 class _Prediction(NamedTuple):
@@ -74,15 +71,12 @@ class PolicedLookup:
         await self._lookup.open(prompt)
         self._open, self._learned = [], len(prompt)
 
-    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
+    def copy(self, tokens: Sequence[int], k: int) -> Draft:
         """Returns a copy of `k` tokens, or nothing if the model is expected to do better."""
         size, copied = self._lookup.match(tokens, k)
         if not copied or self._expected_accepted(min(size, LONG), k) < self._expected_accepted(MODEL, k):
             return Draft()
         return Draft(copied, proposed_by=(Proposer.NGRAM,) * len(copied))
-
-    async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
-        return await self.propose(tokens, 1)
 
     async def close(self) -> None:
         await self._lookup.close()
@@ -108,16 +102,12 @@ class PolicedLookup:
             return False
         if tokens[prediction.at - 1] != prediction.last:
             return True
-        followed = tokens[prediction.at : prediction.at + len(prediction.token_ids)]
-        right = 0
-        for predicted, committed in zip(prediction.token_ids, followed, strict=False):
-            if predicted != committed:
-                break
-            right += 1
+        followed = tuple(tokens[prediction.at : prediction.at + len(prediction.token_ids)])
+        right = common(prediction.token_ids, followed)
         if right == len(followed) < len(prediction.token_ids):
             return False
-        self._counts[prediction.source].note(len(prediction.token_ids), right)
-        self._policy.note(prediction.source, len(prediction.token_ids), right)
+        for counts in (self._counts, self._policy.counts):
+            counts[prediction.source].note(len(prediction.token_ids), right)
         return True
 
     def _expected_accepted(self, source: int, k: int) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -117,9 +117,8 @@ class PipelinedRounds:
         """Returns the verdict on the round that extends `tokens`: one in flight already, or a new one of `k` drafts."""
         self._k, self._model_k = k, model_k
         if not self._flights and not (self._ahead and await self._ahead_sent()):
-            draft = await self._propose(tokens) if k else Draft()
             self._path = list(tokens)
-            self._send(draft, ahead=False)
+            self._send(await self._drafted() if k else Draft(), ahead=False)
         stale = 0
         while True:
             try:
@@ -128,9 +127,10 @@ class PipelinedRounds:
                 error = lost.cause
             else:
                 if answer.verdict is not None:
-                    return await self._committed(
-                        tokens, self._flights.popleft(), answer.verdict, answer.network_seconds
-                    )
+                    flight = self._flights.popleft()
+                    if not self._follows(tokens, flight, answer.verdict, answer.network_seconds):
+                        await self._drop_in_flight()
+                    return flight.draft, answer.verdict
                 held = answer.committed_length
                 error = OutOfStep(f"round at {len(tokens)} is stale: the verifier holds {held} tokens")
                 stale += 1
@@ -177,12 +177,12 @@ class PipelinedRounds:
 
         Returns False if no bonus token was drafted.
         """
-        bonus = await self._timed(self.drafter.draft_bonus(self._path))
+        bonus = await self._drafted(bonus=True)
         self.stats.spent(bonus)
         if not bonus.token_ids:
             return False
         self._path += bonus.token_ids
-        self._send(await self._propose(self._path), ahead=True)
+        self._send(await self._drafted(), ahead=True)
         return True
 
     async def _ahead_sent(self) -> bool:
@@ -192,12 +192,13 @@ class PipelinedRounds:
         self._ahead, self._no_bonus = None, not sent
         return sent
 
-    async def _propose(self, tokens: Sequence[int]) -> Draft:
-        return await self._timed(self.drafter.propose(tokens, min(self._k, self._end - len(tokens) - 1), self._model_k))
-
-    async def _timed(self, drafting: Awaitable[Draft]) -> Draft:
-        began = self.clock()
-        draft = await drafting
+    async def _drafted(self, bonus: bool = False) -> Draft:
+        """Drafts what follows the path: a round, or its bonus token."""
+        began, path = self.clock(), self._path
+        if bonus:
+            draft = await self.drafter.draft_bonus(path)
+        else:
+            draft = await self.drafter.propose(path, min(self._k, self._end - len(path) - 1), self._model_k)
         self.depth.times.drafted(len(draft.token_ids), self.clock() - began)
         return draft
 
@@ -208,28 +209,24 @@ class PipelinedRounds:
         self._flights.append(_Flight(draft, answer, self.clock(), ahead))
         self._path += draft.token_ids
 
-    async def _committed(
-        self, tokens: Sequence[int], flight: _Flight, verdict: Verdict, network_seconds: float
-    ) -> tuple[Draft, Verdict]:
-        """Processes a verdict: the rounds in flight after it continue if it matches the path, or else are dropped."""
-        self._account(flight, verdict, network_seconds)
-        committed, drafted = [*tokens, *verdict.token_ids], len(flight.draft.token_ids)
-        matches = self._path[: len(committed)] == committed
-        bonus = matches if len(self._path) >= len(committed) else None
-        self.depth.observe(drafted, verdict.accepted, bonus)
-        self._no_bonus = False
-        if not matches:
-            await self._drop_in_flight()
-        return flight.draft, verdict
+    def _follows(self, tokens: Sequence[int], flight: _Flight, verdict: Verdict, network_seconds: float) -> bool:
+        """Records a verdict; returns whether it matches the path, so that the rounds in flight after it continue.
 
-    def _account(self, flight: _Flight, verdict: Verdict, network_seconds: float) -> None:
-        """Counts as network time only waiting that nothing else explains: overlapping rounds do not wait twice."""
+        Counts as network time only waiting that nothing else explains: overlapping rounds do not wait twice.
+        """
         now, beside_target = self.clock(), verdict.queue_seconds + verdict.compute_seconds
         waited = now - max(flight.sent, self._answered) - beside_target
         self._answered = now
         self.stats.network_seconds += min(network_seconds, max(0.0, waited))
         self.stats.guessed_rounds += flight.ahead
         self.depth.times.verified(beside_target, network_seconds)
+        committed = [*tokens, *verdict.token_ids]
+        matches = self._path[: len(committed)] == committed
+        self.depth.observe(
+            len(flight.draft.token_ids), verdict.accepted, matches if len(self._path) >= len(committed) else None
+        )
+        self._no_bonus = False
+        return matches or not (self._flights or self._ahead)
 
     async def _drop_in_flight(self) -> None:
         """Drops all rounds in flight and the one being drafted, which are stale."""

@@ -135,7 +135,7 @@ class MeasuredTimes:
         """Records a verification: its seconds at the target, and those of the network there and back, if known."""
         self._verify = _smoothed(self._verify, verify_seconds)
         if network_seconds is not None:
-            self.travelled(network_seconds)
+            self._rtt = _smoothed(self._rtt, network_seconds)
 
     def travelled(self, network_seconds: float) -> None:
         """Records the seconds of a round trip."""

@@ -191,18 +191,14 @@ class ChosenRounds:
         if self._rounds % RECONSIDERED == 0:
             await self._reconsider(tokens)
         draft, verdict = await self._chosen.round(tokens, k, model_k)
-        self._time(len(verdict.token_ids))
-        if self._chosen is self.waiting:
-            self._learn_from(draft, verdict)
-        return draft, verdict
-
-    def _time(self, tokens: int) -> None:
-        """Times the rounds of a way but for the first one, in which it begins."""
         self._until = self.clock()
-        if self._since is None:
+        if self._since is None:  # the first round of a way, in which it begins, is not timed
             self._since, self._tokens = self._until, 0
         else:
-            self._tokens += tokens
+            self._tokens += len(verdict.token_ids)
+        if self._chosen is self.waiting:
+            self._learn_from(len(draft.token_ids), verdict)
+        return draft, verdict
 
     def _report(self) -> None:
         """Reports the time of the rounds since the last report, if they committed enough tokens."""
@@ -232,10 +228,10 @@ class ChosenRounds:
         finally:
             await (self.waiting if first is self.running else self.running).close()
 
-    def _learn_from(self, draft: Draft, verdict: Verdict) -> None:
-        drafted, measured = len(draft.token_ids), self.reach.measured
-        for position in range(min(drafted, verdict.accepted + 1)):
-            self.reach.observe(position < verdict.accepted)
+    def _learn_from(self, drafted: int, verdict: Verdict) -> None:
+        """Tells the way that runs what rounds that wait have found."""
+        measured, tried = self.reach.measured, range(min(drafted, verdict.accepted + 1))
+        self.reach.observe(*(position < verdict.accepted for position in tried))
         if self.measures_steps:
             measured.times.verified(verdict.queue_seconds + verdict.compute_seconds, None)
         measured.shared(drafted + 1, verdict)

@@ -41,23 +41,23 @@ class Recorder:
         return [RowFailed("bad row") if row == "bad" else f"{name}{row}" for row in rows]
 
 
-async def opened() -> tuple[Batcher, Recorder, asyncio.Task[Any]]:
+async def opened() -> tuple[Batcher, Recorder, asyncio.Future[Any]]:
     """A batcher whose device is busy with a first row, so that what follows gathers."""
     batcher, recorder = Batcher("test"), Recorder()
     recorder.gate.clear()
-    first = asyncio.create_task(batcher.run(recorder.a, "first", 4))
+    first = asyncio.ensure_future(batcher.run(recorder.a, "first", 4))
     while not recorder.steps:
         await asyncio.sleep(0.001)
     return batcher, recorder, first
 
 
-async def gather(*tasks: asyncio.Task[Any]) -> list[Any]:
+async def gather(*tasks: asyncio.Future[Any]) -> list[Any]:
     results = await asyncio.gather(*tasks, return_exceptions=True)
     return [r if isinstance(r, BaseException) else r.value for r in results]
 
 
-def queue(batcher: Batcher, step: Any, rows: Sequence[Any], limit: int = 4) -> list[asyncio.Task[Any]]:
-    return [asyncio.create_task(batcher.run(step, row, limit)) for row in rows]
+def queue(batcher: Batcher, step: Any, rows: Sequence[Any], limit: int = 4) -> list[asyncio.Future[Any]]:
+    return [asyncio.ensure_future(batcher.run(step, row, limit)) for row in rows]
 
 
 def test_rows_of_one_step_go_together_oldest_step_first_in_order() -> None:
@@ -178,7 +178,7 @@ def test_the_loop_goes_on_while_the_device_thread_copies(waited_for: bool, monke
         await asyncio.sleep(0)
         if not waited_for:
             batcher.between_steps(copy)
-        stepping = asyncio.create_task(batcher.run(step, "row", 1))
+        stepping = asyncio.ensure_future(batcher.run(step, "row", 1))
         while not batcher.running[1]:
             await asyncio.sleep(0)
         events.append("the loop goes on")
@@ -198,8 +198,8 @@ def test_a_row_says_how_long_it_waited_and_how_long_its_step_took() -> None:
     async def test() -> None:
         batcher = Batcher("test")
         began = time.perf_counter()
-        first = asyncio.create_task(batcher.run(slow, 1, 1))
-        second = asyncio.create_task(batcher.run(slow, 2, 1))
+        first = asyncio.ensure_future(batcher.run(slow, 1, 1))
+        second = asyncio.ensure_future(batcher.run(slow, 2, 1))
         one, two = await first, await second
         passed = time.perf_counter() - began
         assert min(one.compute_seconds, two.compute_seconds) >= 0.05
@@ -246,7 +246,7 @@ def test_closing_cancels_what_waits_and_ends_the_thread() -> None:
 def test_newcomers_prefill_one_chunk_at_a_time_between_the_rounds_of_others() -> None:
     async def test() -> None:
         batcher, recorder, first = await opened()
-        chunks = [asyncio.create_task(batcher.run(recorder.b, f"chunk {i}", 1, prefill=True)) for i in range(4)]
+        chunks = [asyncio.ensure_future(batcher.run(recorder.b, f"chunk {i}", 1, prefill=True)) for i in range(4)]
         rounds = queue(batcher, recorder.a, ["one", "two"])
         await asyncio.sleep(0.01)
         recorder.gate.set()
@@ -272,14 +272,14 @@ def test_a_step_begins_once_every_open_sequence_is_here_and_else_after_some_turn
         batcher.serves(slots)
         for _ in range(open_sequences):
             slots.take()
-        count, began, begin = 0, [], batcher._begin
+        count, began, begin = 1, [], batcher._begin  # it is tried at once, and in each turn
 
         def noted(rows: list[Any]) -> None:
             began.append(count)
             begin(rows)
 
         batcher._begin = noted  # type: ignore[method-assign]
-        row = asyncio.create_task(batcher.run(recorder.a, "row", 4))
+        row = asyncio.ensure_future(batcher.run(recorder.a, "row", 4))
         while not began:
             await asyncio.sleep(0)
             count += 1

@@ -118,7 +118,8 @@ def test_the_row_of_a_draft_does_not_compare_the_whole_sequence(only_grows: bool
             if accepted is not None:  # other objects of the same values, as a verdict has them
                 tokens += [Counted(7 + i) for i in range(accepted)] + [Counted(99)]
             Counted.comparisons = 0
-            row = await sequence.row(tokens, 5)
+            assert not sequence.lacks(tokens)
+            row = sequence.row(tokens, 5)
             assert row and row.tail == tuple(tokens[-2:])
             sequence.proposed(tokens, [Counted(7 + i) for i in range(5)])
             assert Counted.comparisons <= most
@@ -274,7 +275,7 @@ class Prompter(PolicedLookup):
         super().__init__(LookupPolicy())
         self.script, self.sampling = iter(script), sampling
 
-    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
+    def copy(self, tokens: Sequence[int], k: int) -> Draft:
         right = next(self.script)
         if right is None:
             return Draft()

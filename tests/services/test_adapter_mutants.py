@@ -88,9 +88,9 @@ MUTANTS = (
     ),
     caught(
         "a draft is filled with its adapter and proposes without",
-        "tandem.engine.model_drafter:DraftSequence._row",
-        "self.processor(tokens), self.adapter",
-        "self.processor(tokens), 0",
+        "tandem.engine.model_drafter:DraftSequence.row",
+        "processor, self.adapter",
+        "processor, 0",
         engine.test_a_draft_has_its_own_adapter_of_the_same_name_or_none_and_no_token_changes,
     ),
     caught(

@@ -117,7 +117,7 @@ MUTANTS = {
         check_times,
     ),
     "the bonus token is left out of the path": ("self._path += bonus.token_ids", "pass", check_times),
-    "what is drafted beyond the end": ("self._end - len(tokens) - 1", "self._end", check_tokens),
+    "what is drafted beyond the end": ("self._end - len(path) - 1", "self._end", check_tokens),
     "the draft does not go ahead": ("len(self._flights) < deepest", "len(self._flights) < 1", check_times),
     "stale rounds are not counted": ("self.stats.stale(flight.draft, flight.ahead)", "pass", check_counts),
     "overlapping rounds wait twice": (
