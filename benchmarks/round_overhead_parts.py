@@ -223,7 +223,7 @@ class _Nothing:
     async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
         return Draft((66,) * k), Verdict((65,), 0)
 
-    def learn(self, tokens: Sequence[int]) -> None: ...
+    drafter: object = None
 
     async def close(self) -> None: ...
 

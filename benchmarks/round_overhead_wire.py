@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from benchmarks.round_overhead_rows import (
     GREEDY,
@@ -22,7 +23,6 @@ from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.verifier_client import VerifierClient
 from tandem.rpc.verify_stream import RemoteVerifier
 from tandem.runners.toy import VOCAB_SIZE
-from tandem.speculation.pipeline import Answer
 from tandem.speculation.types import ModelInfo, SpeculationStats
 from tandem.v1 import target_verifier_pb2 as pb
 
@@ -41,12 +41,16 @@ class Round:
 class _Recording(RemoteSession):
     """Keeps the last reply to a round, and the seconds between its request and itself."""
 
-    call = 0.0
+    call = sent = 0.0
     reply = pb.VerifyResponse()
 
-    def answer(self, request: pb.VerifyRequest, reply: pb.VerifyResponse, seconds: float) -> Answer:
-        self.call, self.reply = seconds, reply
-        return super().answer(request, reply, seconds)
+    def request(self, *round_: Any) -> pb.VerifyRequest:
+        request, self.sent = super().request(*round_), time.perf_counter()
+        return request
+
+    def take_features(self, reply: pb.VerifyResponse) -> None:
+        self.call, self.reply = time.perf_counter() - self.sent, reply
+        super().take_features(reply)
 
 
 async def rounds_over(address: str, info: ModelInfo, count: int, k: int) -> list[Round]:

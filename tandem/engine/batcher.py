@@ -187,16 +187,26 @@ class Batcher:
             self._again = loop.call_soon(self._begin_if_ready, context=self._context)
         elif missing > 0 and (wait := self._wait_seconds(missing)):
             self._again = loop.call_later(wait, self._begin_if_ready, context=self._context)
-        elif rows := self._gather():
-            self._begin(rows)
+        else:
+            self._begin()
 
     def _wait_seconds(self, missing: int) -> float:
         """Returns how long to wait for missing rows; 0 for a prefill step, which they cannot join."""
         return 0.0 if self._first().prefill else self._window.seconds(time.perf_counter(), missing)
 
-    def _begin(self, rows: list[_Waiting]) -> None:
-        """Submits `rows` to the device thread, and if that is idle, returns once it has begun (see _BEGINS)."""
-        self._running = rows
+    def _begin(self) -> None:
+        """Submits the rows of the next step, oldest first, to the device thread; cancelled rows are dropped.
+
+        If that thread is idle, returns once it has begun (see _BEGINS).
+        """
+        self._turns = _TURNS
+        self._ready = [r for r in self._ready if not r.done.done()]
+        if not self._ready:
+            return
+        first = self._first()
+        self._prefilled = first.prefill
+        self._running = rows = [r for r in self._ready if r.step == first.step][: first.limit]
+        self._ready = [r for r in self._ready if r not in rows]
         tell = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, context=self._context)
         begun = threading.Lock()
         begun.acquire()
@@ -231,18 +241,6 @@ class Batcher:
             self._hung, self._window = "", BatchWindow()
         if self.came_back:
             self.came_back(failed)
-
-    def _gather(self) -> list[_Waiting]:
-        """Returns the rows of the next step, oldest first; cancelled rows are dropped."""
-        self._turns = _TURNS
-        self._ready = [r for r in self._ready if not r.done.done()]
-        if not self._ready:
-            return []
-        first = self._first()
-        step, limit, self._prefilled = first.step, first.limit, first.prefill
-        chosen = [r for r in self._ready if r.step == step][:limit]
-        self._ready = [r for r in self._ready if r not in chosen]
-        return chosen
 
     def _first(self) -> _Waiting:
         """Returns the row that has waited longest.

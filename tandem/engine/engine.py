@@ -8,7 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tandem.engine.adapter_registry import Adapters
 from tandem.engine.batcher import Batcher, DeviceLost, Step, StepHung, TimedResult
@@ -20,9 +20,12 @@ from tandem.engine.remote_prefill import RemotePrefill
 from tandem.engine.slots import SlotPool
 from tandem.engine.structures import Structures
 from tandem.runners.capabilities import No
-from tandem.runners.protocol import Runner, verify_sized
+from tandem.runners.protocol import RowFailed, Runner, verify_sized
 from tandem.speculation.processing import Processing
 from tandem.speculation.types import InvalidField, Request
+
+if TYPE_CHECKING:
+    from tandem.engine.sequences import KVSequence
 
 log = logging.getLogger("tandem.engine")
 
@@ -62,13 +65,25 @@ class Engine:
         self.can = able(self.runner)
         self.verify = functools.partial(self.features.verify, self.verify)
 
-    async def run(self, step: Step, row: Any, prefill: bool = False) -> TimedResult[Any]:
-        """Runs `row` in the next `step` that has room. Raises RowFailed, StepHung, or DeviceLost."""
+    async def run(
+        self, step: Step, row: Any, prefill: bool = False, sequence: KVSequence | None = None
+    ) -> TimedResult[Any]:
+        """Runs `row` in the next `step` that has room. Raises RowFailed, StepHung, or DeviceLost.
+
+        After a step that hung the content of the slot of `sequence` is unknown, so it counts as empty. After a row that
+        failed it is processed again, since what was copied to it may be the cause.
+        """
         if self.lost.is_set():
             raise DeviceLost(self._cause)
         try:
             return await self.batcher.run(step, row, 1 if prefill else self.runner.limits.slots, prefill)
         except StepHung:
+            if sequence:
+                sequence.held.clear()
+            raise
+        except RowFailed:
+            if sequence:
+                sequence.invalidate()
             raise
         except DeviceLost as error:
             if self.vital:

@@ -54,7 +54,7 @@ class FusedRounds:
         lookup: PolicedLookup | None = None,
         stats: SpeculationStats | None = None,
     ) -> None:
-        self._pair, self._request, self._lookup = pair, request, lookup
+        self._pair, self._request, self.drafter = pair, request, lookup
         self._stats = stats if stats is not None else SpeculationStats()
         self._target: TargetSequence | None = None
         self._draft: DraftSequence | None = None
@@ -66,8 +66,8 @@ class FusedRounds:
         self._draft.only_grows = True
         processing = await pair.target.processing(request, len(prompt))
         self._target.processing = self._draft.processing = processing  # a round's steps run one after the other
-        if self._lookup:
-            await self._lookup.open(prompt)
+        if self.drafter:
+            await self.drafter.open(prompt)
         self._stats.cached_prompt_tokens = await self._target.fill(prompt[:-1])
         if self._pair.health.up:
             try:
@@ -95,7 +95,7 @@ class FusedRounds:
         assert self._target and self._draft, "open comes first"
         if self._target.lacks(tokens):
             await self._target.fill(tokens[:-1])
-        copied = self._lookup.copy(tokens, k).token_ids if self._lookup and k else ()
+        copied = self.drafter.copy(tokens, k).token_ids if self.drafter and k else ()
         k = model_part(k, model_k)
         attempt = self._pair.health.attempt() if k and not copied else None
         try:
@@ -158,12 +158,8 @@ class FusedRounds:
             return
         attempt.succeeded()
         draft.proposed(tokens, result.proposal.token_ids)
-        if self._lookup:
-            self._lookup.modelled(tokens, result.proposal.token_ids)
-
-    def learn(self, tokens: Sequence[int]) -> None:
-        if self._lookup:
-            self._lookup.learn(tokens)
+        if self.drafter:
+            self.drafter.modelled(tokens, result.proposal.token_ids)
 
     async def close(self) -> None:
         if self._draft:

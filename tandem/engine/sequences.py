@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Coroutine, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tandem.engine.batcher import Step, StepHung, TimedResult
+from tandem.engine.batcher import Step, TimedResult
 from tandem.engine.engine import Engine
 from tandem.runners.feature_rows import FeatureRow
 from tandem.runners.pages import PAGE
@@ -74,19 +74,9 @@ class KVSequence:
         del self.held[length:]
         return length
 
-    async def step(self, step: Step, row: Any, prefill: bool = False) -> TimedResult[Any]:
-        """Like Engine.run. After a step that hung the content of the slot is unknown, so it counts as empty.
-
-        After a row that failed it is processed again, since what was copied to it may be the cause.
-        """
-        try:
-            return await self.engine.run(step, row, prefill)
-        except StepHung:
-            self.held.clear()
-            raise
-        except RowFailed:
-            self.invalidate()
-            raise
+    def step(self, step: Step, row: Any, prefill: bool = False) -> Coroutine[Any, Any, TimedResult[Any]]:
+        """Runs a row of this sequence (see Engine.run)."""
+        return self.engine.run(step, row, prefill, self)
 
     async def fill(self, tokens: Sequence[int]) -> int:
         """Processes the part of `tokens` that is not held yet, in chunks, between which other rows' steps run.

@@ -11,8 +11,9 @@ from typing import Any, Generic, TypeVar
 import grpc
 
 from tandem.rpc import calls
-from tandem.rpc.errors import TandemError, from_rpc
+from tandem.rpc.errors import BrokenContract, TandemError, from_rpc
 from tandem.rpc.stream_status import ENDED_MEANWHILE, StreamStatus
+from tandem.speculation.types import InvalidField
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
@@ -26,8 +27,9 @@ _SENT_KEPT = 1024
 class Duplex(ABC, Generic[Request, Reply]):
     """One call. A subclass says what is written, what a reply means, and how long the server has owed one.
 
-    It ends with the server's error, with what `_take` raises, after `seconds` in which the server owed a reply, or with
-    what `watching` returns. `limited` shortens a wait to the request's deadline. Counts bytes into `stats`.
+    It ends with the server's error, with what `_take` raises (InvalidField: `who` broke the contract), after `seconds`
+    in which the server owed a reply, or with what `watching` returns. `limited` shortens a wait to the request's
+    deadline. Counts bytes into `stats`. `news` is set when there may be a message to write.
     """
 
     what = "the stream"
@@ -35,13 +37,15 @@ class Duplex(ABC, Generic[Request, Reply]):
 
     def __init__(
         self,
+        who: str,
         call: Any,
         stats: calls.ByteCounts,
         seconds: float,
         limited: Callable[[float], float] = float,
         watching: Callable[[], Awaitable[TandemError]] | None = None,
     ) -> None:
-        self._call, self._stats, self._seconds, self._limited = call, stats, seconds, limited
+        self._who, self._call, self._stats, self._seconds, self._limited = who, call, stats, seconds, limited
+        self.news = asyncio.Event()
         self._status = StreamStatus(call)
         self.ended: Exception | None = None
         self._in_write = False
@@ -51,8 +55,8 @@ class Duplex(ABC, Generic[Request, Reply]):
         self._watching = asyncio.create_task(self._watch(watching), name=self.what) if watching else None
 
     @abstractmethod
-    async def _next(self) -> Request:
-        """Waits for the next message to write."""
+    def _next(self) -> Request | None:
+        """Returns the next message to write, if there is one."""
 
     @abstractmethod
     def _take(self, reply: Reply) -> None:
@@ -97,10 +101,12 @@ class Duplex(ABC, Generic[Request, Reply]):
         """Writes messages. Errors of the call are reported by `_read`."""
         try:
             while True:
-                request = calls.sent(await self._next(), self._stats)
-                self._in_write = True
-                await self._call.write(request)
-                self._in_write = False
+                await self.news.wait()
+                self.news.clear()
+                while (request := self._next()) is not None:
+                    self._in_write = True
+                    await self._call.write(calls.sent(request, self._stats))
+                    self._in_write = False
         except (grpc.RpcError, asyncio.InvalidStateError):
             pass
         except Exception as error:
@@ -117,6 +123,8 @@ class Duplex(ABC, Generic[Request, Reply]):
             error = from_rpc(self._status.error(broken))
             if (error.code, error.message) == ENDED_MEANWHILE:  # the real status did not arrive in time
                 error = TandemError("UNAVAILABLE", f"{self.what} broke")
+        except InvalidField as broken_contract:
+            error = BrokenContract(self._who, broken_contract)
         except Exception as unusable:  # a reply that cannot be used ends its request, and is never waited for
             error = unusable
         self._end(error)

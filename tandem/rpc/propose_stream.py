@@ -108,14 +108,11 @@ class StreamedDrafts:
     def _take(
         self, reply: pb.ProposeStreamResponse, stream: ProposeStream, ahead: DraftingAhead, vocab_size: int
     ) -> None:
-        """Records what a reply says that was spent, and adopts its draft. Raises BrokenContract."""
-        with self._client.contract():
-            stream.check(reply)
-            queued, computed = (
-                check.seconds(name, getattr(reply, name), stream.seconds)
-                for name in ("queue_seconds", "compute_seconds")
-            )
-            tokens = check.token_ids("draft_tokens", reply.draft_tokens, vocab_size)
+        """Records what a reply says that was spent, and adopts its draft. Raises InvalidField."""
+        stream.check(reply)
+        queued = check.seconds("queue_seconds", reply.queue_seconds, stream.seconds)
+        computed = check.seconds("compute_seconds", reply.compute_seconds, stream.seconds)
+        tokens = check.token_ids("draft_tokens", reply.draft_tokens, vocab_size)
         times = ahead.reach.measured.times
         times.drafted(reply.drafted, computed)
         if (rtt := stream.trips.answered(reply.messages_read, reply.server_seconds)) is not None:
@@ -129,7 +126,7 @@ class StreamedDrafts:
 class ProposeStream(Duplex[pb.ProposeStreamRequest, pb.ProposeStreamResponse]):
     """One ProposeStream call, which tells a worker with these `limits` what is known of a sequence.
 
-    `news` is set when more is known. `told`: the tokens that the worker was told. `done` ends with the stream, or when
+    `told`: the tokens that the worker was told. `done` ends with the stream, or when
     the sequence is too long for the worker.
     """
 
@@ -146,12 +143,13 @@ class ProposeStream(Duplex[pb.ProposeStreamRequest, pb.ProposeStreamResponse]):
         deadline: float | None,
     ) -> None:
         self._request, self._ahead, self._longest, self._taken = first, ahead, limits.max_sequence_length, take
-        self.told, self.news, self.trips = 0, asyncio.Event(), RoundTrips()
-        self.news.set()  # the first message
+        self.told, self.trips = 0, RoundTrips()
         self._began = time.perf_counter()
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         timeout = None if deadline is None else max(0.001, deadline - time.monotonic())
-        super().__init__(client.stub.ProposeStream(timeout=timeout, metadata=outgoing()), stats, client.seconds)
+        call = client.stub.ProposeStream(timeout=timeout, metadata=outgoing())
+        super().__init__(client.name, call, stats, client.seconds)
+        self.news.set()  # the first message
 
     @property
     def seconds(self) -> float:
@@ -166,16 +164,14 @@ class ProposeStream(Duplex[pb.ProposeStreamRequest, pb.ProposeStreamResponse]):
         check.count("messages_read", reply.messages_read, self.trips.sent)
         check.seconds("server_seconds", reply.server_seconds)
 
-    async def _next(self) -> pb.ProposeStreamRequest:
-        """Waits for tokens that the worker does not know; returns the message with them and how far to draft."""
-        while True:
-            await self.news.wait()
-            self.news.clear()
-            known, plan = self._ahead.known, self._ahead.reach.plan
-            if len(known) >= self._longest:
-                self._finish()
-            elif len(known) > self.told:
-                break
+    def _next(self) -> pb.ProposeStreamRequest | None:
+        """Returns the message with tokens that the worker does not know, and how far to draft, if there are any."""
+        known, plan = self._ahead.known, self._ahead.reach.plan
+        if len(known) >= self._longest:
+            self._finish()
+            return None
+        if len(known) <= self.told:
+            return None
         request, self._request = self._request, pb.ProposeStreamRequest()
         request.tokens.extend(known[self.told :])
         request.draft_ahead, request.send_first, request.send_more = min(plan.depth, MAX_NODES), plan.fresh, plan.width

@@ -51,7 +51,7 @@ class DraftClient:
         self.address, self.tokenizer_sha256, self.seconds = address, tokenizer_sha256, seconds
         self.channel = open_channel(address, credentials)
         self.stub: Any = stub(self.channel, DRAFT)
-        self.health = DrafterHealth(f"at {address}")
+        self.health, self.name = DrafterHealth(f"at {address}"), f"the DraftWorker at {address}"
         self._info: ModelInfo | None = None
         self.closes = SessionCloses()
 
@@ -69,7 +69,7 @@ class DraftClient:
 
     def contract(self) -> AbstractContextManager[None]:
         """What the worker sends is checked inside: InvalidField becomes BrokenContract."""
-        return contract(f"the DraftWorker at {self.address}")
+        return contract(self.name)
 
     def forget(self) -> None:
         """Clears the cached info: the next worker to answer may be another one, with other limits."""

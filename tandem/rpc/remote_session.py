@@ -26,15 +26,11 @@ from tandem.rpc.request_context import outgoing
 from tandem.rpc.verifier_client import VerifierClient, VerifierEndpoint
 from tandem.rpc.wire_verdicts import (
     VerdictBounds,
-    answer_from_wire,
     check_applied,
     check_opened,
     opening_to_wire,
-    run_step_from_wire,
 )
 from tandem.speculation.features import FeatureInbox
-from tandem.speculation.never_waiting import RunStep
-from tandem.speculation.pipeline import Answer
 from tandem.speculation.retry import RetryBudget
 from tandem.speculation.types import InvalidField, Request, SparseDistribution, SpeculationStats
 from tandem.v1 import target_verifier_pb2 as pb
@@ -62,6 +58,8 @@ class RemoteSession:
         self._refreshed: tuple[VerifierEndpoint, int] | None = None  # where, and with how many tokens
         self._steps_read: dict[str, int] = {}  # of sessions that ran without waiting
         self.metadata = outgoing()  # of the request's streams, which are longer than the span that begins them
+        self.bounds = self._bounded()
+        """What the verdicts of the open session may hold."""
         self.opening_rtt = 0.0
         """Seconds of the last opening that were not spent on the prompt: about a round trip."""
         self.max_unread = 0
@@ -94,6 +92,7 @@ class RemoteSession:
         elif self._inbox:
             self._stats.feature_bytes += len(reply.features.values)
             self._inbox.opened(reply.features.start, reply.features.values)
+        self.bounds = self._bounded()
         return reply
 
     def _following(self, exclude: Collection[VerifierEndpoint]) -> VerifierEndpoint | None:
@@ -113,7 +112,7 @@ class RemoteSession:
         call = self._call(endpoint, "OpenSession", request, self.retry_budget.limited(self.client.deadlines.open))
         reply, seconds = await self._watched(endpoint, call)
         with contract(endpoint.name):
-            check_opened(request, reply, self._bounds.most_drafts, self._inbox.spec if self._inbox else None)
+            check_opened(request, reply, self._bounded().most_drafts, self._inbox.spec if self._inbox else None)
         check_applied(endpoint.name, self.asked, reply)
         self.client.times.opened(reply.committed_length - reply.reused_length, seconds)
         self.opening_rtt = max(0.0, seconds - reply.queue_seconds - reply.prefill_seconds)
@@ -178,30 +177,14 @@ class RemoteSession:
             )
         return wait
 
-    @property
-    def _bounds(self) -> VerdictBounds:
-        """What the session's verdicts may hold."""
+    def _bounded(self) -> VerdictBounds:
         expected, inbox = self.client.expected, self._inbox
         features = inbox.spec if inbox and inbox.handed_out else None
         vocab_size = expected.vocab_size if expected else check.MOST_TOKENS
         most_drafts = expected.max_speculation_length if expected else check.MOST_ROWS
         return VerdictBounds(vocab_size, most_drafts, self.asked, features)
 
-    def answer(self, request: pb.VerifyRequest, reply: pb.VerifyResponse, seconds: float) -> Answer:
-        """Converts the reply to a round that took `seconds`, and passes its features on. Raises BrokenContract."""
-        with contract(self.endpoint.name):
-            answer = answer_from_wire(reply, request, self._bounds, seconds)
-        self._take_features(reply)
-        return answer
-
-    def step(self, reply: pb.VerifyResponse, base_length: int, seconds: float, rtt: float | None) -> RunStep:
-        """Like `answer`, of a step of a run: see run_step_from_wire."""
-        with contract(self.endpoint.name):
-            step = run_step_from_wire(reply, base_length, self._bounds, seconds, rtt)
-        self._take_features(reply)
-        return step
-
-    def _take_features(self, reply: pb.VerifyResponse) -> None:
+    def take_features(self, reply: pb.VerifyResponse) -> None:
         """Passes on the features of a verdict, and counts their bytes."""
         if self._inbox and reply.features:
             self._stats.feature_bytes += len(reply.features)
@@ -229,7 +212,7 @@ class RemoteSession:
             base_length=base_length,
             last_token=last_token,
             draft_tokens=draft,
-            distributions=wire.distributions_to_wire(distributions),
+            distributions=wire.distributions_to_wire(distributions) if distributions else (),
         )
 
     async def resume(self, tokens: Sequence[int], cause: Exception | None = None) -> None:

@@ -8,10 +8,11 @@ from collections.abc import Collection, Sequence
 
 from tandem.rpc import wire_checks as check
 from tandem.rpc.duplex import RoundTrips
-from tandem.rpc.errors import TandemError, contract
+from tandem.rpc.errors import TandemError
 from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.verify_stream import SessionStream, StreamedSession, lost
 from tandem.rpc.wire_runs import run_message_to_wire
+from tandem.rpc.wire_verdicts import run_step_from_wire
 from tandem.speculation.never_waiting import RunStep
 from tandem.speculation.pipeline import OutOfStep, RoundsLost
 from tandem.speculation.run_on import RunMessage
@@ -74,7 +75,6 @@ class RunStream(SessionStream):
     def __init__(self, session: RemoteSession, stats: SpeculationStats, stops: Collection[int]) -> None:
         self._stops = stops
         self._newest: pb.VerifyRequest | None = None
-        self._news = asyncio.Event()
         self._steps: asyncio.Queue[RunStep | Exception] = asyncio.Queue()
         self._trips = RoundTrips()
         self._length = self._until = 0
@@ -96,7 +96,7 @@ class RunStream(SessionStream):
         self._length = max(self._length, message.base_length)
         self._until = message.run_until
         self._newest = run_message_to_wire(message, self._session.request(1, 0, ()))
-        self._news.set()
+        self.news.set()
 
     async def step(self) -> RunStep:
         """Returns the next step. Raises RoundsLost, or TandemError if the run cannot be resumed."""
@@ -106,14 +106,13 @@ class RunStream(SessionStream):
             raise step
         return step
 
-    async def _next(self) -> pb.VerifyRequest:
-        await self._news.wait()
-        self._news.clear()
-        assert self._newest, "news is a message"
-        if not self._trips.sent:
-            self._newest.stop_token_ids.extend(self._stops)
-        self._trips.sending()
-        return self._newest
+    def _next(self) -> pb.VerifyRequest | None:
+        newest, self._newest = self._newest, None
+        if newest:
+            if not self._trips.sent:
+                newest.stop_token_ids.extend(self._stops)
+            self._trips.sending()
+        return newest
 
     def _owed(self) -> float:
         return time.perf_counter() - self._heard if self._length < self._until else 0.0
@@ -124,13 +123,13 @@ class RunStream(SessionStream):
             raise RoundsLost(OutOfStep(f"the verifier holds {reply.committed_length} tokens"))
         if reply.committed_length - len(reply.token_ids) != self._length:
             raise RoundsLost(OutOfStep(f"a step is missing before {reply.committed_length} tokens"))
-        with contract(self._session.endpoint.name):
-            check.count("messages_read", reply.messages_read, self._trips.sent)
-            if not reply.replayed:
-                check.count("committed_length", reply.committed_length, self._until)
-            own = check.seconds("server_seconds", reply.server_seconds)
+        check.count("messages_read", reply.messages_read, self._trips.sent)
+        if not reply.replayed:
+            check.count("committed_length", reply.committed_length, self._until)
+        own = check.seconds("server_seconds", reply.server_seconds)
         rtt = self._trips.answered(reply.messages_read, own, again=True)
-        step = self._session.step(reply, self._length, self._heard - self._began, rtt)
+        step = run_step_from_wire(reply, self._length, self._session.bounds, self._heard - self._began, rtt)
+        self._session.take_features(reply)
         self._length = reply.committed_length
         self._stopped = not set(self._stops).isdisjoint(step.verdict.token_ids)
         self._steps.put_nowait(step)

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from tandem.rpc.duplex import Duplex
-from tandem.rpc.errors import TandemError, contract
+from tandem.rpc.errors import TandemError
 from tandem.rpc.outcomes import LOST
 from tandem.rpc.remote_session import RemoteSession
+from tandem.rpc.wire_verdicts import answer_from_wire
 from tandem.speculation.pipeline import ATTEMPTS, Answer, OutOfStep, RoundsLost
 from tandem.speculation.types import Draft, InvalidField, SparseDistribution, SpeculationStats, Verdict
 from tandem.v1 import target_verifier_pb2 as pb
@@ -28,6 +29,7 @@ class SessionStream(Duplex[pb.VerifyRequest, pb.VerifyResponse]):
     def __init__(self, session: RemoteSession, stats: SpeculationStats, awaited: str) -> None:
         self._session = session
         super().__init__(
+            session.endpoint.name,
             session.endpoint.stub.VerifyStream(metadata=session.metadata),
             stats,
             session.client.deadlines.verify,
@@ -75,15 +77,18 @@ class RemoteVerifier(StreamedSession["RoundStream"]):
     """One session of a TargetVerifier, for one request, and the stream of its rounds. Counts bytes into `stats`."""
 
     def send(self, base_length: int, last_token: int, draft: Draft) -> asyncio.Future[Answer]:
-        return self._send(base_length, last_token, draft.token_ids, draft.distributions)
+        request = self._session.request(base_length, last_token, draft.token_ids, draft.distributions)
+        if self._stream is None:
+            self._stream = RoundStream(self._session, self._stats)
+        return self._stream.send(request)
 
     async def verify(
         self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()
     ) -> Verdict:
-        stale = 0
+        stale, sent = 0, Draft(tuple(draft), distributions=tuple(distributions))
         while True:
             try:
-                answer = await self._send(len(tokens), tokens[-1], draft, distributions)
+                answer = await self.send(len(tokens), tokens[-1], sent)
             except (RoundsLost, TandemError) as error:
                 await self.resume(tokens, error.cause if isinstance(error, RoundsLost) else error)
                 continue
@@ -95,14 +100,6 @@ class RemoteVerifier(StreamedSession["RoundStream"]):
             if stale == ATTEMPTS:
                 raise TandemError("ABORTED", why, produced=self._session.produced(tokens))
             await self.resume(tokens, OutOfStep(why))
-
-    def _send(
-        self, base_length: int, last_token: int, draft: Sequence[int], distributions: Sequence[SparseDistribution]
-    ) -> asyncio.Future[Answer]:
-        request = self._session.request(base_length, last_token, draft, distributions)
-        if self._stream is None:
-            self._stream = RoundStream(self._session, self._stats)
-        return self._stream.send(request)
 
 
 @dataclass(slots=True)
@@ -118,7 +115,7 @@ class RoundStream(SessionStream):
     what = "the stream of rounds"
 
     def __init__(self, session: RemoteSession, stats: SpeculationStats) -> None:
-        self._outgoing: asyncio.Queue[pb.VerifyRequest] = asyncio.Queue()
+        self._outgoing: deque[pb.VerifyRequest] = deque()
         self._unanswered: deque[_Unanswered] = deque()
         self._heard = 0.0  # when the last answer came
         super().__init__(session, stats, "a round")
@@ -130,22 +127,23 @@ class RoundStream(SessionStream):
             answer.set_exception(lost(self.ended))
         else:
             self._unanswered.append(_Unanswered(request, answer, time.perf_counter()))
-            self._outgoing.put_nowait(request)
+            self._outgoing.append(request)
+            self.news.set()
         return answer
 
-    async def _next(self) -> pb.VerifyRequest:
-        return await self._outgoing.get()
+    def _next(self) -> pb.VerifyRequest | None:
+        return self._outgoing.popleft() if self._outgoing else None
 
     def _owed(self) -> float:
         return time.perf_counter() - max(self._unanswered[0].sent, self._heard) if self._unanswered else 0.0
 
     def _take(self, reply: pb.VerifyResponse) -> None:
-        """Answers the oldest round. Raises BrokenContract, which loses it with the others."""
+        """Answers the oldest round. Raises InvalidField, which loses it with the others."""
         if not self._unanswered:
-            with contract(self._session.endpoint.name):
-                raise InvalidField("reply", "there is no round that it answers")
+            raise InvalidField("reply", "there is no round that it answers")
         asked, self._heard = self._unanswered[0], time.perf_counter()
-        answer = self._session.answer(asked.request, reply, self._heard - asked.sent)
+        answer = answer_from_wire(reply, asked.request, self._session.bounds, self._heard - asked.sent)
+        self._session.take_features(reply)
         if answer.verdict is not None:
             self._session.retry_budget.progress()
         self._session.client.times.answered(self._heard - asked.sent)

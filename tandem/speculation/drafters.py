@@ -32,7 +32,7 @@ class BonusDrafter(Drafter, Protocol):
         """Returns one token or none, drawn with the same noise as the target's own draw, whatever the rule."""
 
 
-def teach(drafter: Drafter | None, tokens: Sequence[int]) -> None:
+def teach(drafter: object, tokens: Sequence[int]) -> None:
     """Tells a drafter that has a method `learn(tokens)` that all of `tokens`, prompt included, is now committed."""
     learn = getattr(drafter, "learn", None)  # isinstance of a protocol takes longer than learning does
     if learn:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from tandem.speculation.drafters import BonusDrafter, Drafter, teach
 from tandem.speculation.retry import Backoff
@@ -127,19 +127,15 @@ class FallibleDrafter(Generic[Wrapped]):
         self._stats = stats if stats is not None else SpeculationStats()
         self._refusals, self._backoff = refusals, backoff or Backoff()
         self._opened = False
-        self._trial: asyncio.Task[Draft | None] | None = None
+        self._trial: asyncio.Task[Draft] | None = None
 
     async def open(self, prompt: Sequence[int]) -> None:
         if self._health.up:
-            await self._call(prompt, _nothing, Attempt(self._health))
+            await self._draft(prompt, _nothing, attempt=Attempt(self._health))
 
-    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
+    def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Coroutine[Any, Any, Draft]:
         call = partial(self._drafter.propose, k=k, model_k=model_k) if k else _nothing
-        attempt = self._attempt(tokens, call)
-        draft = await self._call(tokens, call, attempt) if attempt else None
-        if draft is None:
-            self._health.skipped(self._stats)
-        return draft or Draft()
+        return self._draft(tokens, call, counts=True)
 
     def learn(self, tokens: Sequence[int]) -> None:
         teach(self._drafter, tokens)
@@ -159,38 +155,43 @@ class FallibleDrafter(Generic[Wrapped]):
         if attempt is None or (self._backoff.up and not attempt.trial):
             return attempt
         # A trial runs beside the rounds and brings the drafter up to date; its proposal comes too late to be used.
-        self._trial = asyncio.create_task(self._call(list(tokens), call, attempt), name="drafter trial")
+        self._trial = asyncio.create_task(self._draft(list(tokens), call, attempt=attempt), name="drafter trial")
         self._trial.add_done_callback(lambda _: attempt.ended())
         return None
 
-    async def _call(self, tokens: Sequence[int], call: _Call, attempt: Attempt) -> Draft | None:
-        """Makes the attempt and reports its outcome. Returns None if it fails."""
-        try:
-            if not self._opened:
-                await self._drafter.close()  # frees what a failed `open` may hold
-                await self._drafter.open(tokens)
-                self._opened = True
-            draft = await call(tokens)
-        except DrafterLate:
-            self._backoff.failed(trial=not self._backoff.up)
-            return None
-        except self._refusals as error:
-            attempt.refused(self._backoff, error)
-            return None
-        except Exception as error:  # no error of a drafter may end a request
-            attempt.failed(error)
-            return None
-        self._backoff.succeeded()
-        attempt.succeeded()
-        return draft
+    async def _draft(
+        self, tokens: Sequence[int], call: _Call, counts: bool = False, attempt: Attempt | None = None
+    ) -> Draft:
+        """Drafts by `call`, if an attempt may be made now or was begun, and reports its outcome.
+
+        `counts`: if it fails, or none may be made, a round goes undrafted.
+        """
+        draft = None
+        if attempt := attempt or self._attempt(tokens, call):
+            try:
+                if not self._opened:
+                    await self._drafter.close()  # frees what a failed `open` may hold
+                    await self._drafter.open(tokens)
+                    self._opened = True
+                draft = await call(tokens)
+                self._backoff.succeeded()
+                attempt.succeeded()
+            except DrafterLate:
+                self._backoff.failed(trial=not self._backoff.up)
+            except self._refusals as error:
+                attempt.refused(self._backoff, error)
+            except Exception as error:  # no error of a drafter may end a request
+                attempt.failed(error)
+        if draft is None and counts:
+            self._health.skipped(self._stats)
+        return draft or Draft()
 
 
 class FallibleBonusDrafter(FallibleDrafter[BonusDrafter]):
     """A FallibleDrafter that also drafts bonus tokens; if that fails, there is none."""
 
-    async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
-        attempt = self._attempt(tokens, self._drafter.draft_bonus)
-        return (attempt and await self._call(tokens, self._drafter.draft_bonus, attempt)) or Draft()
+    def draft_bonus(self, tokens: Sequence[int]) -> Coroutine[Any, Any, Draft]:
+        return self._draft(tokens, self._drafter.draft_bonus)
 
 
 _Call = Callable[[Sequence[int]], Awaitable[Draft]]

@@ -13,7 +13,7 @@ class HybridDrafter:
     """Asks the lookup first, since a copy needs no draft step, and the model where the lookup proposes nothing."""
 
     def __init__(self, lookup: PolicedLookup, model: BonusDrafter) -> None:
-        self._lookup, self._model = lookup, model
+        self._lookup, self._model, self.learn = lookup, model, lookup.learn
 
     async def open(self, prompt: Sequence[int]) -> None:
         await self._lookup.open(prompt)
@@ -30,9 +30,6 @@ class HybridDrafter:
     async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
         copied = self._lookup.copy(tokens, 1)
         return copied if copied.token_ids else await self._model.draft_bonus(tokens)
-
-    def learn(self, tokens: Sequence[int]) -> None:
-        self._lookup.learn(tokens)
 
     async def close(self) -> None:
         await self._lookup.close()

@@ -10,7 +10,6 @@ then drafts a token to see what would be accepted. Times are arguments; no clock
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -53,7 +52,7 @@ class _Share:
     def __init__(self, rate: float, trials: float, fading: float) -> None:
         self._hits, self._trials, self._fading = rate * trials, trials, fading
 
-    def note(self, hits: Sequence[bool]) -> None:
+    def note(self, *hits: bool) -> None:
         for hit in hits:
             self._hits = self._fading * self._hits + hit
             self._trials = self._fading * self._trials + 1
@@ -133,10 +132,19 @@ class LookaheadPolicy:
         """The estimated chance that the target's token is the draft's."""
         return self._acceptance.rate
 
-    def observe(self, *hits: bool) -> None:
-        """Records of some places whether the target's token was the one drafted there."""
-        self._acceptance.note(hits)
-        self.measured.acceptance.note(hits)
+    def observe(self, hit: bool) -> None:
+        """Records whether the target's token was the one drafted for its place."""
+        self._acceptance.note(hit)
+        self.measured.acceptance.note(hit)
+
+    def waited(self, drafted: int, verdict: Verdict, measures: bool) -> None:
+        """Records a round that was waited for. `measures`: nobody else records the time of its verification."""
+        hits = [position < verdict.accepted for position in range(min(drafted, verdict.accepted + 1))]
+        self._acceptance.note(*hits)
+        self.measured.acceptance.note(*hits)
+        if measures:
+            self.measured.times.verified(verdict.queue_seconds + verdict.compute_seconds, None)
+        self.measured.shared(drafted + 1, verdict)
 
     def stepped(self, drafted: int, verdict: Verdict) -> None:
         """Records a step of the run, which verified `drafted` draft tokens."""

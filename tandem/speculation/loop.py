@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tandem.speculation.cleanup import finish
-from tandem.speculation.drafters import Drafter, teach
-from tandem.speculation.length import LengthPlan, LengthPolicy
+from tandem.speculation.drafters import Drafter
+from tandem.speculation.length import LengthPolicy
 from tandem.speculation.stopping import Stopping
 from tandem.speculation.types import (
     Chunk,
@@ -42,14 +42,15 @@ class Verifier(Protocol):
 class Rounds(Protocol):
     """Rounds of draft and verification, wherever the two models run."""
 
+    @property
+    def drafter(self) -> object:
+        """What drafts, if anything does. If it has a method `learn`, that is told of all tokens committed."""
+
     async def open(self, prompt: Sequence[int]) -> None:
         """Prepares for a request whose prompt is `prompt`."""
 
     async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
         """Drafts at most `k` tokens, at most `model_k` of them by a model (None: all), and verifies them."""
-
-    def learn(self, tokens: Sequence[int]) -> None:
-        """Reports that all of `tokens` is committed; the next round may have begun already."""
 
     async def close(self) -> None:
         """Frees what `open` took. May be called at any time, and more than once."""
@@ -71,9 +72,6 @@ class DraftThenVerify:
         draft = await self.drafter.propose(tokens, k, model_k) if self.drafter and k else Draft()
         verdict = await self.verifier.verify(tokens, draft.token_ids, draft.distributions)
         return draft, verdict
-
-    def learn(self, tokens: Sequence[int]) -> None:
-        teach(self.drafter, tokens)
 
     async def resume(self, prompt: Sequence[int]) -> None:
         """Goes on with a session and a drafter that are open (see verification_mode.py)."""
@@ -102,7 +100,7 @@ async def speculate(
     of the previous round are worked out while it runs. It waits only if the text of the previous round may end the
     generation. `stats` is updated as rounds end. `rounds` is closed in any case.
     """
-    tokens = list(prompt)
+    tokens, learn = list(prompt), getattr(rounds.drafter, "learn", lambda tokens: None)  # once for all rounds
     under_way: _Round | None = None
     try:
         started = time.perf_counter()
@@ -111,17 +109,18 @@ async def speculate(
         length = lengths.choose(stopping.remaining)
         while stopping.remaining:
             if under_way is None:
-                under_way = _Round(rounds, tokens, length, stopping.remaining - 1, time.perf_counter())
-                await _let_round_start()
-                length = lengths.choose(stopping.remaining)
+                left, now = stopping.remaining, time.perf_counter()
+                under_way = _Round(rounds, tokens, min(length.k, left - 1), length.model_k, now)
+                length = lengths.choose(left)
             draft, verdict = await under_way.task
             ended = time.perf_counter()
             done, under_way = under_way, None
             tokens += verdict.token_ids
             if left := stopping.left_after(verdict.token_ids):
-                under_way = _Round(rounds, tokens, length, left - 1, ended)
-                await _let_round_start()
-            rounds.learn(tokens)
+                under_way = _Round(rounds, tokens, min(length.k, left - 1), length.model_k, ended)
+                for _ in range(2):  # so that it is submitted before the bookkeeping of the round before
+                    await asyncio.sleep(0)
+            learn(tokens)
             lengths.observe(done.k, draft, verdict, ended - done.started)
             if left:
                 length = lengths.choose(left)
@@ -140,21 +139,12 @@ async def _clean_up(rounds: Rounds, under_way: _Round | None) -> None:
         await rounds.close()
 
 
-async def _let_round_start() -> None:
-    """Yields to the event loop twice, so that a new round is submitted before the bookkeeping of the previous one."""
-    for _ in range(2):
-        await asyncio.sleep(0)
-
-
 class _Round:
-    """A round under way, of `length` but at most `most` draft tokens.
+    """A round under way, of at most `k` draft tokens. `started`: the earliest time at which it could begin."""
 
-    `started`: the earliest time at which it could begin (perf_counter).
-    """
-
-    def __init__(self, rounds: Rounds, tokens: Sequence[int], length: LengthPlan, most: int, started: float) -> None:
-        self.k, self.started = min(length.k, most), started
-        self.task = asyncio.create_task(rounds.round(tokens, self.k, length.model_k), name="round")
+    def __init__(self, rounds: Rounds, tokens: Sequence[int], k: int, model_k: int | None, started: float) -> None:
+        self.k, self.started = k, started
+        self.task = asyncio.create_task(rounds.round(tokens, k, model_k), name="round")
 
     async def cancel(self) -> None:
         self.task.cancel()

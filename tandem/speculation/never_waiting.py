@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tandem.speculation.ahead import DraftingAhead
-from tandem.speculation.drafters import Drafter, teach
+from tandem.speculation.drafters import Drafter
 from tandem.speculation.lookahead import LookaheadPolicy
 from tandem.speculation.pipeline import ATTEMPTS, OutOfStep, RoundsLost
 from tandem.speculation.run_on import RunMessage
@@ -137,9 +137,6 @@ class NeverWaitingRounds:
         await self._leave()
         await self._open_drafter()
         await self.verifier.resume(tokens, OutOfStep("the run was ended"))
-
-    def learn(self, tokens: Sequence[int]) -> None:
-        teach(self.drafter, tokens)
 
     async def close(self) -> None:
         try:

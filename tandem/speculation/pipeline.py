@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tandem.speculation.depth import Depth
-from tandem.speculation.drafters import BonusDrafter, teach
+from tandem.speculation.drafters import BonusDrafter
 from tandem.speculation.types import Draft, SpeculationStats, Verdict
 
 MAX_IN_FLIGHT = 8
@@ -142,9 +142,6 @@ class PipelinedRounds:
             self._path = list(tokens)
             self._send(again.draft, ahead=False)
 
-    def learn(self, tokens: Sequence[int]) -> None:
-        teach(self.drafter, tokens)
-
     async def close(self) -> None:
         try:
             await self._drop_in_flight()
@@ -153,10 +150,13 @@ class PipelinedRounds:
             await self.verifier.close()
 
     async def _first_answer(self) -> Answer:
-        """Waits for the answer to the oldest round in flight; meanwhile drafts ahead as far as it pays."""
+        """Waits for the answer to the oldest round in flight; meanwhile drafts ahead as far as it pays and may go."""
         answer = self._flights[0].answer
         while not answer.done():
-            self._start_ahead()
+            deepest = self.depth.of(self._k)
+            room = len(self._path) + 1 < self._end
+            if self._ahead is None and not self._no_bonus and room and len(self._flights) < deepest:
+                self._ahead = asyncio.create_task(self._draft_ahead(), name="draft ahead")
             if self._ahead is None:
                 return await answer
             either: list[asyncio.Future[Any]] = [answer, self._ahead]
@@ -164,13 +164,6 @@ class PipelinedRounds:
             if self._ahead.done():
                 await self._ahead_sent()
         return answer.result()
-
-    def _start_ahead(self) -> None:
-        """Starts drafting another round, if depth and the token limits allow one."""
-        deepest = self.depth.of(self._k)
-        room = len(self._path) + 1 < self._end
-        if self._ahead is None and not self._no_bonus and room and len(self._flights) < deepest:
-            self._ahead = asyncio.create_task(self._draft_ahead(), name="draft ahead")
 
     async def _draft_ahead(self) -> bool:
         """Drafts the bonus token of the last round in flight and a round after it, and sends that.

@@ -61,9 +61,10 @@ class Stopping:
     def left_after(self, tokens: Sequence[int]) -> int:
         """Returns how many tokens may still be produced after `tokens`; 0 if none, or if it depends on their text."""
         rules = self.rules
-        if rules.stop_strings or any(t in rules.end_of_sequence_ids or t in rules.stop_token_ids for t in tokens):
+        stops = any(t in rules.end_of_sequence_ids or t in rules.stop_token_ids for t in tokens)
+        if self.reason or rules.stop_strings or stops:
             return 0
-        return max(0, self.remaining - len(tokens))
+        return max(0, rules.max_new_tokens - self.emitted - len(tokens))
 
     def push(
         self, tokens: Sequence[int], margins: Sequence[float] = (), logprobs: Sequence[TokenLogprobs] = ()

@@ -179,6 +179,10 @@ class ChosenRounds:
     _rounds: int = 0
     _prompt: Sequence[int] = ()
 
+    @property
+    def drafter(self) -> object:
+        return self.waiting.drafter
+
     async def open(self, prompt: Sequence[int]) -> None:
         await self.opens(prompt)
         self._prompt = list(prompt)
@@ -197,7 +201,7 @@ class ChosenRounds:
         else:
             self._tokens += len(verdict.token_ids)
         if self._chosen is self.waiting:
-            self._learn_from(len(draft.token_ids), verdict)
+            self.reach.waited(len(draft.token_ids), verdict, self.measures_steps)
         return draft, verdict
 
     def _report(self) -> None:
@@ -216,10 +220,6 @@ class ChosenRounds:
             await now.resume(self._prompt)
             self._chosen = now
 
-    def learn(self, tokens: Sequence[int]) -> None:
-        if self._chosen is not None:
-            self._chosen.learn(tokens)
-
     async def close(self) -> None:
         self._report()
         first = self._chosen or self.waiting
@@ -227,11 +227,3 @@ class ChosenRounds:
             await first.close()
         finally:
             await (self.waiting if first is self.running else self.running).close()
-
-    def _learn_from(self, drafted: int, verdict: Verdict) -> None:
-        """Tells the way that runs what rounds that wait have found."""
-        measured, tried = self.reach.measured, range(min(drafted, verdict.accepted + 1))
-        self.reach.observe(*(position < verdict.accepted for position in tried))
-        if self.measures_steps:
-            measured.times.verified(verdict.queue_seconds + verdict.compute_seconds, None)
-        measured.shared(drafted + 1, verdict)

@@ -274,9 +274,9 @@ def test_a_step_begins_once_every_open_sequence_is_here_and_else_after_some_turn
             slots.take()
         count, began, begin = 1, [], batcher._begin  # it is tried at once, and in each turn
 
-        def noted(rows: list[Any]) -> None:
+        def noted() -> None:
             began.append(count)
-            begin(rows)
+            begin()
 
         batcher._begin = noted  # type: ignore[method-assign]
         row = asyncio.ensure_future(batcher.run(recorder.a, "row", 4))

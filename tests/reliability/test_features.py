@@ -101,7 +101,7 @@ MISTAKES = {
         "for layer in self.layers",
     ),
     "verdicts are filed one place too far": (
-        "tandem.rpc.remote_session:RemoteSession._take_features",
+        "tandem.rpc.remote_session:RemoteSession.take_features",
         "len(reply.token_ids) - 1",
         "len(reply.token_ids)",
     ),

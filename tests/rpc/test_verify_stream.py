@@ -356,14 +356,15 @@ def test_an_answer_that_comes_after_its_round_was_given_up_is_not_taken() -> Non
         async def silent(seconds: float) -> Health:
             return Health.SILENT
 
-        endpoint = SimpleNamespace(stub=SimpleNamespace(VerifyStream=lambda metadata: Call()), health=silent)
+        endpoint = SimpleNamespace(
+            name="the target", stub=SimpleNamespace(VerifyStream=lambda metadata: Call()), health=silent
+        )
         session: Any = SimpleNamespace(
             metadata=(),
             watching=lambda endpoint, what, quiet: partial(watch, what, silent, quiet, lambda: 0.002),
             client=SimpleNamespace(times=AnswerTimes(), deadlines=Deadlines()),
             endpoint=endpoint,
             retry_budget=RetryBudget(Persistence()),
-            answer=None,
         )
         stats = SpeculationStats()
         stream = RoundStream(session, stats)
@@ -402,8 +403,8 @@ def test_a_stream_to_a_peer_that_never_answers_can_be_closed() -> None:
     run(test())
 
 
-def a_stream(replies: Callable[[], AsyncGenerator[pb.VerifyResponse, None]], answer: Any) -> RoundStream:
-    """A stream whose server sends `replies`, converted by `answer`."""
+def a_stream(replies: Callable[[], AsyncGenerator[pb.VerifyResponse, None]]) -> RoundStream:
+    """A stream whose server sends `replies`."""
 
     class Call:
         __aiter__ = staticmethod(replies)
@@ -419,13 +420,16 @@ def a_stream(replies: Callable[[], AsyncGenerator[pb.VerifyResponse, None]], ans
         client=client,
         endpoint=endpoint,
         retry_budget=RetryBudget(Persistence()),
-        answer=answer,
+        bounds=None,
+        take_features=Mock(),
     )
     stream = RoundStream(session, SpeculationStats())
     return stream
 
 
-def test_a_reply_that_cannot_be_converted_ends_its_round_and_those_behind_it_and_none_waits() -> None:
+def test_a_reply_that_cannot_be_converted_ends_its_round_and_those_behind_it_and_none_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def test() -> None:
         sent = asyncio.Event()
 
@@ -435,12 +439,13 @@ def test_a_reply_that_cannot_be_converted_ends_its_round_and_those_behind_it_and
                 yield pb.VerifyResponse(committed_length=length, token_ids=[7])
             await asyncio.Event().wait()
 
-        def convert(request: pb.VerifyRequest, reply: pb.VerifyResponse, seconds: float) -> Answer:
+        def convert(reply: pb.VerifyResponse, *_: Any) -> Answer:
             if reply.committed_length == 5:
                 raise IndexError("a mistake in the conversion")
             return Answer(None, reply.committed_length, 0.0)
 
-        stream = a_stream(replies, convert)
+        monkeypatch.setattr("tandem.rpc.verify_stream.answer_from_wire", convert)
+        stream = a_stream(replies)
         rounds = [stream.send(pb.VerifyRequest(base_length=length)) for length in (3, 4, 5)]
         sent.set()
         first, second, third = await asyncio.wait_for(asyncio.gather(*rounds, return_exceptions=True), HANG / 2)
@@ -456,7 +461,7 @@ def test_an_answer_to_nothing_ends_the_stream_and_its_rounds_are_sent_again() ->
         async def replies() -> AsyncGenerator[pb.VerifyResponse, None]:
             yield pb.VerifyResponse(committed_length=4, token_ids=[7])
 
-        stream = a_stream(replies, None)
+        stream = a_stream(replies)
         await asyncio.sleep(0.01)  # it is read
         with pytest.raises(RoundsLost, match="there is no round that it answers"):
             await asyncio.wait_for(stream.send(pb.VerifyRequest(base_length=3)), HANG / 2)
@@ -466,7 +471,7 @@ def test_an_answer_to_nothing_ends_the_stream_and_its_rounds_are_sent_again() ->
 
 
 def test_a_step_of_a_run_that_cannot_be_converted_ends_its_request_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem.rpc.remote_session.run_step_from_wire", Mock(side_effect=IndexError("a mistake")))
+    monkeypatch.setattr("tandem.rpc.run_stream.run_step_from_wire", Mock(side_effect=IndexError("a mistake")))
 
     async def test() -> None:
         async with (

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.speculation.drafters import NgramDrafter
+from tandem.speculation.drafters import NgramDrafter, teach
 from tandem.speculation.hybrid import HybridDrafter
 from tandem.speculation.lookup_policy import LONG, MODEL, LookupPolicy, PolicedLookup
 from tandem.speculation.loop import DraftThenVerify
@@ -70,7 +70,7 @@ def proposers(text: Sequence[int], prompt: int, trust: LookupPolicy, model: Mode
             draft, verdict = await rounds.round(tokens, k)
             found.append(draft.proposed_by[0] if draft.proposed_by else None)
             tokens += verdict.token_ids
-            rounds.learn(tokens)
+            teach(rounds.drafter, tokens)
         await rounds.close()
         return found
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -35,8 +37,7 @@ class Script:
         await asyncio.sleep(0)
         return self._rounds.pop(0)
 
-    def learn(self, tokens: Sequence[int]) -> None:
-        """Nothing."""
+    drafter: Any = None
 
     async def close(self) -> None:
         self.calls.append(("close",))
@@ -170,8 +171,9 @@ def failing_at(where: str, after: int = 0) -> Callable[[str], None]:
 
 def test_rounds_hear_of_all_that_is_committed_after_each_round():
     class Learning(Script):
-        def learn(self, tokens: Sequence[int]) -> None:
-            self.calls.append(("learn", tuple(tokens)))
+        @property
+        def drafter(self) -> Any:
+            return SimpleNamespace(learn=lambda tokens: self.calls.append(("learn", tuple(tokens))))
 
     script = Learning(agreed([1, 2], 1, 3), agreed([], 0, 4), agreed([], 0, 5))
     asyncio.run(collect(start(script, rules=StopRules(4))))
