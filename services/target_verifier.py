@@ -153,9 +153,16 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         """Runs one round, from Verify or VerifyStream."""
         session = self.sessions.touch(session_key(caller(), request.session_id))
         self._check_draft(session, request)
-        distributions = self._distributions(session, request)
+        distributions = self._distributions(session, request) if request.distributions else ()
         async with self.checkout.using(session):
-            reply = await self._round(session, request, distributions)
+            fence = session.fence(request.base_length, request.last_token)
+            if fence is Fence.APPLY:
+                session.resources.end_run()
+                reply = await committed(session, request.draft_tokens, distributions)
+            elif fence is Fence.REPLAY:
+                reply = recorded(session)
+            else:
+                reply = pb.VerifyResponse(stale=True, committed_length=len(session.tokens))
         reply.server_seconds = time.perf_counter() - arrived
         return reply
 
@@ -202,20 +209,6 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             max_unread_tokens=max_unread(session.request.rule),
             adapter_revision=self._engine.adapters.revision(session.request.adapter),
         )
-
-    async def _round(
-        self,
-        session: VerifySession,
-        request: pb.VerifyRequest,
-        distributions: tuple[SparseDistribution, ...],
-    ) -> pb.VerifyResponse:
-        fence = session.fence(request.base_length, request.last_token)
-        if fence is Fence.STALE:
-            return pb.VerifyResponse(stale=True, committed_length=len(session.tokens))
-        if fence is Fence.REPLAY:
-            return recorded(session)
-        session.resources.end_run()
-        return await committed(session, request.draft_tokens, distributions)
 
     def _check_open(self, request: pb.OpenSessionRequest) -> Request:
         """Returns what the session asks for. Raises InvalidField, TooLong, ModelMismatch, VocabularyMismatch."""
@@ -269,7 +262,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
     def _distributions(self, session: VerifySession, request: pb.VerifyRequest) -> tuple[SparseDistribution, ...]:
         """Returns the draft tokens' distributions, checked: a wrong one would silently bias the output."""
         rule = session.request.rule
-        if request.distributions and rule is not Rule.REJECTION:
+        if rule is not Rule.REJECTION:
             raise InvalidField("distributions", f"{len(request.distributions)}, but {rule.value} takes none")
         distributions = wire.distributions_from_wire(request.distributions, request.draft_tokens)
         for i, each in enumerate(distributions):

@@ -158,12 +158,17 @@ class TargetSequence(KVSequence):
             self.processor(tokens),
             self.adapter,
         )
-        try:
-            done = await self._filled_run(tokens, row)
-        except StructureEnded:
-            raise
-        except RowFailed:
-            done = await self._filled_run(tokens, row)
+        for again in (True, False):
+            try:
+                if self.lacks(tokens):
+                    await self.fill(tokens[:-1])
+                done = await self.step(self.engine.verify, row)
+                break
+            except StructureEnded:
+                raise
+            except RowFailed:
+                if not again:
+                    raise
         return self.verified(tokens, draft, done.value, done.queue_seconds, done.compute_seconds)
 
     def verified(
@@ -187,12 +192,6 @@ class TargetSequence(KVSequence):
         done = await self.step(handed.read, FeatureRow(self.slot, start, end - start, spec), prefill=True)
         found: bytes = done.value
         return found
-
-    async def _filled_run(self, tokens: Sequence[int], row: VerifyRow) -> TimedResult[Verdict]:
-        """Runs a row behind all of `tokens` but the last. Raises RowFailed: then nothing is held."""
-        if self.lacks(tokens):
-            await self.fill(tokens[:-1])
-        return await self.step(self.engine.verify, row)
 
     def lacks(self, tokens: Sequence[int]) -> bool:
         """Drops what is not of all `tokens` but the last, which extend those of the round before.

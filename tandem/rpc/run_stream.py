@@ -43,7 +43,11 @@ class RunningVerifier(StreamedSession["RunStream"]):
 
     async def step(self) -> RunStep:
         assert self._stream, "begin comes first"
-        step = await self._stream.step()
+        steps = self._stream.steps
+        step = await steps.get()
+        if isinstance(step, Exception):
+            steps.put_nowait(step)  # for whoever asks again
+            raise step
         self._session.retry_budget.progress()
         self._session.count_step()
         return step
@@ -75,7 +79,8 @@ class RunStream(SessionStream):
     def __init__(self, session: RemoteSession, stats: SpeculationStats, stops: Collection[int]) -> None:
         self._stops = stops
         self._newest: pb.VerifyRequest | None = None
-        self._steps: asyncio.Queue[RunStep | Exception] = asyncio.Queue()
+        self.steps: asyncio.Queue[RunStep | Exception] = asyncio.Queue()
+        """The steps that came, and at last RoundsLost, or TandemError if the run cannot be resumed."""
         self._trips = RoundTrips()
         self._length = self._until = 0
         self._stopped = False
@@ -97,14 +102,6 @@ class RunStream(SessionStream):
         self._until = message.run_until
         self._newest = run_message_to_wire(message, self._session.request(1, 0, ()))
         self.news.set()
-
-    async def step(self) -> RunStep:
-        """Returns the next step. Raises RoundsLost, or TandemError if the run cannot be resumed."""
-        step = await self._steps.get()
-        if isinstance(step, Exception):
-            self._steps.put_nowait(step)
-            raise step
-        return step
 
     def _next(self) -> pb.VerifyRequest | None:
         newest, self._newest = self._newest, None
@@ -132,7 +129,7 @@ class RunStream(SessionStream):
         self._session.take_features(reply)
         self._length = reply.committed_length
         self._stopped = not set(self._stops).isdisjoint(step.verdict.token_ids)
-        self._steps.put_nowait(step)
+        self.steps.put_nowait(step)
 
     def _over(self, error: Exception) -> None:
-        self._steps.put_nowait(lost(error))
+        self.steps.put_nowait(lost(error))

@@ -66,12 +66,13 @@ class NgramDrafter:
         """Returns how many of the last tokens occurred before (0: none), and the `k` tokens that followed there."""
         self.note(tokens)
         size, start = self._find(tokens)
-        return size, tuple(_copy(tokens, start, k, len(tokens))) if size else ()
+        again = len(tokens) - start  # a copy that reaches the end goes on with itself
+        return size, tuple([tokens[start + i % again] for i in range(k)]) if size else ()
 
     def match_at(self, tokens: Sequence[int], at: int, k: int) -> tuple[int, tuple[int, ...]]:
         """Like `match`, for tokens[:at], where more than `at` of `tokens` are indexed already."""
         size, start = next(((len(gram), stood) for gram, stood in self._entries[at] if stood is not None), (0, 0))
-        return size, tuple(_copy(tokens, start, k, at)) if size else ()
+        return size, tuple([tokens[start + i % (at - start)] for i in range(k)]) if size else ()
 
     async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
         return await self.propose(tokens, 1)
@@ -112,10 +113,3 @@ class NgramDrafter:
             if at is not None:
                 return n, at
         return 0, 0
-
-
-def _copy(tokens: Sequence[int], start: int, k: int, end: int) -> list[int]:
-    copied: list[int] = []
-    for source in range(start, start + k):
-        copied.append(tokens[source] if source < end else copied[source - end])
-    return copied

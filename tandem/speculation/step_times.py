@@ -8,7 +8,7 @@ read.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass
 
 WINDOW = 25  # steps of one size that a median is taken over
@@ -49,14 +49,14 @@ class StepTimes:
 
     def __init__(self, growing_share: float) -> None:
         self._growing_share = growing_share
-        self._cells: dict[tuple[int, int], RecentMedian] = {}
+        self._cells: defaultdict[tuple[int, int], RecentMedian] = defaultdict(RecentMedian)
         self._tables: dict[tuple[int, int, int], tuple[int, tuple[float, ...]]] = {}
         self.steps = 0
 
     def note(self, rows: int, size: int, seconds: float) -> None:
         """Records that a step of `rows` rows and this size took `seconds`."""
         self.steps += 1
-        self._cells.setdefault((rows, size), RecentMedian()).note(seconds, self.steps)
+        self._cells[rows, size].note(seconds, self.steps)
         if len(self._cells) > MOST_CELLS:
             del self._cells[min(self._cells, key=lambda cell: self._cells[cell].noted_at)]
 

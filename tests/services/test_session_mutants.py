@@ -48,7 +48,7 @@ MUTANTS = (
         "a second cancellation ends the cleaning up",
         "tandem.speculation.loop:speculate",
         "await finish(_clean_up(rounds, under_way))",
-        "await (under_way.leave() if under_way else asyncio.sleep(0)); await rounds.close()",
+        "await (under_way.cancel() if under_way else asyncio.sleep(0)); await rounds.close()",
         partial(
             test_cancellation.test_cancelled_anywhere_and_in_any_manner_nothing_stays,
             test_cancellation.fused,
