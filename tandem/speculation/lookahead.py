@@ -79,15 +79,15 @@ class RunMeasurements:
 
     def stepped(self, tokens: int, verdict: Verdict) -> None:
         """Records the step of a run, in which this session had `tokens` tokens."""
+        whole = tokens_of_step(verdict, tokens - 1)
         if verdict.compute_seconds > 0:
-            self.steps.note(ANY_ROWS, tokens_of_step(verdict, tokens - 1), verdict.compute_seconds)
-        self.shared(tokens, verdict)
+            self.steps.note(ANY_ROWS, whole, verdict.compute_seconds)
+        self.shared(whole - tokens, verdict.rows)
 
-    def shared(self, tokens: int, verdict: Verdict) -> None:
-        """Records with how many rows and tokens of others a step was shared."""
-        others = tokens_of_step(verdict, tokens - 1) - tokens
+    def shared(self, others: int, rows: int) -> None:
+        """Records with how many tokens of others, and rows in all, a step was shared."""
         self.others += SMOOTHING * (max(0, others) - self.others)
-        self.rows += SMOOTHING * (verdict.rows - self.rows)
+        self.rows += SMOOTHING * (rows - self.rows)
 
     def step_table(self, most: int) -> tuple[float, ...]:
         """Returns the seconds of steps in which this session has 1 to `most` + 1 tokens."""
@@ -144,7 +144,7 @@ class LookaheadPolicy:
         self.measured.acceptance.note(*hits)
         if measures:
             self.measured.times.verified(verdict.queue_seconds + verdict.compute_seconds, None)
-        self.measured.shared(drafted + 1, verdict)
+        self.measured.shared(tokens_of_step(verdict, drafted) - drafted - 1, verdict.rows)
 
     def stepped(self, drafted: int, verdict: Verdict) -> None:
         """Records a step of the run, which verified `drafted` draft tokens."""

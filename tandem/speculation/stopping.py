@@ -48,10 +48,10 @@ class Stopping:
     emitted: int = 0
     reason: FinishReason | None = None
     _held: str = field(default="")
-    _search: StopSearch = field(init=False)
+    _search: StopSearch | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self._search = StopSearch(self.rules.stop_strings)
+        self._search = StopSearch(self.rules.stop_strings) if self.rules.stop_strings else None
 
     @property
     def remaining(self) -> int:
@@ -87,13 +87,15 @@ class Stopping:
             return self._finish(FinishReason.STOP_TOKEN)
         text = self.text.push(token)
         self._held += text
-        cut = self._search.first_in(text)
+        cut = self._search.first_in(text) if self._search else None
         if cut is not None:
             self.reason = FinishReason.STOP_STRING
             return self._held[: len(self._held) - cut]
         if self.emitted == self.rules.max_new_tokens:
             return self._finish(FinishReason.LENGTH)
-        cut = len(self._held) - self._search.begun  # the rest may be the beginning of a stop string
+        cut = len(self._held) - (
+            self._search.begun if self._search else 0
+        )  # the rest may be the beginning of a stop string
         text, self._held = self._held[:cut], self._held[cut:]
         return text
 
@@ -101,7 +103,7 @@ class Stopping:
         """Ends the generation and returns the rest of the text, up to a stop string if it completes one."""
         self.reason = reason
         text = self.text.flush()
-        rest, cut = self._held + text, self._search.first_in(text)
+        rest, cut = self._held + text, self._search.first_in(text) if self._search else None
         return rest if cut is None else rest[: len(rest) - cut]
 
 

@@ -168,7 +168,7 @@ def test_under_load_steps_are_charged_with_what_they_cost_the_neighbours(
         known.times.drafted(1, 0.0003)
         for _ in range(60):
             known.times.verified(fixed + each * (rows + 1), rtt)
-            known.shared(1, Verdict((1,), 0, rows=rows, width=1, step_tokens=rows))
+            known.shared(rows - 1, rows)
         return known
 
     assert [pays(0.0, acceptance, known=among(rows)) for rows in (1, 8)] == [True, False]
