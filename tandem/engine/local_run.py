@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 
 from tandem.engine.sequences import LocalVerifier
-from tandem.speculation.never_waiting import RunStep
+from tandem.speculation.never_waiting import Came, RunStep
 from tandem.speculation.pipeline import OutOfStep
 from tandem.speculation.run_on import MAX_UNREAD, RunMessage, RunOn
 
@@ -21,33 +21,47 @@ class LocalRunVerifier:
         self._tokens: list[int] = []
         self._run: RunOn | None = None
         self._news = asyncio.Event()
+        self._stepping: asyncio.Task[None] | None = None
 
     async def open(self, prompt: Sequence[int]) -> None:
         await self._verifier.open(prompt)
 
-    def begin(self, tokens: Sequence[int]) -> None:
+    def begin(self, tokens: Sequence[int], came: Came) -> None:
         self._tokens, self._run = list(tokens), RunOn(tokens, self._stops)
+        self._stepping = asyncio.create_task(self._go_on(self._run, came), name="step on")
 
     def send(self, message: RunMessage) -> None:
         assert self._run is not None, "begin comes first"
         self._run.hear(message)
         self._news.set()
 
-    async def step(self) -> RunStep:
-        assert self._run is not None, "begin comes first"
-        while (draft := self._run.next_draft()) is None:
-            self._news.clear()
-            await self._news.wait()
-        verdict = await self._verifier.verify(self._tokens, draft)
-        self._tokens += verdict.token_ids
-        self._run.commit(verdict.token_ids)
-        return RunStep(verdict, len(draft))
+    async def _go_on(self, run: RunOn, came: Came) -> None:
+        try:
+            while True:
+                while (draft := run.next_draft()) is None:
+                    self._news.clear()
+                    await self._news.wait()
+                verdict = await self._verifier.verify(self._tokens, draft)
+                self._tokens += verdict.token_ids
+                run.commit(verdict.token_ids)
+                came(RunStep(verdict, len(draft)))
+        except Exception as error:
+            came(error)
 
     async def resume(self, tokens: Sequence[int], cause: Exception) -> None:
         """Ends the run. A local target is not lost: raises any cause but that the run was ended."""
         if not isinstance(cause, OutOfStep):
             raise cause
-        self._run = None
+        await self._leave()
 
     async def close(self) -> None:
-        await self._verifier.close()
+        try:
+            await self._leave()
+        finally:
+            await self._verifier.close()
+
+    async def _leave(self) -> None:
+        stepping, self._stepping, self._run = self._stepping, None, None
+        if stepping:
+            stepping.cancel()
+            await asyncio.gather(stepping, return_exceptions=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Collection, Sequence
 
@@ -13,7 +12,7 @@ from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.verify_stream import SessionStream, StreamedSession, lost
 from tandem.rpc.wire_runs import run_message_to_wire
 from tandem.rpc.wire_verdicts import run_step_from_wire
-from tandem.speculation.never_waiting import RunStep
+from tandem.speculation.never_waiting import Came
 from tandem.speculation.pipeline import OutOfStep, RoundsLost
 from tandem.speculation.run_on import RunMessage
 from tandem.speculation.types import SpeculationStats
@@ -31,26 +30,15 @@ class RunningVerifier(StreamedSession["RunStream"]):
     def window(self) -> int:
         return self._session.max_unread
 
-    def begin(self, tokens: Sequence[int]) -> None:
+    def begin(self, tokens: Sequence[int], came: Came) -> None:
         if not self._session.max_unread:
             where = self._session.endpoint.name
             raise TandemError("FAILED_PRECONDITION", f"max_unread_tokens: {where} does not run sessions")
-        self._stream = RunStream(self._session, self._stats, self._stops)
+        self._stream = RunStream(self._session, self._stats, self._stops, came)
 
     def send(self, message: RunMessage) -> None:
         assert self._stream, "begin comes first"
         self._stream.send(message)
-
-    async def step(self) -> RunStep:
-        assert self._stream, "begin comes first"
-        steps = self._stream.steps
-        step = await steps.get()
-        if isinstance(step, Exception):
-            steps.put_nowait(step)  # for whoever asks again
-            raise step
-        self._session.retry_budget.progress()
-        self._session.count_step()
-        return step
 
     async def resume(self, tokens: Sequence[int], cause: Exception) -> None:
         self._lost = True
@@ -76,11 +64,9 @@ class RunStream(SessionStream):
 
     what = "the run of the session"
 
-    def __init__(self, session: RemoteSession, stats: SpeculationStats, stops: Collection[int]) -> None:
-        self._stops = stops
+    def __init__(self, session: RemoteSession, stats: SpeculationStats, stops: Collection[int], came: Came) -> None:
+        self._stops, self._came = stops, came
         self._newest: pb.VerifyRequest | None = None
-        self.steps: asyncio.Queue[RunStep | Exception] = asyncio.Queue()
-        """The steps that came, and at last RoundsLost, or TandemError if the run cannot be resumed."""
         self._trips = RoundTrips()
         self._length = self._until = 0
         self._stopped = False
@@ -129,7 +115,9 @@ class RunStream(SessionStream):
         self._session.take_features(reply)
         self._length = reply.committed_length
         self._stopped = not set(self._stops).isdisjoint(step.verdict.token_ids)
-        self.steps.put_nowait(step)
+        self._session.retry_budget.progress()
+        self._session.count_step()
+        self._came(step)
 
     def _over(self, error: Exception) -> None:
-        self.steps.put_nowait(lost(error))
+        self._came(lost(error))

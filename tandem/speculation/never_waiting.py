@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from tandem.speculation.ahead import DraftingAhead
@@ -32,6 +33,9 @@ class RunStep:
     rtt: float | None = None
 
 
+Came = Callable[[RunStep | Exception], None]
+
+
 class RunVerifier(Protocol):
     """A target for one request that steps on without waiting for drafts."""
 
@@ -42,14 +46,14 @@ class RunVerifier(Protocol):
     async def open(self, prompt: Sequence[int]) -> None:
         """Takes a KV slot and processes the prompt."""
 
-    def begin(self, tokens: Sequence[int]) -> None:
-        """Begins a run of the open session, which holds the committed `tokens`. The first message lets it step."""
+    def begin(self, tokens: Sequence[int], came: Came) -> None:
+        """Begins a run of the open session, which holds the committed `tokens`. The first message lets it step.
+
+        `came` is called with each step, and at last with RoundsLost if the run is lost, or with another error.
+        """
 
     def send(self, message: RunMessage) -> None:
         """Sends a message to the run."""
-
-    async def step(self) -> RunStep:
-        """Returns the next step. Raises RoundsLost if the run is lost."""
 
     async def resume(self, tokens: Sequence[int], cause: Exception) -> None:
         """Reopens the session after RoundsLost with this `cause`, with the committed `tokens`.
@@ -135,8 +139,8 @@ class NeverWaitingRounds:
     async def suspend(self, tokens: Sequence[int]) -> None:
         """Ends the run, so that the session holds `tokens` and the drafter is open."""
         await self._leave()
-        await self._open_drafter()
         await self.verifier.resume(tokens, OutOfStep("the run was ended"))
+        await self._open_drafter()
 
     async def close(self) -> None:
         try:
@@ -160,25 +164,21 @@ class NeverWaitingRounds:
             self.elsewhere is None,
         )
         self._steps = asyncio.Queue()
-        self.verifier.begin(tokens)
+        self.verifier.begin(tokens, partial(self._came, self._ahead))
         self._ahead.begin()
-        self._tasks = [
-            asyncio.create_task(self._read(self._ahead), name="read steps"),
-            asyncio.create_task(self._draft(self._ahead), name="draft ahead"),
-        ]
+        self._tasks = [asyncio.create_task(self._draft(self._ahead), name="draft ahead")]
         if self.elsewhere:
             task = self._adopt(self.elsewhere, self._ahead)
             self._tasks.append(asyncio.create_task(task, name="draft elsewhere"))
 
-    async def _read(self, ahead: DraftingAhead) -> None:
-        try:
-            while True:
-                step = await self.verifier.step()
-                self._measure(step)
-                ahead.arrived(step.verdict.token_ids)
-                self._steps.put_nowait(step)
-        except Exception as error:
-            self._steps.put_nowait(error)
+    def _came(self, ahead: DraftingAhead, step: RunStep | Exception) -> None:
+        if ahead is not self._ahead:  # it was left meanwhile
+            self.stats.wasted_steps += isinstance(step, RunStep)
+            return
+        if isinstance(step, RunStep):
+            self._measure(step)
+            ahead.arrived(step.verdict.token_ids)
+        self._steps.put_nowait(step)
 
     async def _draft(self, ahead: DraftingAhead) -> None:
         """Opens the drafter beside the target's first steps, and drafts."""
@@ -226,7 +226,7 @@ class NeverWaitingRounds:
         self.reach.measured.times.verified(beside_target, step.rtt)
 
     async def _leave(self) -> None:
-        """Stops reading and drafting, and counts the draft tokens that no step verified."""
+        """Stops drafting, and counts the draft tokens that no step verified."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
