@@ -247,8 +247,8 @@ MUTANTS = [
     Mutant(
         "drafts reach past max_new_tokens",
         "loop",
-        "length, left - 1, ended",
-        "length, length.k, ended",
+        "min(length.k, left - 1), length.model_k, ended",
+        "length.k, length.model_k, ended",
         (laws.check_nothing_drafted_past_the_end,),
     ),
 ]
