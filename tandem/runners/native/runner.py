@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from tandem.checkpoints.adapter_files import Adapter
 from tandem.runners.batch_invariance import check_batch_invariance
 from tandem.runners.capabilities import Capabilities, FeaturesOut, MemoryOnDemand, Pages, Trait
-from tandem.runners.eagle.hidden_states import TargetFeatures
 from tandem.runners.fused_step import to_verify
 from tandem.runners.native.drawing import DraftDraws
+from tandem.runners.native.features import NativeFeatures
 from tandem.runners.native.library import Ints, RowBatch, each_within, ints, pointer, zeros
 from tandem.runners.native.model import NativeModel
 from tandem.runners.native.native_adapters import NativeAdapters
@@ -175,7 +175,7 @@ class NativeRunner:
         """Drafts and verifies in one call of the library, if the draft is native too."""
         return functools.partial(self._fused, draft) if isinstance(draft, NativeRunner) else None
 
-    def hand_out(self, layers: Sequence[int]) -> TargetFeatures:
+    def hand_out(self, layers: Sequence[int]) -> NativeFeatures:
         """Like FeaturesOut.hand_out; the steps write straight into the features."""
         assert isinstance(self.model, NativeModel)
         return self.model.hand_out(layers)

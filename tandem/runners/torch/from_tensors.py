@@ -1,8 +1,7 @@
-"""Makes a transformers module of tensors that we read ourselves: dequantised ones, or all but what lies in blocks."""
+"""Makes a transformers module of tensors that we read ourselves: numbers times scales."""
 
 from __future__ import annotations
 
-from collections.abc import Container
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +20,10 @@ def configuration(folder: Path) -> Any:
     return config
 
 
-def module_from(
-    folder: Path, config: Any, weights: ScaledWeights, dtype: torch.dtype, without: Container[str] = ()
-) -> Any:
+def module_from(folder: Path, config: Any, weights: ScaledWeights, dtype: torch.dtype) -> Any:
     """A module with slot attention whose parameters are `weights` in `dtype`, like load_module's; on the CPU.
 
-    Parameters in `without` have a shape and no memory. Raises ValueError if the weights lack others.
+    Raises ValueError if the weights lack some.
     """
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM, GenerationConfig
@@ -36,10 +33,10 @@ def module_from(
     register_attention()
     with init_empty_weights(include_buffers=False):
         module: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION)
-    names = [name for name in module.state_dict() if name in weights and name not in without]
+    names = [name for name in module.state_dict() if name in weights]
     module.load_state_dict({name: weights[name].to(dtype) for name in names}, strict=False, assign=True)
     module.tie_weights()
-    missing = sorted(name for name, p in module.named_parameters() if p.is_meta and name not in without)
+    missing = sorted(name for name, p in module.named_parameters() if p.is_meta)
     if missing:
         raise ValueError(f"weights lack {', '.join(missing[:3])}")
     if (folder / "generation_config.json").is_file():

@@ -1,0 +1,25 @@
+"""Says which extra is needed where torch or transformers would be imported and are not installed."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from tandem.checkpoints.locate import CheckpointError
+
+INSTALL = "pip install 'tandem-speculative[torch]'"
+
+
+def is_installed(name: str) -> bool:
+    """Whether a module can be imported; it is not imported."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def need_torch(what: str, *also: str) -> None:
+    """Raises CheckpointError unless torch, and what is named beside it, is installed. `what`: the subject."""
+    missing = [name for name in ("torch", *also) if not is_installed(name)]
+    if missing:
+        verb = "are" if len(missing) > 1 else "is"
+        raise CheckpointError(f"{what} needs {' and '.join(missing)}, which {verb} not installed: {INSTALL}")
