@@ -56,12 +56,15 @@ class Stored:
         return np.asarray(self.values, dtype=np.float32)
 
     def to(self, dtype: str) -> Stored:
-        """The tensor in "float32" or "bfloat16", contiguous; rounded to the nearest, as torch rounds."""
+        """The tensor in a dtype of DTYPES, contiguous; rounded to the nearest, as torch rounds."""
         wanted = DTYPES[dtype]
         if self.dtype == wanted:
             return Stored(wanted, np.ascontiguousarray(self.values))
         floats = self.floats()
-        return Stored(wanted, np.ascontiguousarray(floats) if wanted == "F32" else to_bfloat16(floats))
+        if wanted == "BF16":
+            return Stored(wanted, to_bfloat16(floats))
+        with np.errstate(over="ignore"):
+            return Stored(wanted, np.ascontiguousarray(floats, dtype=STORAGE[wanted]))
 
 
 def of_floats(values: Floats) -> Stored:

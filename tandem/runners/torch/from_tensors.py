@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
+    from tandem.checkpoints.numbers import Stored
     from tandem.checkpoints.scaled_weights import ScaledWeights
+
+
+def tensor_of(stored: Stored) -> torch.Tensor:
+    """A tensor that shares the memory of what numpy read, or has a copy of what cannot be written to."""
+    values = stored.values if stored.values.flags.writeable else stored.values.copy()
+    made = torch.from_numpy(values)
+    return made.view(torch.bfloat16) if stored.dtype == "BF16" else made
 
 
 def configuration(folder: Path) -> Any:
