@@ -19,7 +19,12 @@ def is_installed(name: str) -> bool:
 
 def need_torch(what: str, *also: str) -> None:
     """Raises CheckpointError unless torch, and what is named beside it, is installed. `what`: the subject."""
-    missing = [name for name in ("torch", *also) if not is_installed(name)]
+    need(what, "torch", *also)
+
+
+def need(what: str, *names: str) -> None:
+    """Raises CheckpointError unless all packages are installed. `what`: the subject of the sentence."""
+    missing = [name for name in names if not is_installed(name)]
     if missing:
         verb = "are" if len(missing) > 1 else "is"
         raise CheckpointError(f"{what} needs {' and '.join(missing)}, which {verb} not installed: {INSTALL}")
