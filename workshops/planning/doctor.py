@@ -11,6 +11,7 @@ from tandem.host.clashes import refusal
 from tandem.host.detect import TORCHNEURON_PIP, Neuron, Stack, detect, missing
 from tandem.host.host import Host, find_host
 from tandem.host.packages import release, version_of
+from tandem.installing import install_command
 
 NATIVE_BF16 = ("avx512_bf16", "amx_bf16", "bf16")
 TORCHNEURON_PYTHONS = (3, 12)
@@ -39,7 +40,7 @@ def examine(host: Host | None = None, neuron: Neuron | None = None) -> Findings:
 
 
 def _no_cpu(host: Host) -> str | None:
-    return None if "torch" in host.libraries else "torch is not installed: pip install tandem-speculative[torch]"
+    return None if "torch" in host.libraries else f"torch is not installed: {install_command('torch')}"
 
 
 def _no_cuda(host: Host) -> str | None:
@@ -71,7 +72,7 @@ def _steps(host: Host, neuron: Neuron, devices: dict[str, str | None]) -> Iterat
     elif host.gpus:
         yield f"The GPU is not used ({devices['cuda']}): install a CUDA build of torch from https://pytorch.org"
     if devices["cpu"] is not None:
-        yield "Install torch for the CPU: make setup, or pip install tandem-speculative[torch]"
+        yield f"Install torch for the CPU: {install_command('torch')}"
     elif host.compiler is None:
         yield "Install g++ or clang++ (or set CXX): native steps are several times faster than module code"
     elif not (found.count or found.instance or host.gpus):

@@ -37,7 +37,7 @@ def file_name(level: Level, sources: str) -> str:
 
 
 def prebuilt_library(sources: str, features: str, package: str = PACKAGE) -> Path | None:
-    """The library of the best level that a CPU with these features has; None if it was not compiled from the sources."""
+    """The library of the best level for a CPU with these features; None if none was compiled from the sources."""
     spec = importlib.util.find_spec(package)
     here = frozenset(features.split())
     level = next((level for level in LEVELS if level.needs <= here), None)

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tandem.checkpoints.extras import INSTALL as INSTALL_TORCH
 from tandem.checkpoints.extras import is_installed
 from tandem.checkpoints.trusted_cache import cache_root
 from tandem.host.clashes import clashes, refusal
 from tandem.host.cores import format_cores, parse_cores, share_of
 from tandem.host.host import first_processor
 from tandem.host.packages import installed_package, installed_packages
+from tandem.installing import install_command
 
 INSTALL = "docs/trainium-torchneuron.md explains how to install it"
 _GPUS = ("nvidia[0-9]*", "nvidiactl", "dxg", "kfd")  # of NVIDIA, of Windows' Linux, of AMD, which torch calls CUDA too
@@ -177,7 +177,7 @@ def _cpu_memory() -> int:
 def _cuda_absent(devices: Path = Path("/dev")) -> str | None:
     """Why CUDA cannot be used, or None. torch, whose import takes seconds, is asked where there may be a device."""
     if not is_installed("torch"):
-        return f"it needs torch: {INSTALL_TORCH}"
+        return f"it needs torch: {install_command('torch')}"
     if sys.platform == "linux" and not any(any(devices.glob(name)) for name in _GPUS):
         return f"there is no {devices}/nvidia0"
     import torch
