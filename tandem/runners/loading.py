@@ -42,7 +42,9 @@ class Execution:
     "off" runs the modules as they are; "auto" is native where available (the fastest, benchmarks/README.md), graphs on
     CUDA and Trainium, else off. `exact`: if kernels differ in their last bits, use a single shape; otherwise use all,
     and report bit_exact false in GetModelInfo. `compiled`: the folder of compiled code. `cores`: the device's cores
-    that the processes use which share the target, such as "0-3". `tp_degree`: number of those processes.
+    that the processes use which share the target, such as "0-3". `tp_degree`: number of those processes. `recertify`
+    is about native steps that passed their checks on this CPU before: true checks them again, false relies on the
+    certificate of that, and None, for programs, checks and keeps no certificate.
     """
 
     device: str = "auto"
@@ -54,6 +56,7 @@ class Execution:
     cores: str | None = None
     tp_degree: int = 1
     weights: str = "auto"
+    recertify: bool | None = None
 
     def __post_init__(self) -> None:
         if self.weights not in WEIGHTS:

@@ -79,11 +79,20 @@ def _sources() -> list[str]:
 
 def cpu_features() -> str:
     """The features of this CPU, as the kernel names them."""
+    return _cpu_line("flags", "features")
+
+
+def cpu_model() -> str:
+    """The name of this CPU."""
+    return _cpu_line("model name", "cpu part")
+
+
+def _cpu_line(*names: str) -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
+    return next((line for line in lines if line.lower().startswith(names)), "")
 
 
 def _compile(compiler: str, target: Path) -> None:

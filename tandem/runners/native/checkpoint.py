@@ -93,4 +93,4 @@ def load_checkpoint(
     threads = 1 if files.is_small else execution.threads or default_threads()
     only = None if verifies else frequent_tokens(checkpoint, vocabulary)
     with startup.stage("packing"):
-        return load_native(files.weights, dtype, threads, limits, identity, verifies, only, packed)
+        return load_native(files.weights, dtype, threads, limits, identity, verifies, only, packed, execution.recertify)

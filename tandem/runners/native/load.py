@@ -12,6 +12,7 @@ from tandem.checkpoints.numbers import Floats, Stored
 from tandem.runners.fits import check_fits
 from tandem.runners.native import NativeUnavailable
 from tandem.runners.native.build import CannotBuild, library_path
+from tandem.runners.native.certificate import certificate
 from tandem.runners.native.library import load_library
 from tandem.runners.native.model import NativeModel, check
 from tandem.runners.native.reference import PARTS, Product, Reference, chance_inputs, columns, side_by_side
@@ -48,20 +49,29 @@ def load_native(
     verifies: bool,
     draft_vocab: Sequence[int] | None,
     packing: Packing = UNQUANTISED,
+    recertify: bool | None = None,
 ) -> NativeRunner:
-    """Compiles the library if necessary, packs the weights, checks the logits. Raises NativeUnavailable."""
+    """Compiles the library if necessary, packs the weights, checks the logits. Raises NativeUnavailable.
+
+    `recertify` is that of Execution.
+    """
     try:
         check(weights.config, dtype)
         check_fits(weights.config, limits.max_length)
         check_complete(weights, in_blocks=packing.stored is not None)
         length = limits.max_length + max(limits.max_draft + 1, limits.chunk)
         most_tokens = limits.slots * max(limits.max_draft + 1, TAIL, 1) + limits.chunk
-        pool = Threads(load_library(library_path()), threads)
+        library = library_path()
+        passed = None
+        if recertify is not None:
+            passed = certificate(identity, library, threads, limits, verifies, draft_vocab, again=recertify)
+        pool = Threads(load_library(library), threads)
         model = NativeModel(weights, dtype, pool, limits.slots, length, most_tokens, draft_vocab, packing)
-        check_steps(model, weights)
+        if not (passed and passed.holds):
+            check_steps(model, weights)
     except (NotNative, CannotBuild, OSError) as error:
         raise NativeUnavailable(str(error)) from None
-    return NativeRunner(model, limits, identity, verifies)
+    return NativeRunner(model, limits, identity, verifies, passed)
 
 
 def check_steps(model: NativeModel, weights: FamilyWeights) -> Distances:

@@ -16,6 +16,7 @@ from tandem.checkpoints.adapter_files import Adapter
 from tandem.runners.batch_invariance import check_batch_invariance
 from tandem.runners.capabilities import Capabilities, FeaturesOut, MemoryOnDemand, Pages, Trait
 from tandem.runners.fused_step import to_verify
+from tandem.runners.native.certificate import Certificate
 from tandem.runners.native.drawing import DraftDraws
 from tandem.runners.native.features import NativeFeatures
 from tandem.runners.native.library import Ints, RowBatch, each_within, ints, pointer, zeros
@@ -54,8 +55,15 @@ class NativeRunner:
     The library fails rows whose adapter is not there.
     """
 
-    def __init__(self, model: NativeSteps, limits: Limits, identity: RunnerIdentity, verifies: bool = True) -> None:
-        self.model, self.limits, self.identity, self._verifies = model, limits, identity, verifies
+    def __init__(
+        self,
+        model: NativeSteps,
+        limits: Limits,
+        identity: RunnerIdentity,
+        verifies: bool = True,
+        passed: Certificate | None = None,
+    ) -> None:
+        self.model, self.limits, self.identity, self._verifies, self._passed = model, limits, identity, verifies, passed
         self._adapters = NativeAdapters(model)
         widest = limits.max_draft + 1 if verifies else TAIL
         self.shapes = StepShapes(
@@ -67,9 +75,13 @@ class NativeRunner:
         )
 
     def warm_up(self, startup: Startup | None = None) -> None:
-        if self._verifies:
+        if self._passed and self._passed.holds:
+            self.shapes = replace(self.shapes, bit_exact=True)
+        elif self._verifies:
             with (startup or Startup()).stage("certifying"):
                 self.shapes = check_ragged_invariance(self.model, self.limits, self.shapes)
+        if self._passed and self.shapes.bit_exact in (True, self._verifies):
+            self._passed.keep()
         for slot in range(self.limits.slots):
             self.model.give_back(slot)
 

@@ -176,10 +176,10 @@ def _cpu_memory() -> int:
 
 def _cuda_absent(devices: Path = Path("/dev")) -> str | None:
     """Why CUDA cannot be used, or None. torch, whose import takes seconds, is asked where there may be a device."""
-    if not is_installed("torch"):
-        return f"it needs torch: {install_command('torch')}"
     if sys.platform == "linux" and not any(any(devices.glob(name)) for name in _GPUS):
         return f"there is no {devices}/nvidia0"
+    if not is_installed("torch"):
+        return f"it needs torch: {install_command('torch')}"
     import torch
 
     return None if torch.cuda.is_available() else "torch finds no CUDA device"
