@@ -16,7 +16,7 @@ from tandem.checkpoints.locate import Checkpoint, CheckpointError, check_sizes
 from tandem.host.host import usable_cores
 from tandem.runners.making import RunnerInputs, check_dispensable, made
 from tandem.runners.models import QUANTISED, WHEN_LOADED, in_own_format, load_model, stored_weights
-from tandem.runners.native import NativeUnavailable
+from tandem.runners.native import LibraryMissing, NativeUnavailable
 from tandem.runners.protocol import Limits, Runner
 from tandem.runners.startup import Startup
 from tandem.runners.torch.platforms import DEVICES, Platform, choose_platform, compile_order, platform_of
@@ -134,7 +134,10 @@ def load_runner(
     except NativeUnavailable as error:
         if own == execution or execution.compile != "auto":
             check_dispensable(own, error)
-        log.info("%s runs without native steps: %s", checkpoint.name, error)
+        if isinstance(error, LibraryMissing):
+            log.warning("%s runs several times slower than it could: %s", checkpoint.name, error)
+        else:
+            log.info("%s runs without native steps: %s", checkpoint.name, error)
         need_torch(f"{checkpoint.name} runs without native steps ({error}), and module code", "transformers")
     off = order[1:] or ("off",)
     return _load_module_code(checkpoint, execution, shape, verifies, ranks, platform, off, sole_model, startup)

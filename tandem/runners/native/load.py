@@ -10,7 +10,7 @@ import numpy as np
 from tandem.checkpoints.family_weights import FamilyWeights, check_complete
 from tandem.checkpoints.numbers import Floats, Stored
 from tandem.runners.fits import check_fits
-from tandem.runners.native import NativeUnavailable
+from tandem.runners.native import LibraryMissing, NativeUnavailable
 from tandem.runners.native.build import CannotBuild, library_path
 from tandem.runners.native.certificate import certificate
 from tandem.runners.native.library import load_library
@@ -69,7 +69,9 @@ def load_native(
         model = NativeModel(weights, dtype, pool, limits.slots, length, most_tokens, draft_vocab, packing)
         if not (passed and passed.holds):
             check_steps(model, weights)
-    except (NotNative, CannotBuild, OSError) as error:
+    except CannotBuild as error:
+        raise LibraryMissing(str(error)) from None
+    except (NotNative, OSError) as error:
         raise NativeUnavailable(str(error)) from None
     return NativeRunner(model, limits, identity, verifies, passed)
 
