@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from tandem.checkpoints.scaled_weights import check_dense
 from tandem.host.cores import default_threads
 from tandem.runners.models import WHEN_LOADED
 from tandem.runners.native import NativeUnavailable
+from tandem.runners.native.build import CannotBuild, library_path
 from tandem.runners.native.load import load_native
 from tandem.runners.native.quantised_cache import quantised
 from tandem.runners.native.weights import BlockSource, packing
@@ -92,5 +94,7 @@ def load_checkpoint(
     )
     threads = 1 if files.is_small else execution.threads or default_threads()
     only = None if verifies else frequent_tokens(checkpoint, vocabulary)
+    with startup.stage("compiling"), contextlib.suppress(CannotBuild, OSError):  # load_native says why
+        library_path()
     with startup.stage("packing"):
         return load_native(files.weights, dtype, threads, limits, identity, verifies, only, packed, execution.recertify)
