@@ -53,7 +53,8 @@ class Stored:
         if self.dtype.startswith("F8"):
             made: Floats = _bytes_as_floats(self.dtype)[self.values]
             return made
-        return np.asarray(self.values, dtype=np.float32)
+        with np.errstate(over="ignore"):
+            return np.asarray(self.values, dtype=np.float32)
 
     def to(self, dtype: str) -> Stored:
         """The tensor in a dtype of DTYPES, contiguous; rounded to the nearest, as torch rounds."""

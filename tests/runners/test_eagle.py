@@ -177,7 +177,7 @@ def test_handing_out_features_changes_no_bit_of_the_targets_logits(target: Path,
             runner: Any = (await load(models(target, how, dtype, DraftChoice("ngram")), batcher)).runner
             before = logits_of(runner)
             page = runner.capabilities.pages.bytes
-            features = runner.hand_out((1, 1, 2))
+            features = torch_features(runner.hand_out((1, 1, 2)))
             assert page and runner.capabilities.pages.bytes == page + PAGE * 3 * 64 * features.values.element_size()
             after = logits_of(runner)
             assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))

@@ -182,6 +182,8 @@ def expect_head(checkpoint: Checkpoint, target: Runner) -> None:
 
     Other targets need not know ahead. Raises ValueError, one line.
     """
+    if target.identity.backend == "native":
+        return
     from tandem.runners.torch.graph_runner import GraphRunner
 
     if isinstance(target, GraphRunner):
