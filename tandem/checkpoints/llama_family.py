@@ -112,8 +112,8 @@ def family_of(config: Mapping[str, Any]) -> FamilyConfig:
     if activation != "silu":
         raise UnsupportedFamily(f"activation {activation!s:.60}")
     made = FamilyConfig(
-        model_type=kind,
-        **sizes,
+        kind,
+        *sizes.values(),
         num_key_value_heads=heads if keys is None else _count("num_key_value_heads", keys),
         head_dim=_count("head_dim", head_dim),
         max_position_embeddings=_count("max_position_embeddings", said["max_position_embeddings"]),
