@@ -53,9 +53,8 @@ def gguf_parts(file: Path) -> TokenizerParts:
     kind = values.get(f"{_KEY}model")
     if tokens is None or kind not in ("gpt2", "llama"):
         raise ValueError(f"tokenizer.ggml.model: {kind!r:.60} is not gpt2 or llama, or there are no tokens")
-    merges = [tuple(each.split(" ")) for each in arrays[m]] if (m := f"{_KEY}merges") in arrays else None
-    if merges is None:
-        merges = _implied(tokens, arrays.get(f"{_KEY}scores", ()))
+    listed = arrays.get(f"{_KEY}merges")
+    merges = _implied(tokens, arrays.get(f"{_KEY}scores", ())) if listed is None else [_pair(each) for each in listed]
     backend = _byte_level(tokens, merges) if kind == "gpt2" else _sentencepiece(tokens, merges)
     _keep_whole(backend, tokens, arrays.get(f"{_KEY}token_type", ()), kind == "gpt2")
     if split := SPLITS.get(str(values.get(f"{_KEY}pre"))):
@@ -65,6 +64,11 @@ def gguf_parts(file: Path) -> TokenizerParts:
     begins = bool(values.get(f"{_KEY}add_bos_token", kind == "llama"))
     ends_with(backend, _end(made, "bos_token", begins), _end(made, "eos_token", values.get(f"{_KEY}add_eos_token")))
     return made
+
+
+def _pair(merge: str) -> tuple[str, str]:
+    one, _, other = merge.partition(" ")
+    return one, other
 
 
 def _token_at(tokens: Sequence[str], values: Mapping[str, Any], key: str) -> str | None:
@@ -81,7 +85,7 @@ def _end(made: TokenizerParts, name: str, wanted: object) -> tuple[str, int] | N
     return None if token is None else (token, made.backend.token_to_id(token))
 
 
-def _byte_level(tokens: Sequence[str], merges: Sequence[tuple[str, ...]]) -> Any:
+def _byte_level(tokens: Sequence[str], merges: Sequence[tuple[str, str]]) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     spelt = byte_characters()
@@ -104,7 +108,7 @@ def _byte_level(tokens: Sequence[str], merges: Sequence[tuple[str, ...]]) -> Any
     return assembled(backend, {"bos_token": "<|endoftext|>"}).backend
 
 
-def _sentencepiece(tokens: Sequence[str], merges: Sequence[tuple[str, ...]]) -> Any:
+def _sentencepiece(tokens: Sequence[str], merges: Sequence[tuple[str, str]]) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     vocabulary = {token: place for place, token in enumerate(tokens)}
@@ -123,7 +127,7 @@ def _sentencepiece(tokens: Sequence[str], merges: Sequence[tuple[str, ...]]) -> 
     return assembled(backend, usual).backend
 
 
-def _implied(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, ...]]:
+def _implied(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
     """The merges that a vocabulary implies: every way to make a token of two others, the likeliest token first."""
     if len(scores) != len(tokens):
         raise ValueError(f"{_KEY}scores: {len(scores)} scores, and there are {len(tokens)} tokens")

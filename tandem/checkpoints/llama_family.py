@@ -90,8 +90,7 @@ class FamilyConfig:
 
 def read_family(folder: Path) -> FamilyConfig:
     """The configuration in a folder. Raises UnsupportedFamily, ValueError naming the field, or OSError."""
-    config = family_of(read_object(folder / "config.json"))
-    return config
+    return family_of(read_object(folder / "config.json"))
 
 
 def family_of(config: Mapping[str, Any]) -> FamilyConfig:
@@ -113,7 +112,11 @@ def family_of(config: Mapping[str, Any]) -> FamilyConfig:
         raise UnsupportedFamily(f"activation {activation!s:.60}")
     made = FamilyConfig(
         model_type=kind,
-        **sizes,
+        vocab_size=sizes["vocab_size"],
+        hidden_size=sizes["hidden_size"],
+        intermediate_size=sizes["intermediate_size"],
+        num_hidden_layers=sizes["num_hidden_layers"],
+        num_attention_heads=heads,
         num_key_value_heads=heads if keys is None else _count("num_key_value_heads", keys),
         head_dim=_count("head_dim", head_dim),
         max_position_embeddings=_count("max_position_embeddings", said["max_position_embeddings"]),

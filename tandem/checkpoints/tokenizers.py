@@ -79,7 +79,7 @@ class HuggingFaceTokenizer:
             self._special = frozenset(special)
             self.vocab_size = max(vocabulary.values(), default=-1) + 1
             end = self._parts.named.get("eos_token")
-            self.end_of_sequence_ids = () if end is None else (int(self._backend.token_to_id(end)),)
+            self.end_of_sequence_ids: tuple[int, ...] = () if end is None else (int(self._backend.token_to_id(end)),)
         except Exception as error:  # parsers of missing or damaged files raise anything
             raise CheckpointError(f"{checkpoint.folder}: no usable tokenizer: {first_line(error)[:300]}") from None
 

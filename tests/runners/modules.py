@@ -7,27 +7,16 @@ from typing import Any
 
 import torch
 
-from tandem.checkpoints.head_weights import HeadWeights
 from tandem.checkpoints.llama_family import UnsupportedFamily, family_of
-from tandem.checkpoints.numbers import DTYPES, Stored
-from tandem.runners.eagle.hidden_states import TargetFeatures
-from tandem.runners.eagle.module import EagleHead
+from tandem.checkpoints.numbers import Stored
+from tandem.runners.eagle.hidden_states import TargetFeatures, of_native
 from tandem.runners.native import NativeUnavailable
 from tandem.runners.native.features import NativeFeatures
 from tandem.runners.native.load import load_native
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.native.weights import UNQUANTISED, Packing
 from tandem.runners.protocol import Limits, RunnerIdentity
-from tandem.runners.torch.from_tensors import tensor_of
-
-
-def stored(tensor: torch.Tensor) -> Stored:
-    """The tensor as numpy reads it, in the same memory where that is contiguous."""
-    tensor = tensor.detach().contiguous()
-    if tensor.dtype is torch.bfloat16:
-        return Stored("BF16", tensor.view(torch.uint16).numpy())
-    kinds = {torch.int64: "I64", torch.bool: "BOOL"}
-    return Stored(kinds.get(tensor.dtype) or DTYPES[dtype_of(tensor)], tensor.numpy())
+from tandem.runners.torch.from_tensors import stored_of
 
 
 def dtype_of(tensor: torch.Tensor) -> str:
@@ -52,7 +41,7 @@ class ModuleWeights:
         return tuple(self._tensors[name].shape)
 
     def stored(self, name: str) -> Stored:
-        return stored(self._tensors[name])
+        return stored_of(self._tensors[name])
 
 
 def native_of(
@@ -68,13 +57,9 @@ def native_of(
     return load_native(weights, weights.dtype, threads, limits, identity, verifies, draft_vocab, packing)
 
 
-def head_of(head: EagleHead) -> HeadWeights:
-    return HeadWeights(head.config, {name: stored(tensor) for name, tensor in head.state_dict().items()})
-
-
 def torch_features(features: Any) -> TargetFeatures:
     """Features as module code reads them, in the memory that native steps write to."""
     if isinstance(features, TargetFeatures):
         return features
     assert isinstance(features, NativeFeatures)
-    return TargetFeatures(tensor_of(features.stored), tensor_of(features.embedding))
+    return of_native(features)

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tandem.engine.compatibility import able
-from tandem.runners.eagle.files import write_head
+from tandem.runners.eagle.files import weights_of, write_head
 from tandem.runners.eagle.load import load_head
 from tandem.runners.eagle.module import EagleHead
 from tandem.runners.eagle.runner import EagleRunner
@@ -30,7 +30,7 @@ from tandem.runners.torch.backend import BACKEND
 from tandem.runners.torch.platforms import platform_of
 from tandem.speculation.types import Rule, SamplingParams
 from tests.rows import changed, propose_row
-from tests.runners.modules import head_of, native_of, torch_features
+from tests.runners.modules import native_of, torch_features
 from tests.runners.test_eagle import CONFIG, a_head
 from tests.runners.tiny import model_folder
 
@@ -69,7 +69,7 @@ def identity_of(target: NativeRunner) -> RunnerIdentity:
 
 
 def native(target: NativeRunner, head: EagleHead, features: NativeFeatures, execution: Execution) -> NativeHeadRunner:
-    return load_native_head(head_of(head), features, features.embedding, target, execution, identity_of(target))
+    return load_native_head(weights_of(head), features, features.embedding, target, execution, identity_of(target))
 
 
 def fill(runner: Any, slot: int, tokens: Sequence[int], chunk: int = 16) -> None:
@@ -165,7 +165,7 @@ def test_a_head_in_any_format_reads_features_in_any(folder: Path, name: str, dty
         weight = other.get_submodule(part).weight
         weight.data = weight.data.flip(0) if weight.dim() > 1 else -weight.data
         with pytest.raises(NotNative, match="away from the module's own"):
-            check_logits(runner.model, head_of(other))
+            check_logits(runner.model, weights_of(other))
 
 
 def test_by_default_a_head_is_as_fast_as_its_targets_format_lets_it_be(folder: Path, tmp_path: Path) -> None:
@@ -205,6 +205,6 @@ def test_features_that_are_no_numbers_count_as_zeros_and_logits_that_are_none_en
     features.values[0, 8, ::2], features.values[0, 8, 1::2] = np.nan, -np.inf
     assert drafted(head, asked) == zeros and len(zeros[0].token_ids) == 4
     module.norm.weight.data[3] = torch.nan
-    broken = NativeHead(head_of(module), "float32", features, target.model.threads, 64, UNQUANTISED)
+    broken = NativeHead(weights_of(module), "float32", features, target.model.threads, 64, UNQUANTISED)
     ended = NativeHeadRunner(broken, target.limits, head.identity)
     assert drafted(ended, asked)[0].token_ids == ()

@@ -77,13 +77,13 @@ def _load_module_code(
     platform: Platform,
 ) -> Runner:
     from tandem.runners.eagle.files import head_module
-    from tandem.runners.eagle.hidden_states import TargetFeatures
+    from tandem.runners.eagle.hidden_states import TargetFeatures, of_native
     from tandem.runners.eagle.runner import EagleRunner
     from tandem.runners.torch.from_tensors import tensor_of
     from tandem.runners.torch.graph_runner import GraphRunner
 
     if isinstance(handed, NativeFeatures):
-        handed = TargetFeatures(tensor_of(handed.stored), tensor_of(handed.embedding))
+        handed = of_native(handed)
     assert isinstance(handed, TargetFeatures)
     own = None if own_embedding is None else tensor_of(own_embedding)
     embedding = handed.embedding if own is None else own.to(handed.embedding)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from tandem.checkpoints.numbers import STORAGE, Floats, Stored
@@ -22,7 +24,7 @@ class NativeFeatures:
     embedding: Stored
 
     @property
-    def values(self) -> NDArray:  # type: ignore[type-arg]
+    def values(self) -> NDArray[Any]:
         """The numbers of `stored`; of bfloat16, their bits."""
         return self.stored.values
 
@@ -36,6 +38,4 @@ class NativeFeatures:
 
 def room_for_features(shape: tuple[int, int, int], dtype: str) -> Stored:
     """Zeros."""
-    import numpy as np
-
     return Stored(dtype, np.zeros(shape, dtype=STORAGE[dtype]))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tandem.checkpoints.head_weights import LINEARS, NORMS, HeadWeights
 from tandem.checkpoints.numbers import DTYPES as NAMES
@@ -131,12 +132,12 @@ def check_logits(model: NativeHead, head: HeadWeights) -> float:
     return distance
 
 
-def _rounded(model: NativeHead, table: Stored, which: np.ndarray) -> Floats:  # type: ignore[type-arg]
+def _rounded(model: NativeHead, table: Stored, which: NDArray[Any]) -> Floats:
     """Rows of a table as the head reads them, in the numbers of its dtype."""
     return rounding(model.dtype)(Stored(table.dtype, table.values[which]).floats())
 
 
-def _rounded_all(model: NativeHead, values: np.ndarray) -> Floats:  # type: ignore[type-arg]
+def _rounded_all(model: NativeHead, values: NDArray[Any]) -> Floats:
     return rounding(model.dtype)(Stored(model.features.stored.dtype, values).floats())
 
 

@@ -39,12 +39,14 @@ class Product:
         There the weights that gguf dequantises count.
         """
         self.inputs, self.in_blocks = linear.shape[1], blocks is not None or form != DENSE
+        self._weights: Stored | None = None
+        self._blocks: Blocks | None = None
         self._round, self._bias = round, None if linear.bias is None else linear.bias.floats()
         if form == DENSE:
-            self._weights, self._blocks = linear.weight(), None
+            self._weights = linear.weight()
             return
         name = next(name for name in _MADE_HERE if FORMATS[name].kind == form)
-        self._weights, self._blocks = None, blocks or encoded(library, linear.weight().floats(), name)
+        self._blocks = blocks or encoded(library, linear.weight().floats(), name)
 
     def __call__(self, x: Floats) -> Floats:
         """float32 [.., outputs] of x float32 [.., inputs]."""

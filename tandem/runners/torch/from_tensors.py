@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
+from tandem.checkpoints.numbers import STORAGE, Stored
+
 if TYPE_CHECKING:
-    from tandem.checkpoints.numbers import Stored
     from tandem.checkpoints.scaled_weights import ScaledWeights
 
 
@@ -17,6 +19,15 @@ def tensor_of(stored: Stored) -> torch.Tensor:
     values = stored.values if stored.values.flags.writeable else stored.values.copy()
     made = torch.from_numpy(values)
     return made.view(torch.bfloat16) if stored.dtype == "BF16" else made
+
+
+def stored_of(tensor: torch.Tensor) -> Stored:
+    """A tensor as numpy reads it, in the same memory where it is contiguous."""
+    tensor = tensor.detach().contiguous()
+    if tensor.dtype is torch.bfloat16:
+        return Stored("BF16", tensor.view(torch.uint16).numpy())
+    values = tensor.numpy()
+    return Stored(next(name for name, kind in STORAGE.items() if np.dtype(kind) == values.dtype), values)
 
 
 def configuration(folder: Path) -> Any:
