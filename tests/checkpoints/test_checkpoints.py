@@ -12,6 +12,7 @@ import pytest
 
 import tandem.checkpoints.locate as checkpoints
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, find, first_line, weights_revision
+from tandem.engine.model_config import DraftChoice
 
 
 def model_folder(path: Path, **files: bytes) -> Path:
@@ -117,6 +118,17 @@ def test_weights_are_found_in_their_own_packages(tmp_path: Path, monkeypatch: py
     (target / checkpoints.EMBEDDED_FILE).write_bytes(b"GGUF")
     assert checkpoints.embedded_draft() == str(draft)
     assert find(None) == Checkpoint("SmolLM2-135M-Instruct", str(target), checkpoints.EMBEDDED_FILE)
+
+
+def test_a_draft_or_head_that_is_not_installed_is_refused_with_what_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package(monkeypatch, checkpoints.WEIGHTS_PACKAGE, tmp_path)
+    for name in ("EMBEDDED_DRAFT", "EMBEDDED_HEAD"):
+        monkeypatch.setattr(checkpoints, name, tmp_path / "nowhere" / name)
+    for kind, what in (("hybrid", "draft model"), ("model", "draft model"), ("eagle", "EAGLE head")):
+        with pytest.raises(CheckpointError, match=f"^draft: the {what} that Tandem ships is not installed: make setup"):
+            DraftChoice(kind).resolve()
 
 
 def test_a_damaged_embedded_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
