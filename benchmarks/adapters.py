@@ -66,7 +66,7 @@ def made_adapter(sizes: Mapping[str, tuple[int, int]], layers: int, rank: int, s
         for path, (outputs, inputs) in sizes.items():
             down = torch.randn(rank, inputs, generator=chance) * 0.01
             up = torch.randn(outputs, rank, generator=chance) * 0.01
-            parts[f"model.layers.{layer}.{path}"] = LowRank(down, up, 1.0)
+            parts[f"model.layers.{layer}.{path}"] = LowRank(down.numpy(), up.numpy(), 1.0)
     return Adapter(f"r{rank}-{seed}", f"{rank}-{seed}", parts)
 
 

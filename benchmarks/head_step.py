@@ -23,12 +23,13 @@ from benchmarks.arguments import Parser, positive
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.head_config import HeadConfig, default_layers
 from tandem.checkpoints.locate import embedded_draft, find
-from tandem.runners.eagle.files import read_head
-from tandem.runners.eagle.hidden_states import TargetFeatures
+from tandem.runners.eagle.files import read_head, weights_of
+from tandem.runners.eagle.hidden_states import of_native
 from tandem.runners.eagle.module import EagleHead
 from tandem.runners.eagle.runner import EagleRunner
 from tandem.runners.fused_step import fused
 from tandem.runners.loading import Execution, Shape, load_runner
+from tandem.runners.native.features import NativeFeatures
 from tandem.runners.native.load_head import load_native_head
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.protocol import FusedResult, FusedRow, PrefillRow, ProposeRow, Runner, VerifyRow
@@ -83,18 +84,19 @@ def random_head(target: NativeRunner, shape: str) -> EagleHead:
 
 
 def contenders(
-    target: NativeRunner, features: TargetFeatures, head: EagleHead, args: argparse.Namespace
+    target: NativeRunner, features: NativeFeatures, head: EagleHead, args: argparse.Namespace
 ) -> list[Contender]:
     """The head in every format, its module code, and the shipped draft."""
     identity, limits = target.identity, target.limits
     found = []
     for name in args.formats.split(","):
         execution = execution_of(name, args.threads)
-        runner = load_native_head(head, features, features.embedding, target, execution, identity)
+        runner = load_native_head(weights_of(head), features, features.embedding, target, execution, identity)
         found.append(Contender(f"native, {runner.identity.dtype}", runner))
-    module = head.to(features.values.dtype)
+    read = of_native(features)
+    module = head.to(read.values.dtype)
     platform = platform_of("cpu")
-    found.append(Contender(MODULE, EagleRunner(module, features, features.embedding, limits, identity, platform)))
+    found.append(Contender(MODULE, EagleRunner(module, read, read.embedding, limits, identity, platform)))
     if (draft := embedded_draft()) and args.target_model is None:
         shape = Shape(limits.slots, limits.max_length, limits.max_draft, limits.chunk)
         loaded = load_runner(unpacked(find(draft)), execution_of("auto", args.threads), shape, verifies=False)

@@ -28,6 +28,7 @@ from tandem.services.http.address import HttpAddress
 from tandem.services.http.service import HttpService
 from tandem.services.layers import Layer
 from tandem.services.lifecycle import Lifecycle
+from tandem.services.progress import progress
 from tandem.services.security.config import Security
 from tandem.services.shutdown import STOP_SECONDS, ShutdownDeadline, bounded
 from tandem.services.supervisor import Supervisor, Work
@@ -137,7 +138,8 @@ async def serve(
     ending.begin()
     stopping = _stop_signals(ending, config.drain_seconds)
     building = asyncio.create_task(_as_task(build()))
-    await asyncio.wait({building, asyncio.create_task(stopping.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    with progress(config.startup):
+        await asyncio.wait({building, asyncio.create_task(stopping.wait())}, return_when=asyncio.FIRST_COMPLETED)
     if not building.done():
         ending.within(STOP_SECONDS, "the model is still loading")
         return 0

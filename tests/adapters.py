@@ -68,4 +68,5 @@ def applied(module: Any, adapter: Adapter) -> Iterator[None]:
 
 
 def _delta(part: LowRank, x: Tensor) -> Tensor:
-    return (x.float() @ part.down.T) @ part.up.T * part.scale
+    down, up = torch.from_numpy(part.down), torch.from_numpy(part.up)
+    return (x.float() @ down.T) @ up.T * part.scale

@@ -17,8 +17,8 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "dependencies.md"
 FILES = (
-    *("requirements.txt", "constraints.txt", "requirements-weights.txt", "requirements-stubs.txt"),
-    "requirements-graphs.txt",
+    *("requirements-serve.txt", "requirements-compare.txt", "requirements.txt", "constraints.txt"),
+    *("requirements-weights.txt", "requirements-stubs.txt", "requirements-graphs.txt"),
 )
 
 # Packages whose metadata name no licence, or that are not installed everywhere: looked up in their sources.
@@ -35,16 +35,21 @@ SAID_ELSEWHERE = {
 
 HEAD = """# Dependencies
 
-This page lists everything that `make setup` may install, at the versions pinned in `requirements.txt`,
-`constraints.txt`, `requirements-weights.txt` and `requirements-stubs.txt`, and the packages of
-`requirements-graphs.txt`, which only the strict check of graphs needs. Two versions belong to two ranges of Python; of
-`protobuf`, the second belongs to the generator of the stubs. Version ranges and extras are in `pyproject.toml`.
-`python tests/dependencies.py` writes the page, and `tests/test_dependencies.py` compares it with the pins, with the
-licences that installed packages state, and with what our modules import.
+This page lists everything that `make setup` may install, at the versions pinned in `requirements-serve.txt` (all that
+`make serve` installs), `requirements-compare.txt` (with it, all that `make compare` does), `requirements.txt` (torch,
+and what development needs), `constraints.txt`, `requirements-weights.txt` and `requirements-stubs.txt`, and the
+packages of `requirements-graphs.txt`, which only the strict check of graphs needs. Two versions belong to two ranges of
+Python; of `protobuf`, the second belongs to the generator of the stubs. Version ranges and extras are in
+`pyproject.toml`. `python tests/dependencies.py` writes the page, and `tests/test_dependencies.py` compares it with the
+pins, with the licences that installed packages state, and with what our modules import.
 
 On Linux with PyPI's own index, torch also brings NVIDIA's CUDA libraries (`nvidia-*`, `cuda-*`, proprietary; `triton`,
 MIT), which it pins itself; the CPU build (see `requirements.txt`) brings none. `docs/security.md` describes how to look
 for known vulnerabilities.
+
+gRPC stays below 1.84: a call whose method name is no UTF-8 ends every asyncio server of grpcio 1.84.0 to 1.85.1,
+whoever sends it (`tests/reliability/test_fuzz.py`; 1.71.2, 1.76.0 to 1.83.2 were seen to survive it). Servers refuse to
+start with those versions.
 
 Python 3.14: every pin but the generator of the stubs has a wheel for it (x86-64 Linux, with all extras); grpcio-tools
 1.71.2 has none, so `make proto` needs 3.13 or older. With 3.14.10, gcc 16 and torch 2.13.0 on a CPU the 779 tests of
@@ -62,7 +67,7 @@ def pins() -> dict[str, list[str]]:
     found: dict[str, list[str]] = defaultdict(list)
     for file in FILES:
         for line in (ROOT / file).read_text(encoding="utf-8").splitlines():
-            if line.strip() and not line.startswith(("#", "-c ")):
+            if line.strip() and not line.startswith(("#", "-c ", "-r ")):
                 requirement = Requirement(line)
                 found[canonicalize_name(requirement.name)] += [pin.version for pin in requirement.specifier]
     return dict(found)

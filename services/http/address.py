@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+from tandem.installing import install_command
+
 
 @dataclass(frozen=True, slots=True)
 class HttpAddress:
@@ -18,4 +20,4 @@ class HttpAddress:
             raise ValueError(f"http_port: {self.port} is outside 0 to 65535")
         for library in ("uvicorn", "httptools"):
             if find_spec(library) is None:
-                raise ValueError(f"http_port: {library} is not installed; pip install 'tandem-speculative[http]'")
+                raise ValueError(f"http_port: {library} is not installed; {install_command('http')}")

@@ -196,7 +196,7 @@ class HttpService:
     async def metrics(self, call: Call, exchange: Exchange) -> None:
         """Answers with the Prometheus metrics, made in a thread of their own."""
         if self._metrics is None:
-            raise NotOffered("prometheus-client is not installed; pip install 'tandem-speculative[metrics]'")
+            raise NotOffered("this server lacks prometheus-client, of tandem-speculative[metrics]")
         accept = next(iter(call.given("accept")), "")
         page, kind = await asyncio.get_running_loop().run_in_executor(self._scraping, self._metrics, accept)
         await exchange.page(200, page, ((b"content-type", kind.encode()),))

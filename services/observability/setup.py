@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tandem.engine.batcher import Batcher
 from tandem.engine.generator import Generator
 from tandem.engine.slots import SlotPool
+from tandem.installing import install_command
 from tandem.rpc.tracing import Tracing, open_tracing
 from tandem.runners.startup import Startup
 from tandem.services.generation import Watch
@@ -149,9 +150,7 @@ def _metrics_server(config: ObservabilityConfig) -> MetricsServer | None:
     try:
         from tandem.services.observability.metrics_server import MetricsServer
     except ImportError:
-        raise ValueError(
-            "metrics_port: prometheus-client is not installed; pip install 'tandem-speculative[metrics]'"
-        ) from None
+        raise ValueError(f"metrics_port: prometheus-client is not installed; {install_command('metrics')}") from None
     return MetricsServer(config.metrics_host, config.metrics_port)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
+from tandem.installing import install_command
 from tandem.rpc.credentials import on_this_machine
 from tandem.services.errors import ErrorLayer
 from tandem.services.layers import Layer
@@ -107,5 +108,5 @@ def _check_names_can_be_read() -> None:
     if importlib.util.find_spec("cryptography") is None:
         raise ValueError(
             "tls_client_ca: cryptography, which reads the names in certificates, is not installed; "
-            "pip install 'tandem-speculative[mtls]', or identify callers by --accept_tokens"
+            f"{install_command('mtls')}, or identify callers by --accept_tokens"
         )

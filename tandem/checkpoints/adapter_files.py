@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
 
 from tandem.checkpoints.adapter_config import CONFIG, MOST_RANK, AdapterConfig, read_config
 from tandem.checkpoints.locate import CheckpointError, first_line
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from tandem.checkpoints.numbers import STORAGE, Floats, Stored
 
 WEIGHTS = "adapter_model.safetensors"
 MOST_CHANGE = 2.0**16
@@ -60,8 +60,8 @@ class LowRank:
     down [rank, inputs] and up [outputs, rank] are float32 and contiguous.
     """
 
-    down: Tensor
-    up: Tensor
+    down: Floats
+    up: Floats
     scale: float
 
     @property
@@ -87,14 +87,19 @@ def read_adapter(choice: AdapterChoice) -> Adapter:
     if not file.is_file():
         raise CheckpointError(f"{folder}: no adapter: it has no {WEIGHTS} (PEFT's .bin files are not read)")
     try:
-        from safetensors.torch import load
+        from safetensors import deserialize
 
         data = file.read_bytes()  # at once: the revision is that of what is read, also while the file is replaced
-        tensors = load(data)
-    except Exception as error:  # of the file, or of safetensors: cut short, a dtype that torch lacks
+        tensors = {name: _tensor(found) for name, found in deserialize(data)}
+    except Exception as error:  # of the file, or of safetensors: cut short, a dtype that numpy lacks
         raise CheckpointError(f"{file}: cannot be read: {first_line(error)}") from None
     parts = {module: _part(file, config, module, tensors) for module in _modules(file, tensors)}
     return Adapter(choice.name, _revision(config, data), parts)
+
+
+def _tensor(found: Mapping[str, Any]) -> Stored:
+    values = np.frombuffer(found["data"], STORAGE[found["dtype"]])
+    return Stored(found["dtype"], values.reshape(found["shape"]))
 
 
 def _modules(file: Path, names: Iterable[str]) -> list[str]:
@@ -115,21 +120,19 @@ def _modules(file: Path, names: Iterable[str]) -> list[str]:
     return sorted(found)
 
 
-def _part(file: Path, config: AdapterConfig, module: str, tensors: Mapping[str, Tensor]) -> LowRank:
-    import torch
-
+def _part(file: Path, config: AdapterConfig, module: str, tensors: Mapping[str, Stored]) -> LowRank:
     made = {}
     for side in "AB":
         tensor = tensors[f"base_model.model.{module}.lora_{side}.weight"]
-        if tensor.dim() != 2 or not tensor.is_floating_point():
+        if len(tensor.shape) != 2 or not tensor.is_float:
             raise CheckpointError(f"{file}: lora_{side} of {module} is not a matrix of floating-point numbers")
-        made[side] = tensor.to(torch.float32).contiguous()
-        if not bool(made[side].isfinite().all()):
+        made[side] = np.array(tensor.floats(), order="C")  # its own memory, which may be written to
+        if not np.isfinite(made[side]).all():
             raise CheckpointError(f"{file}: lora_{side} of {module} has numbers that are not finite")
     rank = made["A"].shape[0]
     if not 1 <= rank <= MOST_RANK or made["B"].shape[1] != rank:
         raise CheckpointError(
-            f"{file}: {module} has matrices {tuple(made['A'].shape)} and {tuple(made['B'].shape)}, which share no rank "
+            f"{file}: {module} has matrices {made['A'].shape} and {made['B'].shape}, which share no rank "
             f"from 1 to {MOST_RANK}"
         )
     try:
@@ -149,9 +152,7 @@ def _check_range(file: Path, module: str, part: LowRank) -> None:
     A layer at MOST_CHANGE makes an output of norm 2**23 of an input of norm 2**7, which norm layers return at a hidden
     size of 2**14. An MLP of three such layers then returns 2**(23 + 23 + 16), whose square the next norm layer takes.
     """
-    import torch
-
-    down, up = (float(torch.linalg.vector_norm(each, dtype=torch.float64)) for each in (part.down, part.up))
+    down, up = (float(np.linalg.norm(each.astype(np.float64))) for each in (part.down, part.up))
     factor = abs(part.scale)
     if max(factor, down, down * up) > _MOST_NORM or factor * down * up > MOST_CHANGE:
         raise CheckpointError(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tandem.checkpoints.gguf_header import Header, MalformedHeader, TensorEntry
 from tandem.checkpoints.locate import CheckpointError
+from tandem.checkpoints.numbers import STORAGE, Stored, of_floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,8 @@ FORMATS = {
     "q6_k": BlockFormat(14, 256, 210),
 }
 """Formats that native steps read (tandem/runners/native/blocks.h)."""
-DENSE_TYPES = {0: "f32", 1: "f16", 30: "bf16"}
+DENSE_TYPES = {0: "F32", 1: "F16", 30: "BF16"}
+"""Types of GGML that are no blocks, as safetensors names them."""
 _TURNED = ("llama",)
 """Architectures whose files have the rows of q and k in the order of interleaved rotary pairs."""
 _OTHERS = {6: "Q5_0", 7: "Q5_1", 10: "Q2_K", 11: "Q3_K", 13: "Q5_K", 20: "IQ4_NL", 23: "IQ4_XS", 39: "MXFP4"}
@@ -89,10 +91,41 @@ class StoredWeights:
         """Like `matrix`: the output matrix, or the embedding if they are tied."""
         return self._named("output.weight" if "output.weight" in self._tensors else "token_embd.weight")
 
-    def _named(self, name: str) -> Blocks | None:
-        tensor = self._tensors.get(name)
-        if tensor is None:
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    @property
+    def header(self) -> Header:
+        return self._header
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, outputs first. Raises CheckpointError."""
+        return self._entry(name).dimensions[::-1]
+
+    def dense(self, name: str) -> Stored:
+        """A tensor as numbers, blocks dequantised to float32, rows as `matrix` has them. Raises CheckpointError."""
+        import gguf
+
+        tensor = self._entry(name)
+        try:
+            kind = gguf.GGMLQuantizationType(tensor.kind)
+            inputs, size = gguf.GGML_QUANT_SIZES[kind]
+            rows = self._in_our_order(tensor, self._rows(tensor, BlockFormat(tensor.kind, inputs, size)))
+            if dtype := DENSE_TYPES.get(tensor.kind):
+                return Stored(dtype, rows.view(STORAGE[dtype]).reshape(self.shape(name)))
+            return of_floats(gguf.dequantize(rows, kind).reshape(self.shape(name)))
+        except (ValueError, KeyError, NotImplementedError) as error:
+            if isinstance(error, CheckpointError):
+                raise
+            raise CheckpointError(f"{self._file}: {name}, of type {tensor.kind}, cannot be dequantised") from None
+
+    def _entry(self, name: str) -> TensorEntry:
+        if (tensor := self._tensors.get(name)) is None:
             raise CheckpointError(f"{self._file}: has no {name}")
+        return tensor
+
+    def _named(self, name: str) -> Blocks | None:
+        tensor = self._entry(name)
         if tensor.kind in DENSE_TYPES:
             return None
         found = next(((name, form) for name, form in FORMATS.items() if form.kind == tensor.kind), None)

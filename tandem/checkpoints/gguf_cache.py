@@ -1,4 +1,4 @@
-"""Unpacks each GGUF file once: transformers parses one in 15 to 20 s, and loads the unpacked folder in 1 s.
+"""Unpacks each GGUF file once for module code and graphs: transformers parses one in 15 to 20 s, and the folder in 1 s.
 
 The folder holds float32 weights (unpacking is exact in float32) and the tokenizer; its name is a hash of the file.
 """

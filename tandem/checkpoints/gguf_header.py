@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,12 +39,13 @@ class TensorEntry:
 class Header:
     """A header. `values`: numbers and strings; of an array, its length or its largest integer, if larger.
 
-    `end`: the number of its bytes.
+    `end`: the number of its bytes. `arrays`: those that are wanted, by name.
     """
 
-    def __init__(self, content: mmap.mmap) -> None:
-        """Raises MalformedHeader."""
+    def __init__(self, content: mmap.mmap, arrays: Collection[str] = ()) -> None:
+        """`arrays`: the names of those that are read whole. Raises MalformedHeader."""
         self._content, self.end = content, 0
+        self._wanted, self.arrays = frozenset(arrays), dict[str, list[Any]]()
         try:
             if self._read("4s") != b"GGUF" or self._read("I") not in (2, 3):
                 raise MalformedHeader("not a GGUF file of version 2 or 3")
@@ -65,7 +67,13 @@ class Header:
         return value
 
     def _entry(self) -> tuple[str, Any]:
-        return self._text(_MOST_NAME), self._value(self._read("I"))
+        name = self._text(_MOST_NAME)
+        kind, begin = self._read("I"), self.end
+        value = self._value(kind)
+        if name in self._wanted and kind == _ARRAY:
+            self.end = begin
+            self.arrays[name] = self._array()
+        return name, value
 
     def _tensor(self) -> TensorEntry:
         name, count = self._text(_MOST_NAME), self._read("I")
@@ -107,6 +115,14 @@ class Header:
         import numpy as np
 
         return max(count, int(np.frombuffer(self._content, f"<{scalar}", count, begins).max()))
+
+    def _array(self) -> list[Any]:
+        kind, count = self._read("I"), self._read("Q")  # read before, so that all of it is there
+        if kind == _STRING:
+            return [self._text(_MOST_TEXT) for _ in range(count)]
+        begin = self.end
+        self._skip(count * struct.calcsize(f"<{_scalar(kind)}"))
+        return list(struct.unpack_from(f"<{count}{_scalar(kind)}", self._content, begin))
 
     def _skip(self, count: int) -> None:
         if count > len(self._content) - self.end:

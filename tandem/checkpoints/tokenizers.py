@@ -6,18 +6,20 @@ import functools
 import hashlib
 import json
 import re
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from tandem.checkpoints.byte_level import byte_characters
+from tandem.checkpoints.gguf_tokenizer import gguf_parts
+from tandem.checkpoints.hub_files import tokenizer_folder
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, first_line
+from tandem.checkpoints.tokenizer_files import CONFIG, TEMPLATE, TOKENIZER, converted_parts, folder_parts
+from tandem.checkpoints.tokenizer_parts import TokenizerParts
 from tandem.speculation.stopping import TextStream
 
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 _SPACE = "\u2581"
 _INCOMPLETE = "�"
-_SAVED_BY_5 = "TokenizersBackend"
 
 
 class Tokenizer(Protocol):
@@ -62,61 +64,61 @@ class HasFiles(Protocol):
         """The files, by name, that Hugging Face's libraries load this tokenizer from."""
 
 
-def byte_characters() -> list[str]:
-    """Returns the printable character that stands for each byte in a byte-level vocabulary (GPT-2's table)."""
-    shown = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    others = iter(range(256, 512))
-    return [chr(byte) if byte in shown else chr(next(others)) for byte in range(256)]
-
-
 _BYTES = {character: byte for byte, character in enumerate(byte_characters())}
 
 
 class HuggingFaceTokenizer:
-    """Wraps a checkpoint's transformers tokenizer. Raises CheckpointError."""
+    """A checkpoint's tokenizer: that of its tokenizer.json or of its GGUF file. Raises CheckpointError."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         try:
-            self._tokenizer = _from_transformers(checkpoint.source)
-            vocabulary = self._tokenizer.get_vocab()
-            self.sha256 = fingerprint(vocabulary, self._tokenizer.all_special_ids)
+            self._parts = _parts_of(checkpoint)
+            self._backend = self._parts.backend
+            vocabulary, special = self._backend.get_vocab(with_added_tokens=True), self._parts.special_ids
+            self.sha256 = fingerprint(vocabulary, special)
+            self._special = frozenset(special)
             self.vocab_size = max(vocabulary.values(), default=-1) + 1
-            self.end_of_sequence_ids = _end_ids(self._tokenizer)
+            end = self._parts.named.get("eos_token")
+            self.end_of_sequence_ids: tuple[int, ...] = () if end is None else (int(self._backend.token_to_id(end)),)
         except Exception as error:  # parsers of missing or damaged files raise anything
             raise CheckpointError(f"{checkpoint.folder}: no usable tokenizer: {first_line(error)[:300]}") from None
 
     def encode(self, text: str, chat: bool) -> list[int]:
         """Like Tokenizer.encode. Raises ValueError if there is no chat template."""
         if not chat:
-            return list(self._tokenizer(text)["input_ids"])
-        if not self._tokenizer.chat_template:
+            return self.tokens(text, special=True)
+        if not self._parts.chat_template:
             raise ValueError("chat: this model has no chat template")
-        rendered = self._tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False
-        )
-        return list(self._tokenizer(rendered, add_special_tokens=False)["input_ids"])
+        return self.tokens(self._render([{"role": "user", "content": text}], add_generation_prompt=True), special=False)
 
     def tokens(self, text: str, special: bool) -> list[int]:
-        return list(self._tokenizer(text, add_special_tokens=special)["input_ids"])
+        return list(self._backend.encode(text, add_special_tokens=special).ids)
 
     def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         """Like Tokenizer.render. What a template raises is about the messages that it was given."""
-        if not self._tokenizer.chat_template:
+        if not self._parts.chat_template:
             raise ValueError("this model has no chat template")
         try:
-            return str(self._tokenizer.apply_chat_template(list(messages), tokenize=False, **options))
+            return self._render(messages, **options)
         except Exception as error:
             raise ValueError(f"the model's chat template refuses them: {first_line(error)[:300]}") from None
 
+    def _render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        from tandem.checkpoints import chat_templates
+
+        assert self._parts.chat_template
+        template = chat_templates.chosen(self._parts.chat_template, options.get("tools"))
+        return chat_templates.render(template, messages, **{**self._parts.named, **options})
+
     def takes_tools(self) -> bool:
-        return "tools" in str(self._tokenizer.chat_template)
+        return "tools" in str(self._parts.chat_template)
 
     def text(self, tokens: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
+        return str(self._backend.decode(list(tokens), skip_special_tokens=False))
 
     def token_bytes(self, token: int) -> bytes:
-        spelt = str(self._tokenizer.convert_ids_to_tokens(token))
-        if token not in self._tokenizer.all_special_ids:
+        spelt = str(self._backend.id_to_token(token))
+        if token not in self._special:
             if byte := _BYTE.fullmatch(spelt):
                 return bytes([int(byte[1], 16)])
             if self._byte_level and all(character in _BYTES for character in spelt):
@@ -128,25 +130,26 @@ class HuggingFaceTokenizer:
     @functools.cached_property
     def _byte_level(self) -> bool:
         """Whether the characters of its vocabulary stand for bytes (GPT-2's table)."""
-        try:
-            return "ByteLevel" in json.dumps(json.loads(self.spelling()).get("decoder"))
-        except ValueError:
-            return False
+        return "ByteLevel" in json.dumps(json.loads(self.spelling()).get("decoder"))
 
     def stream(self) -> TextStream:
-        return IncrementalText(self._tokenizer)
+        return IncrementalText(self._backend)
 
     def files(self) -> dict[str, bytes]:
-        with tempfile.TemporaryDirectory() as folder:
-            self._tokenizer.save_pretrained(folder)
-            return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir()) if path.is_file()}
+        config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **self._parts.named}
+        if self._parts.extra:
+            config["extra_special_tokens"] = list(self._parts.extra)
+        found = {TOKENIZER: str(self._backend.to_str(pretty=True))}
+        if isinstance(template := self._parts.chat_template, str):
+            found[TEMPLATE] = template
+        elif template:
+            config["chat_template"] = [{"name": name, "template": each} for name, each in template.items()]
+        found[CONFIG] = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+        return {name: text.encode() for name, text in sorted(found.items())}
 
     def spelling(self) -> str:
-        """The JSON of the tokenizers library, which spells every token. Raises ValueError if there is none."""
-        backend = getattr(self._tokenizer, "backend_tokenizer", None)
-        if backend is None:
-            raise ValueError("the tokenizer is not one of the tokenizers library")
-        return str(backend.to_str())
+        """The JSON of the tokenizers library, which spells every token."""
+        return str(self._backend.to_str())
 
 
 class IncrementalText:
@@ -175,7 +178,7 @@ class IncrementalText:
         return fresh
 
     def _decode(self) -> str:
-        return self._tokenizer.decode(self._tail, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return str(self._tokenizer.decode(self._tail, skip_special_tokens=True))
 
 
 def fingerprint(vocabulary: dict[str, int], special_ids: Iterable[int]) -> str:
@@ -184,20 +187,11 @@ def fingerprint(vocabulary: dict[str, int], special_ids: Iterable[int]) -> str:
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def _from_transformers(source: dict[str, object]) -> Any:
-    """A tokenizer; transformers 4.57 (of NxD Inference) knows the class that transformers 5 saves by its old name."""
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
-    try:
-        return AutoTokenizer.from_pretrained(**source)
-    except ValueError as error:
-        if _SAVED_BY_5 not in str(error):
-            raise
-        return PreTrainedTokenizerFast.from_pretrained(**source)
-
-
-def _end_ids(tokenizer: Any) -> tuple[int, ...]:
-    return () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
+def _parts_of(checkpoint: Checkpoint) -> TokenizerParts:
+    if checkpoint.gguf_file:
+        return gguf_parts(checkpoint.gguf_file)
+    folder = tokenizer_folder(checkpoint)
+    return folder_parts(folder) if (folder / TOKENIZER).is_file() else converted_parts(folder)
 
 
 def same_tokens(draft: Tokenizer, target_sha256: str) -> None:

@@ -11,6 +11,7 @@ from tandem.cli.option import built
 from tandem.cli.values import auto_or_count, credentials, split_list, with_default_ports
 from tandem.clients.prompts import read_prompts
 from tandem.clients.terminal import ClientConfig, run_client
+from tandem.installing import install_command
 from tandem.rpc.channel import FUSED
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.request import members
@@ -47,7 +48,7 @@ def verify_draft(args: Options) -> Run:
 
     model = args.model or args.draft_model or embedded_draft()
     if model is None:
-        raise ValueError("model: no draft model is shipped; name one with --model")
+        raise ValueError(f"model: Tandem's own draft is not installed: {install_command('weights')}, or --model")
     return _alone(args, model, "draft_only")
 
 

@@ -17,6 +17,7 @@ from tandem.clients.prefill_client import PrefillConfig
 from tandem.engine.generator import RequestDefaults
 from tandem.engine.prefix_cache import PrefixSharing
 from tandem.engine.step_watch import parse_step_seconds
+from tandem.installing import install_command
 from tandem.runners.startup import Startup
 from tandem.services.adapter_admin import AdapterAdminConfig
 from tandem.services.engine_port.port import EngineAddress
@@ -92,7 +93,7 @@ def engine_address(args: Options) -> EngineAddress | None:
     if args.engine_port is None:
         return None
     if find_spec("smg_grpc_proto") is None:
-        raise ValueError("engine_port: smg-grpc-proto is not installed; pip install 'tandem-speculative[openai]'")
+        raise ValueError(f"engine_port: smg-grpc-proto is not installed; {install_command('openai')}")
     return EngineAddress(args.engine_port, args.engine_host)
 
 

@@ -145,6 +145,7 @@ class Options:
         metavar="auto|native|inductor|neuron|off",
     )
     exact: bool = switch("use only step shapes whose results agree bit for bit (default)", VERIFYING, REAL)
+    recertify: bool = switch("check native steps though they passed on this CPU before", LOADING, TORCH)
     fast: bool = switch("use all step shapes, even if their results differ in the last bits", VERIFYING, REAL)
     sequence_length: int | None = option(
         "tokens per sequence, prompt included (servers on the CPU: the model's own length, as far as a quarter of "

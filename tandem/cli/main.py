@@ -12,11 +12,13 @@ from tandem.cli.command_line import RoleParser
 from tandem.cli.role_names import SERVE
 from tandem.cli.roles import COMMANDS, COMPARE, COMPLETION, ROLES
 from tandem.hints import hinted
+from tandem.installing import install_command
 from tandem.rpc.logs import set_up
 from tandem.rpc.printable import printable
 
 EXTRAS = {
-    "torch": ("accelerate", "gguf", "safetensors", "tokenizers", "torch", "transformers"),
+    "serve": ("gguf", "safetensors", "tokenizers"),
+    "torch": ("accelerate", "torch", "transformers"),
     "config": ("yaml",),
     "comparison": ("jinja2", "matplotlib", "rich"),
     "http": ("httptools", "uvicorn"),
@@ -112,7 +114,7 @@ def _missing(error: ModuleNotFoundError) -> str | None:
     """Names the extra to install for a library that is missing; None if no extra has it."""
     library = (error.name or "").partition(".")[0]
     extra = next((extra for extra, libraries in EXTRAS.items() if library in libraries), None)
-    return extra and f"{library} is not installed; pip install 'tandem-speculative[{extra}]'"
+    return extra and f"{library} is not installed; {install_command(extra)}"
 
 
 def _rank() -> int:

@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import Checkpoint, CheckpointError
 from tandem.checkpoints.tokenizers import HuggingFaceTokenizer, Tokenizer, same_tokens
 from tandem.engine.batcher import CLOSE_SECONDS, Batcher
@@ -17,7 +16,7 @@ from tandem.engine.model_config import ModelConfig
 from tandem.engine.structures import Structures
 from tandem.runners.backends import Backend, LoadRequest, backend_named
 from tandem.runners.capabilities import No, Trait
-from tandem.runners.loading import prepared_platform, transformers_logging
+from tandem.runners.loading import prepared_platform
 from tandem.runners.protocol import Runner
 from tandem.runners.startup import Startup
 from tandem.runners.torch.tensor_parallel import DRAFT, TARGET, Leader, RankLink
@@ -306,5 +305,4 @@ async def load_target_tokenizer(config: ModelConfig) -> Tokenizer:
 
 def load_tokenizer(checkpoint: Checkpoint) -> HuggingFaceTokenizer:
     """Loads a checkpoint's tokenizer. Raises CheckpointError."""
-    transformers_logging()
-    return HuggingFaceTokenizer(unpacked(checkpoint))
+    return HuggingFaceTokenizer(checkpoint)

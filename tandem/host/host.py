@@ -13,7 +13,7 @@ from pathlib import Path
 from tandem.host.packages import installed_version
 
 FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")
-LIBRARIES = ("torch", "transformers", "grpcio", "protobuf", "numpy")
+LIBRARIES = ("torch", "transformers", "tokenizers", "grpcio", "protobuf", "numpy")
 SECONDS = 20.0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 _GROUPS = (
@@ -23,3 +24,8 @@ def free_bytes() -> int | None:
         except (OSError, ValueError):  # no such version, or "max"
             continue
     return max(0, free)
+
+
+def given_on_demand() -> bool:
+    """Returns whether the system takes pages back such that they read as zeros: Linux does."""
+    return sys.platform == "linux"

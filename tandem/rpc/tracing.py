@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from tandem.installing import install_command
 from tandem.rpc.request_context import Attributes, Metadata
 
 if TYPE_CHECKING:
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("tandem.tracing")
 
 _ASKED_BY = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-_MISSING = "opentelemetry is not installed; pip install 'tandem-speculative[tracing]'"
+
+
+def _missing() -> str:
+    return f"opentelemetry is not installed; {install_command('tracing')}"
 
 
 def open_tracing(endpoint: str | None, name: str) -> Tracing | None:
@@ -39,8 +43,8 @@ def open_tracing(endpoint: str | None, name: str) -> Tracing | None:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError:
         if endpoint is not None:
-            raise ValueError(f"otlp_endpoint: {_MISSING}") from None
-        log.warning("OTEL_* variables ask for traces, but there are none: %s", _MISSING)
+            raise ValueError(f"otlp_endpoint: {_missing()}") from None
+        log.warning("OTEL_* variables ask for traces, but there are none: %s", _missing())
         return None
     return Tracing(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)), name)
 

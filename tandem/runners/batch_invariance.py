@@ -11,16 +11,17 @@ in use, and the result says that their bits differ.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from tandem.runners.protocol import Limits, StepShapes
 
 if TYPE_CHECKING:
     from tandem.runners.torch.fused_graph import FusedGraph
 
+Array = Any
+"""Logits as a model has them: a tensor of torch, or an array of numpy."""
 DEEPEST = 1024  # positions that the check fills at most
 
 
@@ -31,11 +32,11 @@ class ShapedModel(Protocol):
     vocab_size: int
 
     def forward(
-        self, slots: Sequence[int], tokens: Tensor, starts: Tensor, length: int | None = None, head: bool = True
-    ) -> Tensor:
+        self, slots: Sequence[int], tokens: Array, starts: Array, length: int | None = None, head: bool = True
+    ) -> Array:
         """Logits [rows, width, vocabulary] of tokens [rows, width] fed at positions starts [rows]; see TorchModel."""
 
-    def tensor(self, values: Sequence[Sequence[int]] | Sequence[int]) -> Tensor:
+    def tensor(self, values: Sequence[Sequence[int]] | Sequence[int]) -> Array:
         """The values as integers on the device: [n] or [n, m]."""
 
 
@@ -100,9 +101,14 @@ def check_fused_invariance(fused: FusedGraph, limits: Limits, shapes: StepShapes
     for rows, k in fused.shapes:
         logits, drafts = fused.probe(int(probe.tokens[probe.start]), probe.start, rows, k)
         verified = [probe.drafted(probe.start, row, width, batch) for row in drafts]
-        if not all(torch.equal(a[: k + 1], b[: k + 1]) for a, b in zip(logits, verified, strict=True)):
+        if not all(same_bits(a[: k + 1], b[: k + 1]) for a, b in zip(logits, verified, strict=True)):
             return False
     return True
+
+
+def same_bits(a: Array, b: Array) -> bool:
+    """Whether all numbers are equal; what is no number is equal to nothing."""
+    return bool((a == b).all())
 
 
 class _Probe:
@@ -112,27 +118,27 @@ class _Probe:
         self.model, self.limits = model, limits
         self.count = min(widest + 1, limits.max_length // 2)
         self.start = min(limits.chunk, limits.max_length - self.count)
-        generator = torch.Generator().manual_seed(0)
-        self.tokens = torch.randint(0, model.vocab_size, (limits.max_length + widest,), generator=generator)
-        self.noise = torch.randint(0, model.vocab_size, (max(widest, limits.chunk),), generator=generator)
+        chance = np.random.default_rng(0)
+        self.tokens: list[int] = chance.integers(0, model.vocab_size, limits.max_length + widest).tolist()
+        self.noise: list[int] = chance.integers(0, model.vocab_size, max(widest, limits.chunk)).tolist()
         for slot in range(limits.slots):
             self._prefill(slot, 0, self.start, limits.chunk)
 
-    def stepwise(self, width: int, batch: int) -> Tensor:
+    def stepwise(self, width: int, batch: int) -> list[Array]:
         """Logits [count, vocabulary] of plain decoding at one shape: each token in turn in column 0, of row 0."""
-        return torch.stack([self._window(self.start + i, 1, width, batch)[0, 0] for i in range(self.count)])
+        return [self._window(self.start + i, 1, width, batch)[0, 0] for i in range(self.count)]
 
-    def agrees(self, reference: Tensor, width: int, batch: int) -> bool:
+    def agrees(self, reference: Sequence[Array], width: int, batch: int) -> bool:
         """Whether a window over the tokens has the bits of `reference` [count, vocabulary] in every column and row."""
         used = min(width, self.count)
         logits = self._window(self.start, used, width, batch)
-        return all(torch.equal(row[:used], reference[:used]) for row in logits)
+        return all(same_bits(row[i], reference[i]) for row in logits for i in range(used))
 
-    def rebuilt(self, chunk: int, reference: Tensor, width: int, batch: int) -> bool:
+    def rebuilt(self, chunk: int, reference: Sequence[Array], width: int, batch: int) -> bool:
         """Whether the last token has the reference's bits after a prefill in chunks of this size."""
         last = self.start + self.count - 1
         self._prefill(self.limits.slots - 1, 0, last, chunk)
-        return torch.equal(self._window(last, 1, width, batch)[0, 0], reference[-1])
+        return same_bits(self._window(last, 1, width, batch)[0, 0], reference[-1])
 
     def same_at(self, end: int, length: int | None, shapes: list[tuple[int, int]]) -> bool:
         """Like `agree_at`, after a prefill up to `end`."""
@@ -150,7 +156,7 @@ class _Probe:
         widest = max(width for width, _ in shapes)
         whole = self._window(end - widest, widest, widest, 1)[0]
         return all(
-            torch.equal(self._window(end - width, width, width, batch, length)[0], whole[widest - width :])
+            same_bits(self._window(end - width, width, width, batch, length)[0], whole[widest - width :])
             for width, batch in shapes
         )
 
@@ -161,25 +167,24 @@ class _Probe:
         prefilled = self._window(end - width, width, width, batch)[0]
         for at in range(decoded, end - width, width):
             self._window(at, width, width, batch)
-        return torch.equal(self._window(end - width, width, width, batch)[0], prefilled)
+        return same_bits(self._window(end - width, width, width, batch)[0], prefilled)
 
-    def drafted(self, position: int, drafts: list[int], width: int, batch: int) -> Tensor:
+    def drafted(self, position: int, drafts: list[int], width: int, batch: int) -> Array:
         """Logits [width, vocabulary] of a window of the token at `position` and these drafts."""
-        window = torch.cat([self.tokens[position : position + 1], torch.tensor(drafts, dtype=torch.int64)])
-        padded = torch.cat([window, window[-1:].expand(width - len(window))])[:width]
-        rows = padded.repeat(batch, 1).to(self.model.device)
-        slots = list(range(self.limits.slots))[::-1][:batch]
-        return self.model.forward(slots, rows, self.model.tensor([position] * batch))[0]
+        window = [self.tokens[position], *drafts]
+        return self._rows(position, (window + window[-1:] * width)[:width], batch)[0]
 
-    def _window(self, start: int, used: int, width: int, batch: int, length: int | None = None) -> Tensor:
+    def _window(self, start: int, used: int, width: int, batch: int, length: int | None = None) -> Array:
         """Feeds tokens[start : start + used] padded to `width` in `batch` rows, last slot first."""
-        padded = torch.cat([self.tokens[start : start + used], self.noise[: width - used]])
-        rows = padded.repeat(batch, 1).to(self.model.device)
+        return self._rows(start, self.tokens[start : start + used] + self.noise[: width - used], batch, length)
+
+    def _rows(self, start: int, tokens: list[int], batch: int, length: int | None = None) -> Array:
         slots = list(range(self.limits.slots))[::-1][:batch]
-        return self.model.forward(slots, rows, self.model.tensor([start] * batch), length)
+        rows, starts = self.model.tensor([tokens] * batch), self.model.tensor([start] * batch)
+        return self.model.forward(slots, rows, starts, length)
 
     def _prefill(self, slot: int, start: int, end: int, chunk: int) -> None:
         for at in range(start, end, chunk):
             part = self.tokens[at : min(at + chunk, end)]
-            padded = torch.cat([part, self.noise[: chunk - len(part)]])
-            self.model.forward([slot], padded[None].to(self.model.device), self.model.tensor([at]), head=False)
+            padded = self.model.tensor([part + self.noise[: chunk - len(part)]])
+            self.model.forward([slot], padded, self.model.tensor([at]), head=False)

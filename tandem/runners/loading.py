@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tandem.checkpoints.eagle_heads import is_eagle1
+from tandem.checkpoints.extras import need_torch
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.head_config import is_head
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, check_sizes
-from tandem.runners.making import RunnerInputs, is_small, made
+from tandem.host.host import usable_cores
+from tandem.runners.making import RunnerInputs, check_dispensable, made
 from tandem.runners.models import QUANTISED, WHEN_LOADED, in_own_format, load_model, stored_weights
+from tandem.runners.native import LibraryMissing, NativeUnavailable
 from tandem.runners.protocol import Limits, Runner
 from tandem.runners.startup import Startup
 from tandem.runners.torch.platforms import DEVICES, Platform, choose_platform, compile_order, platform_of
@@ -25,11 +27,12 @@ COMPILE = ("auto", "native", "inductor", "neuron", "off")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 WEIGHTS = ("auto", "bfloat16", "float32", *QUANTISED)
 CHUNK = 64
+SMALL = 50_000_000  # parameters
 
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """How models run. `threads`: None leaves the choice to torch.
+    """How models run. `threads`: None leaves the choice to Tandem, one for each core.
 
     `dtype` is the number format of activations, KV cache and, unless `weights` says otherwise, weights. `weights`:
     "int8" and "q4" quantise matrices, once for each model, "as-stored" runs the blocks of a GGUF file as they are;
@@ -39,7 +42,9 @@ class Execution:
     "off" runs the modules as they are; "auto" is native where available (the fastest, benchmarks/README.md), graphs on
     CUDA and Trainium, else off. `exact`: if kernels differ in their last bits, use a single shape; otherwise use all,
     and report bit_exact false in GetModelInfo. `compiled`: the folder of compiled code. `cores`: the device's cores
-    that the processes use which share the target, such as "0-3". `tp_degree`: number of those processes.
+    that the processes use which share the target, such as "0-3". `tp_degree`: number of those processes. `recertify`
+    is about native steps that passed their checks on this CPU before: true checks them again, false relies on the
+    certificate of that, and None, for programs, checks and keeps no certificate.
     """
 
     device: str = "auto"
@@ -51,6 +56,7 @@ class Execution:
     cores: str | None = None
     tp_degree: int = 1
     weights: str = "auto"
+    recertify: bool | None = None
 
     def __post_init__(self) -> None:
         if self.weights not in WEIGHTS:
@@ -109,37 +115,83 @@ def load_runner(
     sole_model: bool = False,
     startup: Startup | None = None,
 ) -> Runner:
-    """Loads a torch runner; on the device thread. Raises CheckpointError or ValueError, one line each.
+    """Loads native steps, graphs or module code; on the device thread. Raises CheckpointError or ValueError, one line.
 
-    `sole_model`: a small model on the CPU then uses one thread. Its products are no faster on two, and a second thread
-    would spin after each, taking a core away from a target on the same machine.
+    `sole_model`: a small model on the CPU then uses one thread, also in module code. Its products are no faster on two,
+    and a second thread would spin after each, taking a core away from a target on the same machine.
     """
     startup = startup or Startup()
     _refuse_heads(Path(checkpoint.folder))
+    platform, ranks = prepared_platform(execution), execution.tp_degree if verifies else 1
+    order = _order(execution, shape, platform, ranks)
+    log.info("%s is loaded on %s", checkpoint.name, platform.describe())
+    check_sizes(checkpoint)
+    if order[0] != "native":
+        return _load_module_code(checkpoint, execution, shape, verifies, ranks, platform, order, sole_model, startup)
+    own = in_own_format(execution, checkpoint, order)
+    try:
+        return _load_native(checkpoint, own, shape, verifies, startup)
+    except NativeUnavailable as error:
+        if own == execution or execution.compile != "auto":
+            check_dispensable(own, error)
+        if isinstance(error, LibraryMissing):
+            log.warning("%s runs several times slower than it could: %s", checkpoint.name, error)
+        else:
+            log.info("%s runs without native steps: %s", checkpoint.name, error)
+        need_torch(f"{checkpoint.name} runs without native steps ({error}), and module code", "transformers")
+    off = order[1:] or ("off",)
+    return _load_module_code(checkpoint, execution, shape, verifies, ranks, platform, off, sole_model, startup)
+
+
+def _load_native(
+    checkpoint: Checkpoint, execution: Execution, shape: Shape, verifies: bool, startup: Startup
+) -> Runner:
+    from tandem.runners.native.checkpoint import load_checkpoint
+
+    threads = execution.threads or (execution.cores and usable_cores()) or None
+    dtype = dtype_name(_number_format(execution, checkpoint), "cpu")
+    try:
+        return load_checkpoint(checkpoint, replace(execution, threads=threads), dtype, shape, verifies, startup)
+    except (CheckpointError, NativeUnavailable):
+        raise
+    except ValueError as error:
+        raise CheckpointError(f"{checkpoint.folder}: {error}") from None
+
+
+def _load_module_code(
+    checkpoint: Checkpoint,
+    execution: Execution,
+    shape: Shape,
+    verifies: bool,
+    ranks: int,
+    platform: Platform,
+    order: Sequence[str],
+    sole_model: bool,
+    startup: Startup,
+) -> Runner:
+    """Loads a transformers module, and makes graphs of it or runs its code."""
+    need_torch(f"{checkpoint.name}: compile {order[0]} on {platform.name}", "transformers")
     with startup.stage("importing"):
         import torch
 
         import tandem.runners.torch.model  # noqa: F401  (else its import counts as "loading")
-
-    platform, ranks = prepared_platform(execution), execution.tp_degree if verifies else 1
-    if threads := execution.threads or (execution.cores and platform.packs and len(os.sched_getaffinity(0))):
+    if threads := execution.threads or (execution.cores and platform.packs and usable_cores()):
         torch.set_num_threads(threads)
     transformers_logging()
-    order = _order(execution, shape, platform, ranks)
-    log.info("%s is loaded on %s", checkpoint.name, platform.describe())
     checkpoint = unpacked(checkpoint)
-    own = in_own_format(execution, checkpoint, order)
-    dtype = choose_dtype(_number_format(own, checkpoint), platform.name)
-    check_sizes(checkpoint)
-    module, packing = load_model(checkpoint, own.weights, dtype, platform, ranks, startup)
-    if sole_model and platform.packs and execution.threads is None and is_small(module):
+    with startup.stage("loading"):
+        dtype = choose_dtype(execution.number_format, platform.name)
+        module = load_model(checkpoint, dtype, platform, ranks)
+    if sole_model and platform.packs and execution.threads is None and _is_small(module):
         torch.set_num_threads(1)
-    inputs = RunnerInputs(module, packing, checkpoint, platform, _limits(shape, module), shape, own, verifies, ranks)
+    limits = _limits(shape, module)
+    inputs = RunnerInputs(module, checkpoint, platform, limits, shape, execution, verifies, ranks)
     with startup.stage("packing"):
-        runner = made(inputs, order, as_requested=own == execution)
-    if runner is None:
-        return load_runner(checkpoint, replace(execution, compile="off"), shape, verifies, sole_model, startup)
-    return runner
+        return made(inputs, order)
+
+
+def _is_small(module: Any) -> bool:
+    return sum(p.numel() for p in module.parameters()) < SMALL
 
 
 def _refuse_heads(folder: Path) -> None:
@@ -216,10 +268,15 @@ def choose_device(name: str) -> str:
     return choose_platform(name).name
 
 
+def dtype_name(name: str, device: str) -> str:
+    """The dtype that `name` stands for; auto is bfloat16 if the device multiplies it natively, else float32."""
+    if name != "auto":
+        return name
+    return "bfloat16" if platform_of(device).has_bfloat16() else "float32"
+
+
 def choose_dtype(name: str, device: str):  # type: ignore[no-untyped-def]
-    """The torch dtype called `name`; auto is bfloat16 if the device multiplies it natively, else float32."""
+    """Like `dtype_name`, torch's dtype."""
     import torch
 
-    if name != "auto":
-        return getattr(torch, name)
-    return torch.bfloat16 if platform_of(device).has_bfloat16() else torch.float32
+    return getattr(torch, dtype_name(name, device))

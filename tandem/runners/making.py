@@ -1,13 +1,13 @@
-"""Makes the runner of a loaded module: native steps, graphs or module code."""
+"""Makes the runner of a loaded module: graphs or module code."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, frequent_tokens, weights_revision
+from tandem.host.memory import given_on_demand
 from tandem.runners.models import QUANTISED
 from tandem.runners.native import NativeUnavailable
 from tandem.runners.protocol import TAIL, Limits, Runner, RunnerIdentity
@@ -16,11 +16,8 @@ from tandem.runners.torch.platforms import Platform
 
 if TYPE_CHECKING:
     from tandem.runners.loading import Execution, Shape
-    from tandem.runners.native.weights import Packing
 
 DraftVocab = Sequence[int] | None  # the token ids that a draft model's head is cut down to
-log = logging.getLogger("tandem.engine")
-SMALL = 50_000_000  # parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +25,6 @@ class RunnerInputs:
     """Everything that a runner is made from."""
 
     module: Any
-    packing: Packing
     checkpoint: Checkpoint
     platform: Platform
     limits: Limits
@@ -65,31 +61,17 @@ class NativeRefused(ValueError):
     """Native steps were requested but are unavailable."""
 
 
-def made(inputs: RunnerInputs, order: Sequence[str], as_requested: bool) -> Runner | None:
-    """Makes the runner of the first of these ways to compile that is available. Raises CheckpointError, NativeRefused.
-
-    Returns None if the checkpoint is to be loaded again for module code: none of them is available, or its weights were
-    to run as stored, though that was not requested (`as_requested`), and only native steps can.
-    """
+def made(inputs: RunnerInputs, order: Sequence[str]) -> Runner:
+    """Makes the runner of the first of these ways to compile. Raises CheckpointError."""
     try:
-        for how in order:
-            try:
-                return _RUNNERS[how](inputs)
-            except NativeUnavailable as error:
-                name = inputs.checkpoint.name
-                if not as_requested and inputs.execution.compile == "auto":
-                    log.info("%s runs without native steps, and not as stored: %s", name, error)
-                    return None
-                _check_dispensable(inputs.execution, error)
-                log.info("%s runs without native steps: %s", name, error)
-    except (NativeRefused, CheckpointError):
+        return _RUNNERS[order[0]](inputs)
+    except CheckpointError:
         raise
     except ValueError as error:
         raise CheckpointError(f"{inputs.checkpoint.folder}: {error}") from None
-    return None
 
 
-def _check_dispensable(execution: Execution, error: NativeUnavailable) -> None:
+def check_dispensable(execution: Execution, error: NativeUnavailable) -> None:
     """Raises NativeRefused if native steps, which are unavailable, were requested or are needed."""
     if execution.weights in QUANTISED:
         raise NativeRefused(f"weights: {execution.weights} needs native steps: {error}") from None
@@ -97,25 +79,12 @@ def _check_dispensable(execution: Execution, error: NativeUnavailable) -> None:
         raise NativeRefused(f"compile: native steps are not available: {error}") from None
 
 
-def _native(inputs: RunnerInputs) -> Runner:
-    import torch
-
-    from tandem.runners.native.load import load_native
-
-    threads = 1 if is_small(inputs.module) else inputs.execution.threads or torch.get_num_threads()
-    identity = inputs.identity("native", inputs.packing.describe(inputs.dtype))
-    return load_native(
-        inputs.module, threads, inputs.limits, identity, inputs.verifies, inputs.draft_vocab, inputs.packing
-    )
-
-
 def _off(inputs: RunnerInputs) -> Runner:
     from tandem.runners.torch.model import TorchModel
-    from tandem.runners.torch.on_demand import available
     from tandem.runners.torch.runner import TorchRunner
 
     limits, device, ranks = inputs.limits, inputs.platform.device, inputs.ranks
-    on_demand = device == "cpu" and ranks == 1 and available()
+    on_demand = device == "cpu" and ranks == 1 and given_on_demand()
     model = TorchModel(
         inputs.module,
         limits.slots,
@@ -149,12 +118,7 @@ def _graphs(inputs: RunnerInputs) -> Runner:
     return GraphRunner(model, limits, identity, make, inputs.verifies, inputs.execution.exact, buckets)
 
 
-_RUNNERS = {"native": _native, "off": _off, "inductor": _graphs, "neuron": _graphs}
-
-
-def is_small(module: Any) -> bool:
-    """Whether a model is so small that its products are no faster on two threads than on one."""
-    return sum(p.numel() for p in module.parameters()) < SMALL
+_RUNNERS = {"off": _off, "inductor": _graphs, "neuron": _graphs}
 
 
 def end_ids(module) -> tuple[int, ...]:  # type: ignore[no-untyped-def]

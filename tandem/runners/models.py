@@ -1,4 +1,4 @@
-"""Loads a checkpoint's module, and says how its matrices are packed; what `auto` means for a quantised checkpoint."""
+"""Loads a checkpoint's module, and says what `auto` means for a quantised checkpoint."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tandem.checkpoints.gguf_blocks import StoredWeights
+from tandem.checkpoints.hub_files import configuration_folder, weights_folder
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, first_line
 from tandem.checkpoints.quantisation import INT8, quantisation_of
 from tandem.checkpoints.scaled_weights import ScaledWeights, check_dense
@@ -15,8 +16,6 @@ from tandem.runners.torch.tensor_parallel import sharding
 
 if TYPE_CHECKING:
     from tandem.runners.loading import Execution
-    from tandem.runners.native.weights import Packing
-    from tandem.runners.startup import Startup
     from tandem.runners.torch.platforms import Platform
 
 WHEN_LOADED = ("int8", "q4")
@@ -33,75 +32,37 @@ def in_own_format(execution: Execution, checkpoint: Checkpoint, order: Sequence[
         return execution
     if (file := checkpoint.gguf_file) and execution.dtype == "auto" and StoredWeights(file).runs_as_stored:
         return replace(execution, weights="as-stored")
-    schemes = None if checkpoint.gguf else quantisation_of(_configuration(checkpoint))
+    schemes = None if checkpoint.gguf else quantisation_of(configuration_folder(checkpoint))
     is_int8 = schemes is not None and all(scheme.numbers == INT8 for scheme in schemes)
     return replace(execution, weights="int8") if is_int8 else execution
 
 
-def load_model(
-    checkpoint: Checkpoint, weights: str, dtype: Any, platform: Platform, ranks: int, startup: Startup
-) -> tuple[Any, Packing]:
-    """A module, and how native steps pack its matrices. Raises CheckpointError."""
+def load_model(checkpoint: Checkpoint, dtype: Any, platform: Platform, ranks: int) -> Any:
+    """A module. Raises CheckpointError."""
     try:
-        return _load(checkpoint, weights, dtype, platform, ranks, startup)
+        return _load(checkpoint, dtype, platform, ranks)
     except CheckpointError:
         raise
     except Exception as error:  # loaders of four formats raise whatever their parsers do
         raise CheckpointError(f"{checkpoint.folder}: cannot be loaded: {first_line(error)}") from error
 
 
-def _load(
-    checkpoint: Checkpoint, weights: str, dtype: Any, platform: Platform, ranks: int, startup: Startup
-) -> tuple[Any, Packing]:
-    from tandem.runners.native.quantised_cache import quantised
-    from tandem.runners.native.weights import packing
+def _load(checkpoint: Checkpoint, dtype: Any, platform: Platform, ranks: int) -> Any:
     from tandem.runners.torch.from_tensors import configuration, module_from
     from tandem.runners.torch.model import load_module
 
-    scaled = checkpoint.gguf is None and quantisation_of(_configuration(checkpoint)) is not None
-    ours = scaled and platform.name == "cpu"
-    if ours and ranks > 1:
-        raise CheckpointError(f"{checkpoint.folder}: tp_degree: a quantised checkpoint is loaded in one process")
-    if (ours or weights in WHEN_LOADED) and checkpoint.gguf is None:
-        folder = _files(checkpoint)
-        config = configuration(folder)
-        with startup.stage("quantising"):
-            blocks = quantised(checkpoint, folder, config, weights) if weights in WHEN_LOADED else None
-        if blocks or ours:
-            with startup.stage("loading"):
-                module = module_from(folder, config, ScaledWeights(folder), dtype, blocks.modules if blocks else ())
-            return module, packing(weights, blocks)
+    scaled = checkpoint.gguf is None and quantisation_of(configuration_folder(checkpoint)) is not None
+    if scaled and platform.name == "cpu":
+        if ranks > 1:
+            raise CheckpointError(f"{checkpoint.folder}: tp_degree: a quantised checkpoint is loaded in one process")
+        folder = weights_folder(checkpoint)
+        return module_from(folder, configuration(folder), ScaledWeights(folder), dtype)
     if checkpoint.gguf is None and Path(checkpoint.folder).is_dir() and not scaled:
         check_dense(Path(checkpoint.folder))
-    with startup.stage("loading"):
-        module = load_module(checkpoint.source, dtype, platform.device, sharding(checkpoint.source, ranks))
-    return module, packing(weights, stored_weights(checkpoint, weights))
+    return load_module(checkpoint.source, dtype, platform.device, sharding(checkpoint.source, ranks))
 
 
 def stored_weights(checkpoint: Checkpoint, weights: str) -> StoredWeights | None:
     """The blocks of a checkpoint's GGUF file, if there is one and `weights` asks for them. Raises CheckpointError."""
     file = checkpoint.gguf_file if weights == "as-stored" else None
     return StoredWeights(file) if file else None
-
-
-def _configuration(checkpoint: Checkpoint) -> Path:
-    """The folder that has config.json: the checkpoint's, or that of a hub's cache."""
-    folder = Path(checkpoint.folder)
-    if folder.is_dir():
-        return folder
-    from huggingface_hub import hf_hub_download
-
-    try:
-        return Path(hf_hub_download(checkpoint.folder, "config.json")).parent
-    except Exception as error:  # of the hub, of the network, of the cache
-        raise CheckpointError(f"{checkpoint.folder}: cannot be loaded: {first_line(error)}") from error
-
-
-def _files(checkpoint: Checkpoint) -> Path:
-    """The folder that has all files."""
-    folder = Path(checkpoint.folder)
-    if folder.is_dir():
-        return folder
-    from huggingface_hub import snapshot_download
-
-    return Path(snapshot_download(checkpoint.folder, allow_patterns=["*.json", "*.safetensors"]))

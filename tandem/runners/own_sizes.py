@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Any
 
-from tandem.checkpoints.gguf_cache import unpacked
+from tandem.checkpoints.gguf_blocks import StoredWeights
+from tandem.checkpoints.hub_files import configuration_folder
 from tandem.checkpoints.json_files import read_object
+from tandem.checkpoints.llama_family import family_of_gguf
 from tandem.checkpoints.locate import Checkpoint
-from tandem.host.memory import free_bytes
+from tandem.host.memory import free_bytes, given_on_demand
 from tandem.runners.loading import Execution, Shape, prepared_platform
-from tandem.runners.torch.on_demand import available
 from tandem.runners.torch.platforms import compile_order
 
 log = logging.getLogger("tandem.engine")
@@ -36,7 +36,7 @@ def own_sizes(execution: Execution, shape: Shape, checkpoints: Sequence[Checkpoi
     `more_slots`: there may be more of these if it suffices for more. Unchanged where memory is taken whole, or a
     configuration does not say. Call it on the device thread.
     """
-    if execution.tp_degree > 1 or not available():
+    if execution.tp_degree > 1 or not given_on_demand():
         return shape
     platform = prepared_platform(execution)
     graphs = {"inductor", "neuron"} & set(compile_order(execution.compile, platform))
@@ -68,12 +68,9 @@ def own_length(config: dict[str, Any]) -> int | None:
 def _config(checkpoint: Checkpoint) -> dict[str, Any]:
     """Reads config.json; {} if it cannot be read, which is said where the model is loaded."""
     try:
-        folder = Path(unpacked(checkpoint).folder)
-        if folder.is_dir():
-            return read_object(folder / "config.json")
-        from huggingface_hub import hf_hub_download
-
-        return read_object(Path(hf_hub_download(checkpoint.folder, "config.json")))
+        if checkpoint.gguf_file:
+            return asdict(family_of_gguf(StoredWeights(checkpoint.gguf_file).header))
+        return read_object(configuration_folder(checkpoint) / "config.json")
     except Exception as error:
         log.debug("%s: its configuration cannot be read: %s", checkpoint.name, error)
         return {}

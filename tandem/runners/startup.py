@@ -8,20 +8,25 @@ from collections.abc import Iterator
 
 
 class Startup:
-    """Seconds per stage of one process's startup; a stage that runs twice (for two models) is summed."""
+    """Seconds per stage of one process's startup; a stage that runs twice (for two models) is summed.
+
+    `now`: the stage that runs.
+    """
 
     def __init__(self, started: float | None = None) -> None:
         self.started = time.monotonic() if started is None else started
         self.seconds: dict[str, float] = {}
         self.notes: list[str] = []
+        self.now = "loading"
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Adds the duration of the `with` block to the stage."""
-        began = time.monotonic()
+        began, outer, self.now = time.monotonic(), self.now, name
         try:
             yield
         finally:
+            self.now = outer
             self.add(name, time.monotonic() - began)
 
     def add(self, name: str, seconds: float) -> None:

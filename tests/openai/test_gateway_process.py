@@ -173,7 +173,7 @@ def configured(**given: object) -> GatewayConfig:
 @pytest.mark.parametrize("library", ["smg", "smg_grpc_proto"])
 def test_a_missing_gateway_is_named_with_what_to_install(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway_config.importlib.util, "find_spec", lambda name: None if name == library else name)
-    with pytest.raises(ValueError, match=rf"gateway: {library} is not installed; pip install 'tandem-specul.*openai"):
+    with pytest.raises(ValueError, match=rf"gateway: {library} is not installed; make setup"):
         configured()
 
 

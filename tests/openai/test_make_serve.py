@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.thorough,
     pytest.mark.timeout(600),
     pytest.mark.skipif(shutil.which("make") is None, reason="make is absent"),
-    pytest.mark.skipif(not (REPOSITORY / ".venv" / ".set-up").exists(), reason="make setup has not run here"),
+    pytest.mark.skipif(not (REPOSITORY / ".venv" / ".set-up-serve").exists(), reason="make setup has not run here"),
     NEEDS_CURL,
 ]
 

@@ -1,29 +1,27 @@
-"""What `pip install` gives: one importable name, a light client, and the embedded pair with the extra `torch`."""
+"""What `pip install` gives: one importable name, a light client, and the embedded pair."""
 
 from __future__ import annotations
 
 import functools
 import json
 import os
-import shutil
-import site
 import subprocess
-import sys
-import venv
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from tandem.checkpoints.locate import EMBEDDED_DRAFT
 from tests.openai.gateway import COMPLETIONS, wait_ready
+from tests.packaging.environments import build_wheels, copied, environment, output, pins, pip, run
 from tests.support import GREEDY, HANG, REPOSITORY, ServerProcess, oracle, server_process
 
 pytestmark = pytest.mark.thorough
 
 pytest.importorskip("setuptools", reason="builds the wheel without a network: pip install setuptools")
-PARTS = ("tandem", "services", "clients", "workshops", "pyproject.toml", "README.md", "LICENSE")
-UNREACHABLE = ("No matching distribution found", "Could not fetch URL", "Failed to establish a new connection")
+WEIGHTS = ("embedded_draft", "embedded_head")
+"""Folders that are in packages of their own."""
 MINE = "MINE = 'written by the user'\n"
 ASK = """
 import sys
@@ -37,57 +35,14 @@ with Client(sys.argv[1]) as client:
 """
 
 
-def pip(python: Path | str, *arguments: str | Path) -> None:
-    """Runs pip for an interpreter. Skips the test if the package index cannot be reached."""
-    command = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=8 * HANG, check=False)
-    if done.returncode and any(said in done.stderr + done.stdout for said in UNREACHABLE):
-        pytest.skip("no package index is reachable")
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def run(python: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs an interpreter, or a console script beside it, in `folder`, without this checkout on its path."""
-    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    program = python.parent / arguments[0] if arguments[0] == "tandem" else python
-    rest = arguments[1:] if arguments[0] == "tandem" else arguments
-    return subprocess.run(
-        [program, *rest], cwd=folder, env=clean, capture_output=True, text=True, timeout=2 * HANG, check=False
-    )
-
-
-def output(python: Path, folder: Path, *arguments: str) -> str:
-    done = run(python, folder, *arguments)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-def environment(folder: Path, borrow: bool = False) -> Path:
-    """The interpreter of a fresh environment; with `borrow`, it also sees what is installed in this one."""
-    venv.create(folder, with_pip=False)
-    python = folder / "bin" / "python"
-    if borrow:
-        (packages,) = folder.glob("lib/python*/site-packages")
-        (packages / "borrowed.pth").write_text("\n".join(site.getsitepackages()))
-    return python
-
-
-def copied(folder: Path) -> Path:
-    """A copy of the files that a build reads, with its links: a build leaves files beside them."""
-    for part in PARTS:
-        source = REPOSITORY / part
-        if source.is_dir():
-            shutil.copytree(source, folder / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(source, folder)
-    return folder
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheels(tmp_path_factory.mktemp("wheels"), "tandem", "draft")
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    tree, built = copied(tmp_path_factory.mktemp("tree")), tmp_path_factory.mktemp("wheel")
-    pip(sys.executable, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", built, tree)
-    (found,) = built.glob("*.whl")
+def wheel(wheels: Path) -> Path:
+    (found,) = wheels.glob("tandem_speculative-[0-9]*.whl")
     return found
 
 
@@ -96,9 +51,7 @@ def light(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment with the base install alone, at the versions that are pinned."""
     folder = tmp_path_factory.mktemp("light")
     python = environment(folder / "venv")
-    pins = (REPOSITORY / "requirements.txt").read_text(encoding="utf-8").splitlines()
-    (folder / "pins.txt").write_text("\n".join(pin for pin in pins if "[" not in pin and not pin.startswith("-")))
-    pip(python, "install", "--quiet", "-c", folder / "pins.txt", wheel)
+    pip(python, "install", "--quiet", "-c", pins(folder), wheel)
     return python
 
 
@@ -112,10 +65,11 @@ def user(tmp_path: Path) -> Path:
 
 
 def files_to_ship() -> set[str]:
-    """Modules and data of the packages, under the names that they are installed by."""
+    """Modules and data of the packages, under the names that they are installed by; weights are not among them."""
     found: set[str] = set()
     for top, prefix in (("tandem", ""), *((top, "tandem/") for top in ("services", "clients", "workshops"))):
-        paths = (path for path in (REPOSITORY / top).rglob("*") if path.is_file() and path.suffix != ".pyc")
+        paths = [path for path in (REPOSITORY / top).rglob("*") if path.is_file() and path.suffix != ".pyc"]
+        paths = [path for path in paths if path.parent.name not in WEIGHTS]
         found |= {prefix + path.relative_to(REPOSITORY).as_posix() for path in paths}
     return found
 
@@ -153,11 +107,13 @@ def test_the_light_install_runs_the_toy_roles_and_names_the_extra_that_others_ne
     assert "token" in output(light, user, "tandem", *alone)
     shown = output(light, user, "tandem", "--help")
     assert "fused_target" in shown and "compare" in shown and "main.py" not in shown
-    model = output(light, user, "-c", "from tandem.checkpoints.locate import embedded_draft as e; print(e())")
-    for role in (("target", "--port", "0"), ("verify_target", "--prompt", "x")):
-        refused = run(light, user, "tandem", *role, "--model", model)
-        (line,) = refused.stderr.splitlines()
-        assert refused.returncode == 2 and line.startswith("tandem: ") and "tandem-speculative[torch]" in line
+    without = output(light, user, "-c", "from tandem.checkpoints.locate import embedded_draft as e; print(e())")
+    assert without == "None"
+    for model, extra in ((("--model", str(EMBEDDED_DRAFT)), "serve"), ((), "weights")):
+        for role in (("target", "--port", "0"), ("verify_target", "--prompt", "x")):
+            refused = run(light, user, "tandem", *role, *model)
+            line = refused.stderr.splitlines()[-1]
+            assert refused.returncode == 2 and line.startswith("tandem: ") and f"tandem-speculative[{extra}]" in line
     refused = run(light, user, "tandem", "compare", "--backend", "toy", "--prompt", "x")
     assert refused.returncode == 2 and "tandem-speculative[comparison]" in refused.stderr.splitlines()[-1]
 
@@ -178,10 +134,9 @@ def serve_and_ask(python: Path, user: Path, *flags: str) -> str:
         server.process.wait()
 
 
-def test_with_torch_an_installed_tandem_runs_the_embedded_pair(wheel: Path, user: Path) -> None:
-    pytest.importorskip("torch")
+def test_an_installed_tandem_runs_the_embedded_pair(wheels: Path, user: Path) -> None:
     python = environment(user / "venv", borrow=True)
-    pip(python, "install", "--quiet", "--no-deps", "--no-index", wheel)
+    pip(python, "install", "--quiet", "--no-deps", "--no-index", *wheels.glob("*.whl"))
     installed = output(python, user, "-c", "import tandem.services as s; print(s.__file__)")
     assert Path(installed).is_relative_to(user / "venv")
     assert "six" in serve_and_ask(python, user, "fused_target")

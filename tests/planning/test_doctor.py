@@ -85,12 +85,26 @@ def test_an_instance_without_driver_is_told_so(tmp_path: Path):
     assert "none; instance type inf2.xlarge" in "\n".join(finding_lines(findings))
 
 
+def test_the_cpu_serves_without_torch_but_not_without_native_steps_and_torch(tmp_path: Path):
+    def judged(**change: object) -> Findings:
+        return examined(machine(tmp_path), {}, replace(HOST, **change))  # type: ignore[arg-type]
+
+    torchless = {"tokenizers": "0.23.3"}
+    assert judged(libraries=torchless).devices["cpu"] is None
+    bare = judged(libraries=torchless, compiler=None)
+    assert (
+        bare.devices["cpu"] == "there is neither a C++ compiler for native steps nor torch for module code: make setup"
+    )
+    assert any("compiled already for x86-64 Linux: make setup" in step for step in bare.steps)
+    assert judged(libraries={}).devices["cpu"] == "tokenizers, which servers need, is not installed: make setup"
+
+
 @pytest.mark.parametrize(
     ("change", "device_says", "step"),
     [
         ({}, "nvidia-smi finds no GPU", "Serve on the CPU"),
         ({"compiler": None}, "nvidia-smi finds no GPU", "Install g++ or clang++"),
-        ({"libraries": {}}, "nvidia-smi finds no GPU", "Install torch for the CPU"),
+        ({"libraries": {}}, "nvidia-smi finds no GPU", "Install what servers need: make setup"),
         ({"gpus": ("H200, 141 GB, 570",)}, "torch 2.13.0+cpu is built for the CPU", "install a CUDA build"),
         ({"gpus": ("H200, 141 GB, 570",), "libraries": {"torch": "2.13.0+cu130"}}, None, "--device cuda"),
     ],

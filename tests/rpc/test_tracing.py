@@ -266,7 +266,7 @@ def without_opentelemetry(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_the_library_asking_by_flag_is_refused_and_by_variable_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(ValueError, match=r"otlp_endpoint: opentelemetry is not installed; pip install .*tracing"):
+    with pytest.raises(ValueError, match=r"otlp_endpoint: opentelemetry is not installed; make setup"):
         open_tracing("http://127.0.0.1:4317", "test")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4317")
     assert open_tracing(None, "test") is None
@@ -292,9 +292,7 @@ def test_a_process_that_cannot_trace_says_so_in_one_line(tmp_path: Path) -> None
         patch.setenv("PYTHONPATH", str(hidden.parent))
         asked = launch(tmp_path, "--role", "target", "--backend", "toy", "--port", "0", "--otlp_endpoint", "http://x:1")
     assert asked.returncode == 2
-    assert asked.stderr == (
-        "main.py: otlp_endpoint: opentelemetry is not installed; pip install 'tandem-speculative[tracing]'\n"
-    )
+    assert asked.stderr == ("main.py: otlp_endpoint: opentelemetry is not installed; make setup\n")
 
 
 class _Collector:

@@ -28,7 +28,6 @@ from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.runners.eagle.files import read_head, write_head
 from tandem.runners.eagle.module import EagleHead
 from tandem.runners.loading import Execution, Shape
-from tandem.runners.native.load import load_native
 from tandem.runners.pages import PAGE
 from tandem.runners.protocol import Limits, PrefillRow, RunnerIdentity
 from tandem.runners.startup import Startup
@@ -36,6 +35,7 @@ from tandem.runners.torch.backend import BACKEND
 from tandem.speculation.types import Chunk, GenerationRequest, Rule, SamplingParams, SpeculationStats
 from tests.rows import propose_row, verify_row
 from tests.runners.compiled import eager
+from tests.runners.modules import native_of, torch_features
 from tests.runners.tiny import model_folder
 
 GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=0.8, top_p=0.95, seed=11)
@@ -177,7 +177,7 @@ def test_handing_out_features_changes_no_bit_of_the_targets_logits(target: Path,
             runner: Any = (await load(models(target, how, dtype, DraftChoice("ngram")), batcher)).runner
             before = logits_of(runner)
             page = runner.capabilities.pages.bytes
-            features = runner.hand_out((1, 1, 2))
+            features = torch_features(runner.hand_out((1, 1, 2)))
             assert page and runner.capabilities.pages.bytes == page + PAGE * 3 * 64 * features.values.element_size()
             after = logits_of(runner)
             assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
@@ -210,9 +210,9 @@ def test_threads_hand_out_together_what_one_hands_out_alone(target: Path, dtype:
     for threads in (1, 2, 3):
         module = AutoModelForCausalLM.from_pretrained(target, dtype=dtype)
         identity = RunnerIdentity("tiny", "", str(dtype), "cpu", "native")
-        runner = load_native(module, threads, Limits(2, 96, 4, 8, 258), identity, True, None)
+        runner = native_of(module, threads, Limits(2, 96, 4, 8, 258), identity, True, None)
         plain = logits_of(runner)
-        features = runner.hand_out((1, 1, 2))
+        features = torch_features(runner.hand_out((1, 1, 2)))
         assert all(torch.equal(a, b) for a, b in zip(plain, logits_of(runner), strict=True))
         assert features.values[0, :13].abs().sum(-1).all() and features.values[1, :7].abs().sum(-1).all()
         found.append(features.values)
@@ -235,7 +235,7 @@ def test_features_are_the_targets_hidden_states_and_those_of_rejected_tokens_are
         batcher = Batcher("test")
         try:
             runner: Any = (await load(models(target, how, "float32", DraftChoice("ngram")), batcher)).runner
-            features = runner.hand_out((1, 0, 2))
+            features = torch_features(runner.hand_out((1, 0, 2)))
             runner.prefill([PrefillRow(1, 0, tuple(tokens[:4]))])
             runner.verify([verify_row(1, 4, tokens[4], (50, 51, 52), GREEDY)])
             assert not torch.allclose(features.values[1, 5], wanted[5], atol=1e-3)

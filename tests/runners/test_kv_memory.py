@@ -14,7 +14,6 @@ import transformers
 
 from tandem.engine.compatibility import able
 from tandem.runners.capabilities import MemoryOnDemand
-from tandem.runners.native.load import load_native
 from tandem.runners.protocol import Limits, PrefillRow, RunnerIdentity
 from tandem.runners.torch.kernels import ATTENTION, register_attention
 from tandem.runners.torch.model import TorchModel
@@ -24,6 +23,7 @@ from tandem.speculation.types import SamplingParams
 from tests.rows import verify_row
 from tests.runners import real
 from tests.runners.compiled import eager
+from tests.runners.modules import native_of
 from tests.runners.test_native import module_of
 
 VOCAB, SLOTS, CHUNK = 211, 4, 64
@@ -45,7 +45,7 @@ def one_thread() -> Iterator[None]:
 
 
 def native(limits: Limits, dtype: torch.dtype = torch.float32) -> Any:
-    runner = load_native(module_of(dtype=dtype, max_position_embeddings=8192), 1, limits, WHO, True, None)
+    runner = native_of(module_of(dtype=dtype, max_position_embeddings=8192), 1, limits, WHO, True, None)
     runner.give_back(0)
     return runner
 

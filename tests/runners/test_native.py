@@ -11,12 +11,13 @@ import torch
 import transformers
 
 from tandem.checkpoints.locate import find
+from tandem.runners.fits import UnsupportedModel
 from tandem.runners.fused_step import fused, fused_step
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.making import NativeRefused
 from tandem.runners.native import build
-from tandem.runners.native.load import NativeUnavailable, check_logits, load_native
-from tandem.runners.native.model import NotNative
+from tandem.runners.native.load import Distances, NativeUnavailable, check_steps
+from tandem.runners.native.model import NativeModel, NotNative
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.native.weights import UNQUANTISED
 from tandem.runners.protocol import (
@@ -27,10 +28,10 @@ from tandem.runners.protocol import (
     RowFailed,
     RunnerIdentity,
 )
-from tandem.runners.torch.model import UnsupportedModel
 from tandem.speculation.processing import Mask, Processing
 from tandem.speculation.types import Rule, SamplingParams, Verdict
 from tests.rows import fused_row, propose_row, verify_row
+from tests.runners.modules import ModuleWeights, native_of
 from tests.runners.tiny import model_folder
 
 VOCAB, SLOTS, CHUNK = 211, 3, 64
@@ -83,7 +84,7 @@ def module_of(name: str = "llama", dtype: torch.dtype = torch.float32, **changes
 
 
 def native(module, only=None, verifies=True, threads=2, packing=UNQUANTISED) -> NativeRunner:  # type: ignore[no-untyped-def]
-    return load_native(module, threads, LIMITS, RunnerIdentity("m", "r", "d", "cpu", "native"), verifies, only, packing)
+    return native_of(module, threads, LIMITS, RunnerIdentity("m", "r", "d", "cpu", "native"), verifies, only, packing)
 
 
 def sequence(count: int, seed: int = 0) -> list[int]:
@@ -149,8 +150,7 @@ def test_what_stands_behind_a_position_does_not_reach_it_not_even_as_nan(dtype: 
 def load_native_unchecked(module, packing=UNQUANTISED) -> NativeRunner:  # type: ignore[no-untyped-def]
     """A poisoned module cannot pass the comparison with itself: NaN is equal to nothing."""
     with pytest.MonkeyPatch.context() as patch:
-        for check in ("check_logits", "check_products"):
-            patch.setattr(f"tandem.runners.native.load.{check}", lambda model, module, packing: 0.0)
+        patch.setattr("tandem.runners.native.load.check_steps", lambda model, weights: Distances(0.0, 0.0))
         return native(module, packing=packing)
 
 
@@ -337,18 +337,18 @@ def test_other_dtypes_and_families_are_refused_by_name() -> None:
 
 
 def test_a_model_whose_formula_differs_is_found_out() -> None:
-    """A norm that transformers computes otherwise: the same configuration, other logits."""
-    module = module_of()
-    runner = native(module)
-    assert check_logits(runner.model, module) < 1e-5
-    module.model.layers[0].input_layernorm.variance_epsilon = 50.0
+    """A norm that the reference computes otherwise: the same weights, other logits."""
+    weights = ModuleWeights(module_of())
+    model = native(module_of()).model
+    assert isinstance(model, NativeModel) and check_steps(model, weights).logits < 1e-5
+    weights.config = replace(weights.config, rms_norm_eps=50.0)
     with pytest.raises(NotNative, match="away from the model's own"):
-        check_logits(runner.model, module)
+        check_steps(model, weights)
 
 
 def test_a_draft_that_ends_outside_the_targets_vocabulary_is_cut_in_the_fused_round() -> None:
     draft = native(module_of(), verifies=False)
-    target = load_native(
+    target = native_of(
         module_of(vocab_size=100), 2, Limits(SLOTS, 120, 5, CHUNK, 100), RunnerIdentity("", "", "", "", ""), True, None
     )
     tokens = [t % 100 for t in sequence(30)]

@@ -94,7 +94,7 @@ def strong_adapter(module: Any, change: float) -> Adapter:
             torch.randn(linear.out_features, 1, generator=chance),
         )
         down, up = (side / side.norm() * math.sqrt(change / 2) for side in sides)
-        parts[path] = LowRank(down, up, 2.0)
+        parts[path] = LowRank(down.numpy(), up.numpy(), 2.0)
     return Adapter("strong", "", parts)
 
 
@@ -222,7 +222,7 @@ def test_an_adapter_that_was_dropped_leaves_the_others_as_they_were(tmp_path: Pa
     ],
 )
 def test_an_adapter_of_another_model_is_refused_by_the_module(path: str, sizes: tuple[int, int], said: str) -> None:
-    part = LowRank(torch.zeros(2, sizes[0]), torch.zeros(sizes[1], 2), 1.0)
+    part = LowRank(np.zeros((2, sizes[0]), np.float32), np.zeros((sizes[1], 2), np.float32), 1.0)
     with pytest.raises(ValueError, match=said):
         native(module_of()).put_adapter(1, Adapter("red", "r", {path: part}))
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
+from tandem.checkpoints.numbers import of_floats
 from tandem.runners.fused_step import fused
 from tandem.runners.native.build import SOURCES
 from tandem.runners.native.library import FAULTS, OutOfBounds, RowBatch, ints, zeros
@@ -226,7 +226,7 @@ def test_pages_slots_and_products_out_of_bounds_are_refused(target: NativeRunner
     for slot, positions in ((SLOTS, 0), (-1, 0), (0, -1)):
         with pytest.raises(OutOfBounds):
             model.give_back(slot, positions)
-    x = torch.zeros(1, 48)
+    x = of_floats(np.zeros((1, 48), np.float32))
     for layer, part in ((2, 0), (-2, 0), (0, 4), (0, -1), (2**31 - 1, 0)):
         with pytest.raises(OutOfBounds):
             model.product(layer, part, x, 48)

@@ -7,19 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from tandem.engine.compatibility import able
-from tandem.runners.eagle.files import write_head
-from tandem.runners.eagle.hidden_states import TargetFeatures
+from tandem.runners.eagle.files import weights_of, write_head
 from tandem.runners.eagle.load import load_head
 from tandem.runners.eagle.module import EagleHead
 from tandem.runners.eagle.runner import EagleRunner
 from tandem.runners.loading import Execution
+from tandem.runners.native.features import NativeFeatures
 from tandem.runners.native.head import NativeHead, NativeHeadRunner
-from tandem.runners.native.load import load_native
 from tandem.runners.native.load_head import check_logits, load_native_head
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.native.steps import NotNative
@@ -30,6 +30,7 @@ from tandem.runners.torch.backend import BACKEND
 from tandem.runners.torch.platforms import platform_of
 from tandem.speculation.types import Rule, SamplingParams
 from tests.rows import changed, propose_row
+from tests.runners.modules import native_of, torch_features
 from tests.runners.test_eagle import CONFIG, a_head
 from tests.runners.tiny import model_folder
 
@@ -60,15 +61,15 @@ def a_target(
 ) -> NativeRunner:
     module = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     identity = RunnerIdentity("tiny", "", str(dtype), "cpu", "native")
-    return load_native(module, threads, limits, identity, True, None, packing(weights))
+    return native_of(module, threads, limits, identity, True, None, packing(weights))
 
 
 def identity_of(target: NativeRunner) -> RunnerIdentity:
     return replace(target.identity, model_name="head")
 
 
-def native(target: NativeRunner, head: EagleHead, features: TargetFeatures, execution: Execution) -> NativeHeadRunner:
-    return load_native_head(head, features, features.embedding, target, execution, identity_of(target))
+def native(target: NativeRunner, head: EagleHead, features: NativeFeatures, execution: Execution) -> NativeHeadRunner:
+    return load_native_head(weights_of(head), features, features.embedding, target, execution, identity_of(target))
 
 
 def fill(runner: Any, slot: int, tokens: Sequence[int], chunk: int = 16) -> None:
@@ -94,8 +95,8 @@ def test_in_float32_a_native_head_drafts_the_tokens_of_the_module(folder: Path, 
     target, head = a_target(folder), a_head(HEADS[name], seed=3)
     features = target.hand_out((1, 1, 2))
     ours = native(target, head, features, Execution(dtype="float32"))
-    limits, platform = target.limits, platform_of("cpu")
-    module = EagleRunner(head, features, features.embedding, limits, identity_of(target), platform)
+    limits, platform, read = target.limits, platform_of("cpu"), torch_features(features)
+    module = EagleRunner(head, read, read.embedding, limits, identity_of(target), platform)
     rows = []
     for slot, (tokens, tail) in enumerate(((TEXT[:1], 1), (TEXT[:2], 2), (TEXT, 2), (TEXT[::-1], TAIL))):
         fill(target, slot, tokens[:-1])
@@ -160,11 +161,11 @@ def test_a_head_in_any_format_reads_features_in_any(folder: Path, name: str, dty
     assert runner.identity.backend == "native" and not features.values.any()
     assert isinstance(runner.model, NativeHead)
     for part in ("fc", "lm_head", "midlayer.hidden_norm", "midlayer.self_attn.v_proj", "midlayer.mlp.down_proj"):
-        other = a_head(seed=3).to(runner.model.dtype)
+        other = a_head(seed=3)
         weight = other.get_submodule(part).weight
         weight.data = weight.data.flip(0) if weight.dim() > 1 else -weight.data
         with pytest.raises(NotNative, match="away from the module's own"):
-            check_logits(runner.model, other)
+            check_logits(runner.model, weights_of(other))
 
 
 def test_by_default_a_head_is_as_fast_as_its_targets_format_lets_it_be(folder: Path, tmp_path: Path) -> None:
@@ -201,9 +202,9 @@ def test_features_that_are_no_numbers_count_as_zeros_and_logits_that_are_none_en
     asked = [row(0, TEXT[:10])]
     features.values[0, 8] = 0.0
     zeros = drafted(head, asked)
-    features.values[0, 8, ::2], features.values[0, 8, 1::2] = torch.nan, -torch.inf
+    features.values[0, 8, ::2], features.values[0, 8, 1::2] = np.nan, -np.inf
     assert drafted(head, asked) == zeros and len(zeros[0].token_ids) == 4
     module.norm.weight.data[3] = torch.nan
-    broken = NativeHead(module, features, features.embedding, target.model.threads, 64, UNQUANTISED)
+    broken = NativeHead(weights_of(module), "float32", features, target.model.threads, 64, UNQUANTISED)
     ended = NativeHeadRunner(broken, target.limits, head.identity)
     assert drafted(ended, asked)[0].token_ids == ()

@@ -18,7 +18,7 @@ from tandem.runners.eagle.hidden_states import TargetFeatures
 from tandem.runners.eagle.load import load_head, load_remote_head
 from tandem.runners.eagle.runner import EagleRunner
 from tandem.runners.loading import Execution, Shape
-from tandem.runners.native.head import NativeHeadRunner
+from tandem.runners.native.head import NativeHead, NativeHeadRunner
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.protocol import TAIL, PrefillRow, Proposal, ProposeRow
 from tandem.runners.startup import Startup
@@ -27,6 +27,7 @@ from tandem.runners.torch.platforms import platform_of
 from tandem.speculation.features import FeatureFormat, FeatureInbox, FeatureSpec
 from tandem.speculation.types import Rule
 from tests.rows import changed
+from tests.runners.modules import torch_features
 from tests.runners.test_eagle import CONFIG, a_head
 from tests.runners.test_native_head import SAMPLED, TEXT, a_target, drafted, fill, row
 from tests.runners.test_quantised_checkpoints import compressed
@@ -109,11 +110,11 @@ def heads(folder: Path, head: Checkpoint) -> Heads:
     target = a_target(folder, torch.bfloat16)
     beside = load_head(head, target, Startup(), Execution(dtype="float32"))
     native, module = (alone(head, folder, how, dtype="float32") for how in ("native", "off"))
-    assert isinstance(beside, NativeHeadRunner) and isinstance(beside.model.features, TargetFeatures)
+    assert isinstance(beside, NativeHeadRunner) and isinstance(beside.model, NativeHead)
     assert isinstance(native, NativeHeadRunner) and isinstance(module, EagleRunner)
     ours, theirs = native.capabilities.features_in, module.capabilities.features_in
     assert isinstance(ours, FeaturesIn) and ours == replace(theirs, follow=ours.follow)  # type: ignore[type-var]
-    return Heads(target, beside.model.features, beside, native, module)
+    return Heads(target, torch_features(beside.model.features), beside, native, module)
 
 
 def test_with_all_features_it_drafts_what_it_drafts_beside_its_target_to_the_bit(heads: Heads) -> None:

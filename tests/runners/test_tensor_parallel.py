@@ -17,11 +17,11 @@ from tandem.checkpoints.locate import find
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.loading import _structures
+from tandem.runners.fits import UnsupportedModel, check_fits
 from tandem.runners.fused_step import fused
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.protocol import PrefillRow
 from tandem.runners.startup import Startup
-from tandem.runners.torch.model import UnsupportedModel, check_fits
 from tandem.runners.torch.platforms import CPU, NEURON, compile_order
 from tandem.runners.torch.tensor_parallel import DRAFT, TARGET, Leader, RankLink, Ranks, follow
 from tandem.runners.toy import ToyConfig, ToyRunner, ToyTokenizer

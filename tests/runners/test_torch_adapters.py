@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -115,11 +116,11 @@ def test_products_have_the_same_bits_for_any_number_of_rows_and_threads() -> Non
 def test_what_does_not_fit_the_model_is_refused_and_a_dropped_adapter_is_gone(tmp_path: Path) -> None:
     runner, adapters = adapted(tmp_path, torch.float32)
     for path, said in (("lm_head", "lm_head"), ("model.layers.9.self_attn.q_proj", "layers.9")):
-        part = LowRank(torch.zeros(1, 48), torch.zeros(48, 1), 1.0)
+        part = LowRank(np.zeros((1, 48), np.float32), np.zeros((48, 1), np.float32), 1.0)
         with pytest.raises(ValueError, match=said):
             runner.put_adapter(3, Adapter("red", "r", {path: part}))
     with pytest.raises(ValueError, match=r"q_proj is \(48, 48\) in the model, the adapter's \(40, 48\)"):
-        wrong = LowRank(torch.zeros(1, 48), torch.zeros(40, 1), 1.0)
+        wrong = LowRank(np.zeros((1, 48), np.float32), np.zeros((40, 1), np.float32), 1.0)
         runner.put_adapter(3, Adapter("red", "r", {"model.layers.0.self_attn.q_proj": wrong}))
     runner.drop_adapter(1)
     with pytest.raises(KeyError):

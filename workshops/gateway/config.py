@@ -7,6 +7,7 @@ import secrets
 import shlex
 from dataclasses import dataclass
 
+from tandem.installing import install_command
 from tandem.rpc.credentials import on_this_machine
 from tandem.rpc.secret_files import lines_of, warn_if_others_read
 from tandem.services.security.tls import TlsConfig
@@ -38,7 +39,7 @@ class GatewayConfig:
     def __post_init__(self) -> None:
         for library in ("smg", "smg_grpc_proto"):
             if importlib.util.find_spec(library) is None:
-                raise ValueError(f"gateway: {library} is not installed; pip install 'tandem-speculative[openai]'")
+                raise ValueError(f"gateway: {library} is not installed; {install_command('openai')}")
         for name, port in (("http_port", self.port), ("metrics_port", self.metrics_port or 1)):
             if not 0 <= port <= 65535:
                 raise ValueError(f"{name}: {port} is outside 0 to 65535")

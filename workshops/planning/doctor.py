@@ -11,9 +11,13 @@ from tandem.host.clashes import refusal
 from tandem.host.detect import TORCHNEURON_PIP, Neuron, Stack, detect, missing
 from tandem.host.host import Host, find_host
 from tandem.host.packages import release, version_of
+from tandem.installing import install_command
+from tandem.runners.native.build import cpu_features, sources_hash
+from tandem.runners.native.prebuilt import prebuilt_library
 
 NATIVE_BF16 = ("avx512_bf16", "amx_bf16", "bf16")
 TORCHNEURON_PYTHONS = (3, 12)
+NO_NATIVE = "none: there is neither a compiled library nor a C++ compiler"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,22 +28,36 @@ class Findings:
     neuron: Neuron
     devices: dict[str, str | None]
     steps: tuple[str, ...]
+    native: str
 
 
-def examine(host: Host | None = None, neuron: Neuron | None = None) -> Findings:
+def examine(host: Host | None = None, neuron: Neuron | None = None, native: str | None = None) -> Findings:
     """Examines the machine. The arguments are for tests."""
     host, neuron = host or find_host(), neuron or detect()
+    native = native or native_steps(host)
     devices = {
-        "cpu": refusal(one for one in neuron.clashes if one.by == "Tandem") or _no_cpu(host),
+        "cpu": refusal(one for one in neuron.clashes if one.by == "Tandem") or _no_cpu(host, native),
         "cuda": _no_cuda(host),
         "neuron": missing("neuron", found=neuron),
         "nxdi": missing("nxdi", found=neuron),
     }
-    return Findings(host, neuron, devices, tuple(_steps(host, neuron, devices)))
+    return Findings(host, neuron, devices, tuple(_steps(host, neuron, devices, native)), native)
 
 
-def _no_cpu(host: Host) -> str | None:
-    return None if "torch" in host.libraries else "torch is not installed: pip install tandem-speculative[torch]"
+def native_steps(host: Host) -> str:
+    """Where the native steps' library comes from."""
+    if ahead := prebuilt_library(sources_hash(), cpu_features()):
+        return f"compiled already, for {ahead.name.partition('-')[0]}"
+    return "compiled at the first start" if host.compiler else NO_NATIVE
+
+
+def _no_cpu(host: Host, native: str) -> str | None:
+    if "torch" in host.libraries:
+        return None
+    if native != NO_NATIVE:
+        needs = f"tokenizers, which servers need, is not installed: {install_command('serve')}"
+        return None if "tokenizers" in host.libraries else needs
+    return f"there is neither a C++ compiler for native steps nor torch for module code: {install_command('serve')}"
 
 
 def _no_cuda(host: Host) -> str | None:
@@ -51,7 +69,7 @@ def _no_cuda(host: Host) -> str | None:
     return f"torch {version} is built for the CPU" if "+cpu" in version else None
 
 
-def _steps(host: Host, neuron: Neuron, devices: dict[str, str | None]) -> Iterator[str]:
+def _steps(host: Host, neuron: Neuron, devices: dict[str, str | None], native: str) -> Iterator[str]:
     """What to do next, the accelerator first."""
     found = neuron.devices
     if neuron.placeholders:
@@ -70,10 +88,13 @@ def _steps(host: Host, neuron: Neuron, devices: dict[str, str | None]) -> Iterat
         yield "Serve on the GPU: --device cuda"
     elif host.gpus:
         yield f"The GPU is not used ({devices['cuda']}): install a CUDA build of torch from https://pytorch.org"
-    if devices["cpu"] is not None:
-        yield "Install torch for the CPU: make setup, or pip install tandem-speculative[torch]"
-    elif host.compiler is None:
-        yield "Install g++ or clang++ (or set CXX): native steps are several times faster than module code"
+    if native == NO_NATIVE:
+        yield (
+            "Install g++ or clang++ (or set CXX), or what is compiled already for x86-64 Linux: "
+            f"{install_command('serve')}. Native steps are several times faster than module code"
+        )
+    elif devices["cpu"] is not None:
+        yield f"Install what servers need: {install_command('serve')}"
     elif not (found.count or found.instance or host.gpus):
         yield "Serve on the CPU, nothing else is needed: python main.py --role fused_target"
 
@@ -108,6 +129,7 @@ def finding_lines(findings: Findings) -> Iterator[str]:
     yield f"  {host.processor}, {host.cores} cores{memory}, {host.system}, Python {host.python}"
     yield f"  instructions   {' '.join(host.features) or 'none that is relevant'}{_bf16_words(host)}"
     yield f"  C++ compiler   {host.compiler or 'none'}"
+    yield f"  native steps   {findings.native}"
     yield f"  libraries      {', '.join(f'{name} {version}' for name, version in host.libraries.items())}"
     yield from (f"  {'clash' if one.refused else 'differs':14} {one}" for one in findings.neuron.clashes)
     yield from (f"  GPU            {gpu}" for gpu in host.gpus)
@@ -166,6 +188,7 @@ def findings_json(findings: Findings) -> dict[str, Any]:
         "host": asdict(findings.host),
         "neuron": neuron,
         "devices": findings.devices,
+        "native_steps": findings.native,
         "next": list(findings.steps),
     }
 

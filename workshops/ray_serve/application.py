@@ -16,6 +16,7 @@ from typing import Any
 
 from tandem.cli import main as launcher
 from tandem.cli.configuration import role_config
+from tandem.installing import install_command
 from tandem.workshops.ray_serve.ingress import SERVICER_FUNCTIONS
 from tandem.workshops.ray_serve.replica import REPLICAS
 
@@ -125,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             import ray
         except ImportError:
-            raise ValueError("ray is not installed: pip install '.[ray]' in Tandem's folder") from None
+            raise ValueError(f"ray is not installed: {install_command('ray')}") from None
         ray.init(address=args.address)
         start(args.grpc_port)
         run(config, args.flags)

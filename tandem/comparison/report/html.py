@@ -8,8 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from tandem.comparison.report.blocks import Report
+from tandem.installing import install_command
 
-NO_PLOTS = "Plots need matplotlib (pip install 'tandem-speculative[comparison]')."
+
+def no_plots() -> str:
+    """What stands in place of plots where matplotlib is not installed."""
+    return f"Plots need matplotlib ({install_command('comparison')})."
 
 
 def html(report: Report, pictures: Mapping[str, str]) -> str:
@@ -26,7 +30,7 @@ def html(report: Report, pictures: Mapping[str, str]) -> str:
         finalize=_unbroken,
     )
     trusted = {name: Markup(svg) for name, svg in pictures.items()}
-    return environment.get_template("report.html.jinja").render(report=report, pictures=trusted, no_plots=NO_PLOTS)
+    return environment.get_template("report.html.jinja").render(report=report, pictures=trusted, no_plots=no_plots())
 
 
 def _unbroken(value: Any) -> Any:

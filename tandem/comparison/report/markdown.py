@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from tandem.comparison.report.blocks import Block, Cell, Details, Plot, Report, Table, Text
-from tandem.comparison.report.html import NO_PLOTS
+from tandem.comparison.report.html import no_plots
 
 
 def markdown(report: Report, pictures: Mapping[str, str]) -> str:
@@ -46,7 +46,7 @@ def _block(block: Block, pictures: Mapping[str, str], under: str = "") -> Iterat
         case Plot(name, title, finding, drawn):
             yield f"### {escaped(title)}"
             if drawn:
-                yield f"![{escaped(title)}]({pictures[name]})" if name in pictures else escaped(NO_PLOTS)
+                yield f"![{escaped(title)}]({pictures[name]})" if name in pictures else escaped(no_plots())
             yield escaped(finding)
         case Text("listing", (text,), heading):
             fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tandem.runners.feature_rows import FeatureRow
+from tandem.runners.native.features import NativeFeatures
+from tandem.runners.torch.from_tensors import tensor_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,11 @@ class TargetFeatures:
         positions = torch.tensor([row.start + i for row in rows for i in range(row.count)], dtype=torch.int64)
         found = self.values[slots.to(self.values.device), positions.to(self.values.device)].float().cpu()
         return [part.numpy() for part in found.split(counts)]
+
+
+def of_native(features: NativeFeatures) -> TargetFeatures:
+    """Those of native steps, in the memory that these write to."""
+    return TargetFeatures(tensor_of(features.stored), tensor_of(features.embedding))
 
 
 class Taps:

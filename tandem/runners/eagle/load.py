@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from tandem.checkpoints.extras import need_torch
+from tandem.checkpoints.gguf_blocks import StoredWeights
 from tandem.checkpoints.head_config import HeadConfig, read_head_config
+from tandem.checkpoints.head_weights import HeadWeights, read_head_weights
 from tandem.checkpoints.json_files import read_object
+from tandem.checkpoints.llama_family import family_of_gguf
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, weights_revision
+from tandem.checkpoints.numbers import Stored
+from tandem.checkpoints.tensors import Tensors
 from tandem.runners.capabilities import No
-from tandem.runners.loading import Execution, Shape, choose_dtype, prepared_platform
+from tandem.runners.eagle.remote import RemoteHead
+from tandem.runners.feature_rows import HandedOut
+from tandem.runners.loading import Execution, Shape, dtype_name, prepared_platform
 from tandem.runners.models import QUANTISED, in_own_format
+from tandem.runners.native import NativeUnavailable
+from tandem.runners.native.features import NativeFeatures
 from tandem.runners.protocol import Limits, Runner, RunnerIdentity
 from tandem.runners.startup import Startup
 from tandem.runners.torch.platforms import Platform, compile_order, platform_of
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _EMBEDDINGS = ("model.embed_tokens.weight", "embed_tokens.weight")
 
@@ -29,43 +35,63 @@ def load_head(checkpoint: Checkpoint, target: Runner, startup: Startup, executio
 
     Beside native steps it runs native too, in the format that `execution` asks for (None: the default one).
     """
-    from tandem.runners.eagle.files import read_head
-    from tandem.runners.eagle.hidden_states import TargetFeatures
-    from tandem.runners.eagle.runner import EagleRunner
-    from tandem.runners.native import NativeUnavailable
-    from tandem.runners.native.load_head import load_native_head
-    from tandem.runners.native.runner import NativeRunner
-    from tandem.runners.torch.graph_runner import GraphRunner
-
     folder = Path(checkpoint.folder)
     with startup.stage("loading"):
-        head, own_embedding = read_head(folder)
+        head, own_embedding = read_head_weights(folder)
     config = head.config
     out = target.capabilities.features_out
     assert not isinstance(out, No), "the engine asked"
     layers = config.taps(out.layer_count)
     _check_vocabulary(folder, config, target)
     features = out.hand_out(layers)
-    assert isinstance(features, TargetFeatures)
-    if features.values.shape[2] != len(layers) * config.target_hidden_size:
-        hidden = features.values.shape[2] // len(layers)
+    if out.hidden_size != config.target_hidden_size:
         raise CheckpointError(
-            f"{folder}: made for a hidden size of {config.target_hidden_size}, the target's is {hidden}"
+            f"{folder}: made for a hidden size of {config.target_hidden_size}, the target's is {out.hidden_size}"
         )
-    embedding = features.embedding if own_embedding is None else own_embedding.to(features.embedding)
-    if embedding.shape[1] != config.hidden_size:
-        raise CheckpointError(f"{folder}: without embed_tokens it needs the target's hidden size, {embedding.shape[1]}")
-    platform, dtype = platform_of(target.identity.device), str(features.values.dtype).removeprefix("torch.")
-    identity = _identity(checkpoint, dtype, platform)
-    if isinstance(target, NativeRunner):
+    width = out.hidden_size if own_embedding is None else own_embedding.shape[1]
+    if width != config.hidden_size:
+        raise CheckpointError(f"{folder}: without embed_tokens it needs the target's hidden size, {width}")
+    platform = platform_of(target.identity.device)
+    if isinstance(features, NativeFeatures):
+        from tandem.runners.native.load_head import load_native_head
+        from tandem.runners.native.runner import NativeRunner
+
+        assert isinstance(target, NativeRunner)
+        embedding = features.embedding if own_embedding is None else own_embedding.to(target.model.dtype)
+        identity = _identity(checkpoint, target.model.dtype, platform)
         try:
             with startup.stage("packing"):
                 return load_native_head(head, features, embedding, target, execution or Execution(), identity)
         except NativeUnavailable as error:
             log.info("%s runs as module code: %s", checkpoint.name, error)
-    head = head.to(device=features.values.device, dtype=features.values.dtype)
+            need_torch(f"{checkpoint.name} runs without native steps ({error}), and module code", "transformers")
+    return _load_module_code(checkpoint, head, features, own_embedding, target, platform)
+
+
+def _load_module_code(
+    checkpoint: Checkpoint,
+    weights: HeadWeights,
+    handed: HandedOut,
+    own_embedding: Stored | None,
+    target: Runner,
+    platform: Platform,
+) -> Runner:
+    from tandem.runners.eagle.files import head_module
+    from tandem.runners.eagle.hidden_states import TargetFeatures, of_native
+    from tandem.runners.eagle.runner import EagleRunner
+    from tandem.runners.torch.from_tensors import tensor_of
+    from tandem.runners.torch.graph_runner import GraphRunner
+
+    if isinstance(handed, NativeFeatures):
+        handed = of_native(handed)
+    assert isinstance(handed, TargetFeatures)
+    own = None if own_embedding is None else tensor_of(own_embedding)
+    embedding = handed.embedding if own is None else own.to(handed.embedding)
+    like = handed.values
+    head = head_module(Path(checkpoint.folder), weights).to(device=like.device, dtype=like.dtype)
+    identity = _identity(checkpoint, str(like.dtype).removeprefix("torch."), platform)
     beside = target if isinstance(target, GraphRunner) else None
-    return EagleRunner(head, features, embedding, target.limits, identity, platform, beside=beside)
+    return EagleRunner(head, handed, embedding, target.limits, identity, platform, beside=beside)
 
 
 def load_remote_head(
@@ -76,17 +102,9 @@ def load_remote_head(
     On the device thread. Where native steps are available, the head runs in them, in the format that `execution` asks
     for; by default in int8 if the target runs in blocks. Raises ValueError, one line.
     """
-    import torch
-
-    from tandem.runners.eagle.files import read_head
-    from tandem.runners.eagle.remote import RemoteHead
-    from tandem.runners.eagle.runner import EagleRunner
-    from tandem.runners.native import NativeUnavailable
-    from tandem.runners.native.load_head import load_remote_native_head
-
     folder, platform = Path(checkpoint.folder), prepared_platform(execution)
     with startup.stage("loading"):
-        head, embedding = read_head(folder)
+        head, embedding = read_head_weights(folder)
         own = embedding is not None
         embedding = embedding if embedding is not None else _target_embedding(folder, target)
     config = head.config
@@ -95,43 +113,52 @@ def load_remote_head(
             f"{folder}: needs an embedding of {config.vocab_size} by {config.hidden_size}, and that of {target.name} is"
             f" {' by '.join(map(str, embedding.shape))}; --target_model names the target that the head was made for"
         )
-    dtype = choose_dtype(execution.number_format, platform.name)
-    if execution.threads:
-        torch.set_num_threads(execution.threads)
-    identity = _identity(checkpoint, str(dtype).removeprefix("torch."), platform)
+    dtype = dtype_name(execution.number_format, platform.name)
     chunk = min(shape.chunk, shape.max_length)
     limits = Limits(shape.slots, shape.max_length, shape.max_draft, chunk, config.vocab_size)
-    read = "" if own else weights_revision(target)
+    read, identity = "" if own else weights_revision(target), _identity(checkpoint, dtype, platform)
     made = RemoteHead(head, config.taps(_layer_count(target)), embedding, limits, identity, read)
     if platform.name == "cpu" and "native" in (order := compile_order(execution.compile, platform)):
+        from tandem.runners.native.load_head import load_remote_native_head
+
         in_blocks = in_own_format(execution, target, order).weights in QUANTISED
         try:
             with startup.stage("packing"):
                 return load_remote_native_head(made, execution, in_blocks)
         except NativeUnavailable as error:
             log.info("%s runs as module code: %s", checkpoint.name, error)
-    return EagleRunner.elsewhere(made, dtype, platform)
+            need_torch(f"{checkpoint.name} runs without native steps ({error}), and module code", "transformers")
+    need_torch(f"{checkpoint.name}: compile {execution.compile} on {platform.name}", "transformers")
+    import torch
+
+    from tandem.runners.eagle.runner import EagleRunner
+
+    if execution.threads:
+        torch.set_num_threads(execution.threads)
+    return EagleRunner.elsewhere(folder, made, getattr(torch, dtype), platform)
 
 
-def _target_embedding(folder: Path, target: Checkpoint) -> Tensor:
-    """The target's embedding [vocabulary, hidden], read alone from its folder. Raises CheckpointError."""
-    from tandem.checkpoints.tensors import Tensors
-
+def _target_embedding(folder: Path, target: Checkpoint) -> Stored:
+    """The target's embedding [vocabulary, hidden], read alone from its files. Raises CheckpointError."""
     needs = f"{folder} has no embed_tokens, so the draft side needs the target's: name its folder with --target_model"
     try:
+        if target.gguf_file:
+            return StoredWeights(target.gguf_file).dense("token_embd.weight")
         tensors = Tensors(Path(target.folder))
     except CheckpointError as error:
         raise CheckpointError(f"draft: {needs} ({error})") from None
     for name in _EMBEDDINGS:
         if name in tensors.files:
-            return tensors[name]
+            return tensors.stored(name)
     raise CheckpointError(f"draft: {needs}; {target.folder} has none of {', '.join(_EMBEDDINGS)}")
 
 
 def _layer_count(target: Checkpoint) -> int:
     """Decoder layers of the target, by its config.json. Raises CheckpointError."""
-    file = Path(target.folder) / "config.json"
+    file = target.gguf_file or Path(target.folder) / "config.json"
     try:
+        if target.gguf_file:
+            return family_of_gguf(StoredWeights(file).header).num_hidden_layers
         count = read_object(file)["num_hidden_layers"]
     except (OSError, ValueError, KeyError):
         raise CheckpointError(f"{file}: does not say how many layers the target has (num_hidden_layers)") from None
@@ -155,6 +182,8 @@ def expect_head(checkpoint: Checkpoint, target: Runner) -> None:
 
     Other targets need not know ahead. Raises ValueError, one line.
     """
+    if target.identity.backend == "native":
+        return
     from tandem.runners.torch.graph_runner import GraphRunner
 
     if isinstance(target, GraphRunner):

@@ -1,16 +1,13 @@
-"""What a head away from its target is made from, and the room for features that come to it."""
+"""What a head away from its target is made from."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
+from tandem.checkpoints.head_weights import HeadWeights
+from tandem.checkpoints.numbers import Stored
 from tandem.runners.capabilities import FeaturesIn
-from tandem.runners.eagle.hidden_states import TargetFeatures
-from tandem.runners.eagle.module import EagleHead
 from tandem.runners.protocol import Limits, RunnerIdentity
 from tandem.speculation.features import FeatureInbox
 
@@ -22,9 +19,9 @@ class RemoteHead:
     embedding [vocabulary, hidden]: the head's own, or that of the target's weights of revision `weights_revision_read`.
     """
 
-    head: EagleHead
+    head: HeadWeights
     layers: tuple[int, ...]
-    embedding: Tensor
+    embedding: Stored
     limits: Limits
     identity: RunnerIdentity
     weights_revision_read: str
@@ -34,11 +31,11 @@ class RemoteHead:
         """Positions of a slot, drafts included."""
         return self.limits.max_length + self.limits.max_draft + 1
 
+    @property
+    def features_shape(self) -> tuple[int, int, int]:
+        """Of the room for the features that come: slots, positions, numbers."""
+        return self.limits.slots, self.length, len(self.layers) * self.head.config.target_hidden_size
+
     def reads(self, follow: Callable[[int, FeatureInbox], None]) -> FeaturesIn:
         """What it reads, where `follow` is told where that comes."""
         return FeaturesIn(self.layers, self.head.config.target_hidden_size, self.weights_revision_read, follow)
-
-    def features(self, embedding: Tensor, like: Tensor) -> TargetFeatures:
-        """Room for the features that come, in the dtype and on the device of `like`."""
-        shape = (self.limits.slots, self.length, len(self.layers) * self.head.config.target_hidden_size)
-        return TargetFeatures(torch.zeros(shape, dtype=like.dtype, device=like.device), embedding)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tandem.runners.capabilities import UNABLE, Capabilities, Trait
+from tandem.runners.eagle.files import head_module
 from tandem.runners.eagle.head_graphs import HeadGraphs
 from tandem.runners.eagle.hidden_states import TargetFeatures
 from tandem.runners.eagle.module import EagleHead, llama_config
@@ -31,6 +33,7 @@ from tandem.runners.protocol import (
     VerifyRow,
 )
 from tandem.runners.startup import Startup
+from tandem.runners.torch.from_tensors import tensor_of
 from tandem.runners.torch.graph_runner import GraphRunner
 from tandem.runners.torch.platforms import Platform
 from tandem.runners.torch.runner import DraftedToken, draft_each, proposal_of
@@ -86,11 +89,11 @@ class EagleRunner:
             self.shapes = self.graphs.shapes
 
     @classmethod
-    def elsewhere(cls, made: RemoteHead, dtype: torch.dtype, platform: Platform) -> EagleRunner:
-        """Makes the runner of a head whose target is elsewhere."""
-        head = made.head.to(device=platform.device, dtype=dtype)
-        embedding = made.embedding.to(head.fc.weight)
-        features = made.features(embedding, head.fc.weight)
+    def elsewhere(cls, folder: Path, made: RemoteHead, dtype: torch.dtype, platform: Platform) -> EagleRunner:
+        """Makes the runner of a head, read from `folder`, whose target is elsewhere."""
+        head = head_module(folder, made.head).to(device=platform.device, dtype=dtype)
+        embedding = tensor_of(made.embedding).to(head.fc.weight)
+        features = TargetFeatures(head.fc.weight.new_zeros(made.features_shape), embedding)
         return cls(head, features, embedding, made.limits, made.identity, platform, made)
 
     @property

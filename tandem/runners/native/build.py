@@ -1,4 +1,4 @@
-"""Compiles this folder's C++ for this CPU once (14 s with g++) and caches the library.
+"""Compiles this folder's C++ for this CPU once (14 s with g++) and caches the library, unless one is installed for it.
 
 Needs a C++20 compiler ($CXX, g++ or clang++) and the C++ standard library, nothing else.
 """
@@ -15,6 +15,8 @@ import tempfile
 from pathlib import Path
 
 from tandem.checkpoints.trusted_cache import cache_root, locked, private_folder, seal, seal_error
+from tandem.installing import IN_A_CHECKOUT, install_command
+from tandem.runners.native.prebuilt import prebuilt_library
 
 log = logging.getLogger("tandem.engine")
 SOURCES = Path(__file__).parent
@@ -26,8 +28,10 @@ class CannotBuild(ValueError):
 
 
 def library_path() -> Path:
-    """The compiled library; compiles it if it is not cached. Raises CannotBuild."""
-    compiler = _compiler()
+    """The library that is installed for this CPU, or is compiled, now if it is not cached. Raises CannotBuild."""
+    if built := prebuilt_library(sources_hash(), cpu_features()):
+        return built
+    compiler = find_compiler()
     try:
         target = private_folder(cache_root()) / f"native-{_key(compiler)}.so"
         note = target.with_suffix(".json")
@@ -37,6 +41,7 @@ def library_path() -> Path:
                 if wrong:
                     log.warning("compiling the native steps again: %s", wrong)
                 if wrong is not None:
+                    log.info("compiling the native steps for this CPU once, with %s", compiler)
                     _compile(compiler, target)
                     seal(note, [target])
     except OSError as error:
@@ -44,17 +49,22 @@ def library_path() -> Path:
     return target
 
 
-def _compiler() -> str:
+def find_compiler() -> str:
+    """The C++ compiler to use. Raises CannotBuild."""
     for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
         if name and (found := shutil.which(name)):
             return found
-    raise CannotBuild("no C++ compiler: install g++ or clang++, or set CXX")
+    ahead = install_command("serve")
+    raise CannotBuild(
+        "no C++ compiler: install g++ or clang++, or set CXX"
+        + ("" if ahead == IN_A_CHECKOUT else f"; or, for x86-64, a library that is compiled already: {ahead}")
+    )
 
 
 def _key(compiler: str) -> str:
     """Hash of everything that the machine code depends on: sources, flags, compiler, CPU."""
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    parts = [*FLAGS, version, platform.machine(), _cpu_features()]
+    parts = [*FLAGS, version, platform.machine(), cpu_features()]
     return hashlib.sha256("\0".join([*parts, *_sources()]).encode()).hexdigest()[:32]
 
 
@@ -67,12 +77,22 @@ def _sources() -> list[str]:
     return [path.read_text() for path in sorted(SOURCES.glob("*.h")) + sorted(SOURCES.glob("*.cpp"))]
 
 
-def _cpu_features() -> str:
+def cpu_features() -> str:
+    """The features of this CPU, as the kernel names them."""
+    return _cpu_line("flags", "features")
+
+
+def cpu_model() -> str:
+    """The name of this CPU."""
+    return _cpu_line("model name", "cpu part")
+
+
+def _cpu_line(*names: str) -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
+    return next((line for line in lines if line.lower().startswith(names)), "")
 
 
 def _compile(compiler: str, target: Path) -> None:

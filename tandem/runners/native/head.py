@@ -6,64 +6,65 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
-
 from tandem.checkpoints.head_config import HeadConfig
+from tandem.checkpoints.head_weights import LINEARS, NORMS, HeadWeights
+from tandem.checkpoints.numbers import Stored, of_floats
 from tandem.runners.capabilities import UNABLE, Capabilities, No, Trait
-from tandem.runners.eagle.hidden_states import TargetFeatures
-from tandem.runners.eagle.module import EagleHead
 from tandem.runners.eagle.remote import RemoteHead
+from tandem.runners.native.features import NativeFeatures
 from tandem.runners.native.library import HeadInputs, LayerWeights, ModelShape, RowBatch, RowTable
+from tandem.runners.native.rotary import rotary_tables
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.native.steps import DTYPES, NativeSteps, NotNative, Threads, check_rope, check_sizes
-from tandem.runners.native.weights import Packing
+from tandem.runners.native.weights import Linear, Packing
 from tandem.runners.protocol import Limits, PrefillRow, ProposeRow, RunnerIdentity, VerifyRow
 from tandem.speculation.features import FeatureInbox
 from tandem.speculation.types import Verdict
 
 
 class NativeHead(NativeSteps):
-    """The steps of a head, whose slots are its target's.
+    """The steps of a head in `dtype`, whose slots are its target's.
 
-    The head's weights are copied; features and `embedding`, [vocabulary, hidden], are shared. They are in float32 or
-    bfloat16, whatever the head computes in. `most_tokens`: tokens that one step may feed in total. `kept_states`: of so
-    many last positions of a slot its own hidden states are kept; with 1 each step goes on after the one before.
+    The head's weights are copied; features and their `embedding`, [vocabulary, hidden], are shared. They are in float32
+    or bfloat16, whatever the head computes in. `most_tokens`: tokens that one step may feed in total. `kept_states`: of
+    so many last positions of a slot its own hidden states are kept; with 1 each step goes on after the one before.
     """
 
     def __init__(
         self,
-        head: EagleHead,
-        features: TargetFeatures,
-        embedding: Tensor,
+        head: HeadWeights,
+        dtype: str,
+        features: NativeFeatures,
         threads: Threads,
         most_tokens: int,
         packing: Packing,
         kept_states: int = 1,
     ) -> None:
-        check_head(head, features, embedding)
+        config, embedding = head.config, features.embedding
+        check_head(config, dtype)
         slots, length, _ = features.values.shape
-        sizes = _shape(head.config, len(embedding), int(slots), int(length), most_tokens, threads.count)
-        tables, only = _rotary(head, int(length)), head.token_ids.tolist()
-        super().__init__(threads, head.fc.weight.dtype, sizes, embedding, tables, head.config.vocab_size, only)
+        sizes = _shape(config, len(embedding.values), int(slots), int(length), most_tokens, threads.count)
+        tables = rotary_tables(config.rope, config.head_dim, int(length), dtype)
+        super().__init__(threads, dtype, sizes, embedding, tables, config.vocab_size, head.token_ids.tolist())
         self.packing, self.features, self._kept_states = packing, features, kept_states
         self._pack(head)
 
-    def _pack(self, head: EagleHead) -> None:
-        layer, values = head.midlayer, self.features.values
-        fuse, _kept = self.packing.matrix(0, "fc", head.fc)
+    def _pack(self, head: HeadWeights) -> None:
+        values = self.features.stored
+        norms = {name: head.weight(name, self.dtype) for name in NORMS}
+        hidden, own, inner, last = (norms[name].values.ctypes.data for name in NORMS)
+        fuse, _kept = self.packing.matrix(0, "fc", linear(head, "fc", self.dtype))
         embedded, read = _table(self.embedding), _table(values)
-        norm, residual_normed = layer.hidden_norm.weight.data_ptr(), int(head.config.norm_before_residual)
-        inputs = HeadInputs(embedded, read, values.shape[1], residual_normed, self._kept_states, norm, fuse)
+        residual_normed = int(head.config.norm_before_residual)
+        inputs = HeadInputs(embedded, read, values.shape[1], residual_normed, self._kept_states, hidden, fuse)
         self.done(self.library.tandem_read_features(self.handle, ctypes.byref(inputs)))
-        made = {name: self.packing.matrix(0, name, linear) for name, linear in linears(head).items()}
-        norms = layer.input_layernorm.weight.data_ptr(), layer.post_attention_layernorm.weight.data_ptr()
-        weights = LayerWeights(*norms, None, None, *(matrix for matrix, _ in made.values()))
+        made = {
+            name: self.packing.matrix(0, name, linear(head, module, self.dtype)) for name, module in LINEARS.items()
+        }
+        weights = LayerWeights(own, inner, None, None, *(matrix for matrix, _ in made.values()))
         self.done(self.library.tandem_set_layer(self.handle, 0, ctypes.byref(weights)))
-        output, _kept = self.packing.output(head.lm_head, None)
-        self.done(self.library.tandem_set_head(self.handle, head.norm.weight.data_ptr(), ctypes.byref(output)))
+        output, _kept = self.packing.output(linear(head, "lm_head", self.dtype), None)
+        self.done(self.library.tandem_set_head(self.handle, last, ctypes.byref(output)))
 
 
 class NativeHeadRunner(NativeRunner):
@@ -80,6 +81,7 @@ class NativeHeadRunner(NativeRunner):
         super().__init__(model, limits, identity, verifies=False)
         self._reads = away.reads(self.follow) if away else UNABLE
         self._values = model.features.values
+        self._dtype = "float32" if model.features.stored.dtype == "F32" else "bfloat16"
         self._inboxes: dict[int, FeatureInbox] = {}
         self._seen: dict[int, tuple[int, int]] = {}
 
@@ -122,33 +124,27 @@ class NativeHeadRunner(NativeRunner):
         (first, end), values = inbox.seen, self._values[slot]
         behind = first - self._seen.get(slot, (first, end))[0]
         if behind:  # those before a gap go
-            values[: len(values) - behind] = values[behind:].clone()
+            values[: len(values) - behind] = values[behind:].copy()
         for start, came in inbox.take():
-            found = torch.from_numpy(came[max(0, first - start) :])
+            found = of_floats(came[max(0, first - start) :]).to(self._dtype).values
             at = max(0, start - first)
             values[at : at + len(found)] = found[: max(0, len(values) - at)]
         self._seen[slot] = first, end
         return first, end
 
 
-def linears(head: EagleHead) -> dict[str, Any]:
-    """The layer's linear modules, by their names in MATRICES and in that order."""
-    attention, mlp = head.midlayer.self_attn, head.midlayer.mlp
-    parts = {name: getattr(attention, f"{name}_proj") for name in "qkvo"}
-    return parts | {name: getattr(mlp, f"{name}_proj") for name in ("gate", "up", "down")}
+def linear(head: HeadWeights, module: str, dtype: str) -> Linear:
+    """A linear layer of a head, by its name."""
+    return Linear(head.shape(module), lambda: head.weight(module, dtype), head.bias(module, dtype))
 
 
-def check_head(head: EagleHead, features: TargetFeatures, embedding: Tensor) -> None:
+def check_head(config: HeadConfig, dtype: str) -> None:
     """Raises NotNative unless the C++ step computes what this head computes."""
-    config = head.config
-    for name, tensor in (("weights", head.fc.weight), ("features", features.values), ("embedding", embedding)):
-        if tensor.dtype not in DTYPES or tensor.device.type != "cpu":
-            raise NotNative(f"{name} in {str(tensor.dtype).removeprefix('torch.')} on {tensor.device.type}")
+    if dtype not in DTYPES:
+        raise NotNative(f"weights in {dtype} (there are float32 and bfloat16)")
     check_sizes(config.hidden_size, config.head_dim, config.intermediate_size)
     check_sizes(config.target_hidden_size, config.head_dim, config.intermediate_size)
     check_rope(config.rope)
-    if not all(tensor.is_contiguous() for tensor in (*head.parameters(), features.values, embedding)):
-        raise NotNative("weights that are not contiguous")
 
 
 def _shape(config: HeadConfig, vocabulary: int, slots: int, length: int, most_tokens: int, threads: int) -> ModelShape:
@@ -170,13 +166,5 @@ def _shape(config: HeadConfig, vocabulary: int, slots: int, length: int, most_to
     )
 
 
-@torch.inference_mode()
-def _rotary(head: EagleHead, length: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Cosines and sines, each float32 [length, head_dim / 2], rounded as the module rounds them."""
-    cosines, sines = head.turns(torch.arange(length)[None])
-    half = [table[0, :, : head.config.head_dim // 2].float().contiguous().numpy() for table in (cosines, sines)]
-    return half[0], half[1]
-
-
-def _table(rows: Tensor) -> RowTable:
-    return RowTable(rows.data_ptr(), rows.shape[-1], int(rows.dtype == torch.float32))
+def _table(rows: Stored) -> RowTable:
+    return RowTable(rows.values.ctypes.data, rows.shape[-1], int(rows.dtype == "F32"))

@@ -1,45 +1,48 @@
-"""Builds the native runner of an EAGLE-3 head beside a native target, after checking its logits against the module."""
+"""Builds the native runner of an EAGLE-3 head, beside a native target or away from it, after checking its logits."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
+import numpy as np
+from numpy.typing import NDArray
 
-from tandem.checkpoints.gguf_blocks import Blocks
-from tandem.runners.eagle.hidden_states import TargetFeatures
-from tandem.runners.eagle.module import EagleHead
+from tandem.checkpoints.head_weights import LINEARS, NORMS, HeadWeights
+from tandem.checkpoints.numbers import DTYPES as NAMES
+from tandem.checkpoints.numbers import Floats, Stored, of_floats
+from tandem.host.cores import default_threads
 from tandem.runners.eagle.remote import RemoteHead
 from tandem.runners.native import NativeUnavailable
 from tandem.runners.native.build import CannotBuild, library_path
-from tandem.runners.native.head import NativeHead, NativeHeadRunner, linears
+from tandem.runners.native.checkpoint import SMALL
+from tandem.runners.native.features import NativeFeatures, room_for_features
+from tandem.runners.native.head import NativeHead, NativeHeadRunner, linear
 from tandem.runners.native.library import load_library
-from tandem.runners.native.load import one_thread
+from tandem.runners.native.load import spread_distance
 from tandem.runners.native.model import NativeModel
-from tandem.runners.native.reference import as_products
+from tandem.runners.native.reference import Product, attended, gated, normed, rounding, split, turned
+from tandem.runners.native.rotary import rotary_tables
 from tandem.runners.native.runner import NativeRunner
-from tandem.runners.native.steps import DTYPES, NotNative, Threads
+from tandem.runners.native.steps import NotNative, Threads
 from tandem.runners.native.weights import UNQUANTISED, Packing, packing
 from tandem.runners.protocol import TAIL, RunnerIdentity
 
 if TYPE_CHECKING:
     from tandem.runners.loading import Execution
 
-# How far native logits may be from the module's own, relative to their spread. One layer in bfloat16, or with inputs in
+# How far native logits may be from the reference's, relative to their spread. One layer in bfloat16, or with inputs in
 # 8 bits, is off by 0.008; a wrong matrix by 0.1 and more.
-_DENSE = {torch.float32: 1e-3, torch.bfloat16: 0.05}
+_DENSE = {"float32": 1e-3, "bfloat16": 0.05}
 _QUANTISED = 0.05
 _PROBE = 12  # tokens
 
 
 def load_native_head(
-    head: EagleHead,
-    features: TargetFeatures,
-    embedding: Tensor,
+    head: HeadWeights,
+    features: NativeFeatures,
+    embedding: Stored,
     target: NativeRunner,
     execution: Execution,
     identity: RunnerIdentity,
@@ -51,14 +54,13 @@ def load_native_head(
     dtype, packed = head_format(execution, _in_blocks(target))
     limits, threads = target.limits, target.model.threads
     try:
-        head = copy.deepcopy(head).to(dtype=dtype)  # the module may be needed as it is
         most_tokens = limits.slots * TAIL + limits.chunk
-        model = NativeHead(head, features, embedding, threads, most_tokens, packed)
+        read = NativeFeatures(features.stored, embedding)
+        model = NativeHead(head, dtype, read, threads, most_tokens, packed)
         check_logits(model, head)
     except NotNative as error:
         raise NativeUnavailable(str(error)) from None
-    name = packed.describe(str(dtype).removeprefix("torch."))
-    return NativeHeadRunner(model, limits, replace(identity, dtype=name, backend="native"))
+    return NativeHeadRunner(model, limits, replace(identity, dtype=packed.describe(dtype), backend="native"))
 
 
 def load_remote_native_head(made: RemoteHead, execution: Execution, in_blocks: bool) -> NativeHeadRunner:
@@ -66,81 +68,106 @@ def load_remote_native_head(made: RemoteHead, execution: Execution, in_blocks: b
 
     `in_blocks`: its target runs so. Raises NativeUnavailable.
     """
-    from tandem.runners.making import is_small
-
     dtype, packed = head_format(execution, in_blocks)
-    small, limits = is_small(made.head), made.limits
+    small, limits = made.head.parameters < SMALL, made.limits
     most_tokens = limits.slots * max(TAIL, limits.chunk) + limits.chunk  # a tail may have as many tokens as a chunk
     try:
-        threads = Threads(load_library(library_path()), 1 if small else execution.threads or torch.get_num_threads())
-        head, embedding = copy.deepcopy(made.head).to(dtype=dtype), _readable(made.embedding)
-        features = made.features(embedding, head.fc.weight)
-        model = NativeHead(head, features, embedding, threads, most_tokens, packed, made.length)
-        check_logits(model, head)
+        threads = Threads(load_library(library_path()), 1 if small else execution.threads or default_threads())
+        room = room_for_features(made.features_shape, NAMES[dtype])
+        features = NativeFeatures(room, _readable(made.embedding))
+        model = NativeHead(made.head, dtype, features, threads, most_tokens, packed, made.length)
+        check_logits(model, made.head)
     except (NotNative, CannotBuild, OSError) as error:
         raise NativeUnavailable(str(error)) from None
-    identity = replace(made.identity, dtype=packed.describe(str(dtype).removeprefix("torch.")), backend="native")
+    identity = replace(made.identity, dtype=packed.describe(dtype), backend="native")
     return NativeHeadRunner(model, limits, identity, made)
 
 
-def _readable(embedding: Tensor) -> Tensor:
-    """The embedding as the library reads it, which is its own dtype if that is one of DTYPES."""
-    return embedding.to(embedding.dtype if embedding.dtype in DTYPES else torch.float32).contiguous()
+def _readable(embedding: Stored) -> Stored:
+    """The embedding as the library reads it, in memory of its own: its own dtype if that is one of the library's."""
+    made = embedding.to("bfloat16" if embedding.dtype == "BF16" else "float32")
+    return made if made.values.flags.writeable else Stored(made.dtype, made.values.copy())
 
 
-def head_format(execution: Execution, in_blocks: bool) -> tuple[torch.dtype, Packing]:
+def head_format(execution: Execution, in_blocks: bool) -> tuple[str, Packing]:
     """The number format of a head's activations, and how its matrices are packed.
 
     They are what the flags say. Those of a target in blocks are int8 by default, for a step's time is that of reading
     matrices; other heads are in the dtype that is fastest here.
     """
-    from tandem.runners.loading import choose_dtype
+    from tandem.runners.loading import dtype_name
 
     weights, dtype = execution.weights, execution.number_format
     stays_dense = weights not in ("int8", "q4") and (dtype != "auto" or not in_blocks)
     if stays_dense:
-        return choose_dtype(dtype, "cpu"), UNQUANTISED
+        return dtype_name(dtype, "cpu"), UNQUANTISED
     packed = packing(weights if weights in ("int8", "q4") else "int8")
-    return choose_dtype("float32" if dtype == "auto" else dtype, "cpu"), packed
+    return dtype_name("float32" if dtype == "auto" else dtype, "cpu"), packed
 
 
 def _in_blocks(target: NativeRunner) -> bool:
     return isinstance(target.model, NativeModel) and target.model.packing.quantises
 
 
-@torch.inference_mode()
-def check_logits(model: NativeHead, head: EagleHead) -> float:
-    """The distance of native logits from the module's, relative to their spread, after tokens with random features.
+def check_logits(model: NativeHead, head: HeadWeights) -> float:
+    """The distance of native logits from the reference's, relative to their spread, after tokens with random features.
 
     Raises NotNative if it is above what the dtype allows.
     """
-    chance, values = torch.Generator().manual_seed(0), model.features.values
-    tokens = torch.randint(0, model.vocab_size, (_PROBE,), generator=chance)
-    features = values[0, : _PROBE - 1]
-    features.copy_(torch.randn(features.shape, generator=chance))
+    chance, stored = np.random.default_rng(0), model.features.stored
+    tokens = chance.integers(0, model.vocab_size, _PROBE)
+    values = stored.values[0, : _PROBE - 1]
+    random = chance.standard_normal(values.shape, dtype=np.float32)
+    values[:] = of_floats(random).to("float32" if stored.dtype == "F32" else "bfloat16").values
     try:
         model.feed([0], [0], [tokens[: _PROBE // 2].tolist()], 0)
-        native = torch.from_numpy(model.feed([0], [_PROBE // 2], [tokens[_PROBE // 2 :].tolist()], 1))[0]
-        with one_thread(), as_products(_packed(head, model.packing), model.library):
-            own = _logits(head, model.embedding[tokens[1:]].to(model.dtype), features.to(model.dtype))
+        native = model.feed([0], [_PROBE // 2], [tokens[_PROBE // 2 :].tolist()], 1)
+        own = _Reference(head, model).logits(_rounded(model, model.embedding, tokens[1:]), _rounded_all(model, values))
     finally:
-        features.zero_()
-    distance = float((native - own).norm() / (own - own.mean()).norm())
+        values[:] = 0
+    assert native is not None
+    distance = spread_distance(native, own)
     if not distance <= (_QUANTISED if model.packing.quantises else _DENSE[model.dtype]):
         raise NotNative(f"the head's logits are {distance:.3g} away from the module's own")
     return distance
 
 
-def _packed(head: EagleHead, packed: Packing) -> Iterator[tuple[Any, Blocks | None, int]]:
-    """Every linear layer, and the format that it is quantised to."""
-    for linear in (head.fc, *linears(head).values()):
-        yield linear, None, packed.layers
-    yield head.lm_head, None, packed.head
+def _rounded(model: NativeHead, table: Stored, which: NDArray[Any]) -> Floats:
+    """Rows of a table as the head reads them, in the numbers of its dtype."""
+    return rounding(model.dtype)(Stored(table.dtype, table.values[which]).floats())
 
 
-def _logits(head: EagleHead, embeds: Tensor, features: Tensor) -> Tensor:
-    """float32 logits [draft vocabulary] after tokens with embeds [n, hidden] and features [n, 3 * target hidden]."""
-    positions = torch.arange(len(embeds))[None]
-    residual, q, k, v = head.project(embeds[None], head.fuse(features)[None], positions)
-    attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    return head.logits(head.finish(residual, attended))[0, -1].float()
+def _rounded_all(model: NativeHead, values: NDArray[Any]) -> Floats:
+    return rounding(model.dtype)(Stored(model.features.stored.dtype, values).floats())
+
+
+class _Reference:
+    """A head in numpy, as reference.py has models: the formulas of tandem/runners/eagle/module.py."""
+
+    def __init__(self, head: HeadWeights, model: NativeHead) -> None:
+        self.config, self._round = head.config, rounding(model.dtype)
+        self._dtype = model.dtype
+        self._norms = [head.weight(name, model.dtype).floats() for name in NORMS]
+        forms = dict.fromkeys(("fc", *LINEARS.values()), model.packing.layers) | {"lm_head": model.packing.head}
+        self._products: Mapping[str, Product] = {
+            name: Product(linear(head, name, model.dtype), None, form, model.library, self._round)
+            for name, form in forms.items()
+        }
+
+    def logits(self, embeds: Floats, features: Floats) -> Floats:
+        """float32 logits [1, draft vocabulary] after tokens with embeds [n, hidden] and features [n, 3 * hidden]."""
+        of, round, dim = self._products, self._round, self.config.head_dim
+        hidden, own, inner, last = self._norms
+        fused = of["fc"](features)
+        before = self._normed(fused, hidden)
+        x = np.concatenate((self._normed(embeds, own), before), -1)
+        turns = rotary_tables(self.config.rope, dim, len(x), self._dtype)
+        q, k, v = (split(of[LINEARS[name]](x), dim) for name in "qkv")
+        attention = attended(turned(q, turns, round), turned(k, turns, round), v, round)
+        x = round((before if self.config.norm_before_residual else fused) + of[LINEARS["o"]](attention))
+        passed = self._normed(x, inner)
+        x = round(x + of[LINEARS["down"]](gated(of[LINEARS["gate"]](passed), of[LINEARS["up"]](passed), round)))
+        return of["lm_head"](self._normed(x[-1:], last))
+
+    def _normed(self, x: Floats, weight: Floats) -> Floats:
+        return normed(x, weight, self.config.rms_norm_eps, self._round)

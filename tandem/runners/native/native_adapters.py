@@ -63,4 +63,4 @@ def _size(sizes: ModelShape, name: str) -> tuple[int, int]:
 def _passed(part: LowRank | None) -> library.LowRank:
     if part is None:
         return library.LowRank(None, None, 0, 0.0)
-    return library.LowRank(part.down.data_ptr(), part.up.data_ptr(), part.rank, part.scale)
+    return library.LowRank(part.down.ctypes.data, part.up.ctypes.data, part.rank, part.scale)

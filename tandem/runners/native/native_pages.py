@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from tandem.runners.native.build import sources_hash
 from tandem.runners.native.library import ints
@@ -45,13 +44,13 @@ def page_bytes(model: NativeSteps) -> int:
 
 
 def page_format(model: NativeSteps) -> str:
-    """Names the C++ sources, the shape, and what torch computed: the rotary embedding.
+    """Names the C++ sources, the shape, and what numpy computed: the rotary embedding.
 
     In float32 these sources have the same bits on every CPU; other number formats multiply with what the CPU has.
     """
     sizes, rotary = model.sizes, b"".join(table[:_COMPARED].tobytes() for table in model.rotary)
     said = f"native {sources_hash()[:16]}, {sizes.layers} layers of {sizes.kv_heads} heads of {sizes.head_dim}"
     said += f", rotary embedding {zlib.crc32(rotary):08x}"
-    if model.dtype is torch.float32:
+    if model.dtype == "float32":
         return said
     return f"{said}, {model.library.tandem_instructions().decode()}"

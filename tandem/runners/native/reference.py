@@ -1,121 +1,185 @@
-"""Makes a module compute what its packed matrices do, in torch: what the steps are checked against at every start."""
+"""Computes in numpy what a model's steps compute: what they are checked against at every start.
+
+That these formulas are those of transformers, a test says (tests/runners/test_reference.py). Activations are rounded to
+the model's dtype where transformers rounds them, and inputs of matrices in blocks to 8 bits, as activations.h does; one
+layer at a time is dequantised.
+"""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
-import torch
-from torch import Tensor
-from torch.nn import functional
+import numpy as np
+from numpy.typing import NDArray
 
+from tandem.checkpoints.family_weights import HEAD, NORM, FamilyWeights, matrix_name
 from tandem.checkpoints.gguf_blocks import FORMATS, Blocks
+from tandem.checkpoints.numbers import Floats, Stored, of_floats
 from tandem.runners.native.library import MATRICES
-from tandem.runners.native.weights import DENSE, Packing, decoded, encoded
+from tandem.runners.native.model import linear
+from tandem.runners.native.rotary import rotary_tables
+from tandem.runners.native.weights import DENSE, Linear, Packing, decoded, encoded
 
+Round = Callable[[Floats], Floats]
+Matrices = Mapping[str, Callable[[Floats], Floats]]
 GROUP = 32
-_MADE_HERE = ("q8_0", "q4_1")
-
-
-@contextlib.contextmanager
-def as_packed(module: Any, packing: Packing, library: Any) -> Iterator[None]:
-    """Meanwhile, linear layers that are packed in blocks have those blocks' weights, and inputs in 8 bits.
-
-    One matrix at a time is dequantised.
-    """
-    with as_products(_linears(module, packing), library):
-        yield
-
-
-@contextlib.contextmanager
-def as_products(linears: Iterable[tuple[Any, Blocks | None, int]], library: Any) -> Iterator[None]:
-    """Like `as_packed`, for linear layers, the blocks that each is packed from, and the format it is quantised to."""
-    changed = []
-    try:
-        for linear, blocks, form in linears:
-            if blocks is not None or form != DENSE:
-                linear.forward = _Product(linear, blocks, form, library)
-                changed.append(linear)
-        yield
-    finally:
-        for linear in changed:
-            del linear.forward
-
-
-def _linears(module: Any, packing: Packing) -> Iterator[tuple[Any, Blocks | None, int]]:
-    """Every linear layer, the blocks that it is packed from if there are any, and the format that we quantise it to.
-
-    The latter is 0 for what a file has in blocks: there the module's own weights count, which others unpacked.
-    """
-    stored = packing.stored
-    for index, layer in enumerate(module.base_model.layers):
-        for name in MATRICES:
-            part = layer.self_attn if name in "qkvo" else layer.mlp
-            blocks = None if stored is None else stored.matrix(index, name)
-            yield getattr(part, f"{name}_proj"), blocks, packing.layers
-    yield module.get_output_embeddings(), None if stored is None else stored.head(), packing.head
-
-
 PARTS = (("q", "k", "v"), ("o",), ("gate", "up"), ("down",))
 """Matrices that are packed together, in the order of MATRICES."""
+_MADE_HERE = ("q8_0", "q4_1")
 _LANES = 16
+_ROWS = 1 << 13  # outputs of a matrix that are made float32 at a time
 
 
-def products(
-    module: Any, packing: Packing, library: Any, wanted: Sequence[int] | None
-) -> Iterator[tuple[int, int, Tensor, Tensor]]:
-    """Yields (layer, part, inputs, outputs) for each packed matrix; layer -1 is the head.
+class Product:
+    """A linear layer as it is packed: over weights in blocks and activations in groups of 32, or dense."""
 
-    Inputs are [2, inputs] in the module's dtype, outputs float32 [2, outputs] in the order of NativeModel.product.
-    """
-    made = [
-        linear if blocks is None and form == DENSE else _Product(linear, blocks, form, library)
-        for linear, blocks, form in _linears(module, packing)
-    ]
-    widths = [linear.in_features for linear, _, _ in _linears(module, packing)]
-    chance, dtype = torch.Generator().manual_seed(0), next(module.parameters()).dtype
-    for layer in range(len(made) // len(MATRICES)):
-        for part, names in enumerate(PARTS):
-            at = layer * len(MATRICES) + MATRICES.index(names[0])
-            x = torch.randn(2, widths[at], generator=chance).to(dtype)
-            own = [product(x).float() for product in made[at : at + len(names)]]
-            yield layer, part, x, _interleaved(own) if "gate" in names else torch.cat(own, 1)
-    x = torch.randn(2, widths[-1], generator=chance).to(dtype)
-    own = [made[-1](x).float()]
-    yield -1, 0, x, own[0] if wanted is None else own[0][:, torch.as_tensor(wanted).long()]
+    def __init__(self, linear: Linear, blocks: Blocks | None, form: int, library: object, round: Round) -> None:
+        """`blocks`: those that it is packed from. `form`: what it is quantised to; 0 for what a file has in blocks.
 
+        There the weights that gguf dequantises count.
+        """
+        self.inputs, self.in_blocks = linear.shape[1], blocks is not None or form != DENSE
+        self._weights: Stored | None = None
+        self._blocks: Blocks | None = None
+        self._round, self._bias = round, None if linear.bias is None else linear.bias.floats()
+        if form == DENSE:
+            self._weights = linear.weight()
+            return
+        name = next(name for name in _MADE_HERE if FORMATS[name].kind == form)
+        self._blocks = blocks or encoded(library, linear.weight().floats(), name)
 
-def _interleaved(outputs: Sequence[Tensor]) -> Tensor:
-    """16 outputs of the gate beside the same 16 of up, filled up with zeros."""
-    parts = [functional.pad(each, (0, -each.shape[1] % _LANES)).unflatten(1, (-1, _LANES)) for each in outputs]
-    return torch.stack(parts, 2).flatten(1)
+    def __call__(self, x: Floats) -> Floats:
+        """float32 [.., outputs] of x float32 [.., inputs]."""
+        x = rounded(x) if self.in_blocks else x
+        count = len(self._weights.values) if self._weights else len(self._blocks.rows)  # type: ignore[union-attr]
+        made = np.concatenate([x @ self._part(at).T for at in range(0, count, _ROWS)], axis=-1)
+        return self._round(made if self._bias is None else made + self._bias)
 
-
-class _Product:
-    """A linear layer over weights in blocks and activations in groups of 32 numbers, each with its scale."""
-
-    def __init__(self, linear: Any, blocks: Blocks | None, form: int, library: Any) -> None:
-        self._linear, self._blocks, self._form, self._library = linear, blocks, form, library
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[.., outputs] of x [.., inputs], in its dtype; sums are in float32."""
-        bias = self._linear.bias
-        made = functional.linear(rounded(x.float()), self._weight(x.shape[-1]), None if bias is None else bias.float())
-        return made.to(x.dtype)
-
-    def _weight(self, inputs: int) -> Tensor:
-        """Weights float32 [outputs, inputs]."""
-        if self._form == DENSE:
-            return self._linear.weight.float()
-        form = next(name for name in _MADE_HERE if FORMATS[name].kind == self._form)
-        return decoded(self._blocks or encoded(self._library, self._linear.weight, form), inputs)
+    def _part(self, at: int) -> Floats:
+        """Weights float32 of some outputs."""
+        if self._weights is not None:
+            return Stored(self._weights.dtype, self._weights.values[at : at + _ROWS]).floats()
+        assert self._blocks is not None
+        return decoded(Blocks(self._blocks.format, self._blocks.rows[at : at + _ROWS]), self.inputs)
 
 
-def rounded(x: Tensor) -> Tensor:
+class Reference:
+    """A model in float32, layer by layer. `packing`: how its matrices are packed."""
+
+    def __init__(self, weights: FamilyWeights, dtype: str, packing: Packing, library: object) -> None:
+        self.weights, self.config, self._dtype = weights, weights.config, dtype
+        self._packing, self._library = packing, library
+        self.round = rounding(dtype)
+
+    def layer(self, index: int) -> Mapping[str, Product]:
+        """The matrices of a layer."""
+        return {name: self._product(index, name) for name in MATRICES}
+
+    def head(self, embedding: Stored) -> Product:
+        """The output matrix, which may be the embedding."""
+        config, stored = self.config, self._packing.stored
+        if config.tie_word_embeddings:
+            made = Linear((config.vocab_size, config.hidden_size), lambda: embedding)
+        else:
+            made = linear(self.weights, HEAD, self._dtype)
+        return Product(made, stored.head() if stored else None, self._packing.head, self._library, self.round)
+
+    def _product(self, index: int, name: str) -> Product:
+        stored = self._packing.stored
+        own = linear(self.weights, matrix_name(index, name), self._dtype, name)
+        blocks = stored.matrix(index, name) if stored else None
+        return Product(own, blocks, self._packing.layers, self._library, self.round)
+
+    def passed(self, index: int, matrices: Matrices, x: Floats) -> Floats:
+        """The residual stream [tokens, hidden] behind a layer."""
+        x = self.round(x + matrices["o"](self._attention(index, matrices, self._normed(index, "input_layernorm", x))))
+        inner = self._normed(index, "post_attention_layernorm", x)
+        return self.round(x + matrices["down"](gated(matrices["gate"](inner), matrices["up"](inner), self.round)))
+
+    def _attention(self, index: int, matrices: Matrices, x: Floats) -> Floats:
+        """What attention gives [tokens, heads * head_dim], before the matrix o."""
+        turns = rotary_tables(self.config.rope, self.config.head_dim, len(x), self._dtype)
+        q, k = (turned(self._heads(index, name, matrices[name](x)), turns, self.round) for name in "qk")
+        return attended(q, k, split(matrices["v"](x), self.config.head_dim), self.round)
+
+    def last_norm(self, x: Floats) -> Floats:
+        return normed(x, self._vector(NORM), self.config.rms_norm_eps, self.round)
+
+    def _normed(self, index: int, name: str, x: Floats) -> Floats:
+        weight = self._vector(f"model.layers.{index}.{name}.weight")
+        return normed(x, weight, self.config.rms_norm_eps, self.round)
+
+    def _vector(self, name: str) -> Floats:
+        return self.weights.stored(name).to(self._dtype).floats()
+
+    def _heads(self, index: int, name: str, x: Floats) -> Floats:
+        """Queries or keys [heads, tokens, head_dim] of x [tokens, heads * head_dim], normed where they are."""
+        found = split(x, self.config.head_dim)
+        return self._normed(index, f"self_attn.{name}_norm", found) if self.config.has_head_norms else found
+
+
+def attended(q: Floats, k: Floats, v: Floats, round: Round) -> Floats:
+    """Causal attention [tokens, heads * head_dim] of queries, keys and values [heads, tokens, head_dim]."""
+    groups = len(q) // len(k)
+    k, v = np.repeat(k, groups, 0), np.repeat(v, groups, 0)
+    scores = round(round(q @ k.swapaxes(1, 2)) * np.float32(q.shape[-1] ** -0.5))
+    scores = np.where(np.tri(q.shape[1], dtype=np.bool_), scores, np.float32(-np.inf))
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    made = round(round(weights / weights.sum(-1, keepdims=True)) @ v)
+    return made.swapaxes(0, 1).reshape(q.shape[1], -1)
+
+
+def split(x: Floats, head_dim: int) -> Floats:
+    """[heads, tokens, head_dim] of x [tokens, heads * head_dim]."""
+    return x.reshape(len(x), -1, head_dim).swapaxes(0, 1)
+
+
+def turned(x: Floats, turns: tuple[Floats, Floats], round: Round) -> Floats:
+    """x [.., tokens, head_dim] after the rotary embedding of `turns`, each [tokens, head_dim / 2]."""
+    (cosines, sines), half = turns, x.shape[-1] // 2
+    first, second = x[..., :half], x[..., half:]
+    along, across = ((round(first * by), round(second * by)) for by in (cosines, sines))
+    return round(np.concatenate([along[0] - across[1], along[1] + across[0]], -1))
+
+
+def normed(x: Floats, weight: Floats, epsilon: float, round: Round) -> Floats:
+    return round(round(x / np.sqrt(np.square(x).mean(-1, keepdims=True) + np.float32(epsilon))) * weight)
+
+
+def gated(gate: Floats, up: Floats, round: Round) -> Floats:
+    """The SiLU of the gate times up."""
+    with np.errstate(over="ignore"):  # of a large negative number: the quotient is 0
+        return round(round(gate / (1 + np.exp(-gate))) * up)
+
+
+def rounding(dtype: str) -> Round:
+    """What rounds float32 numbers to those that `dtype` has."""
+    return (lambda x: x) if dtype == "float32" else (lambda x: of_floats(x).to(dtype).floats())
+
+
+def side_by_side(names: Sequence[str], outputs: Sequence[Floats]) -> Floats:
+    """The products of matrices that are packed together, in the order of NativeModel.product."""
+    if "gate" not in names:
+        return np.concatenate(outputs, 1)
+    parts = [np.pad(each, ((0, 0), (0, -each.shape[1] % _LANES))).reshape(len(each), -1, _LANES) for each in outputs]
+    return np.stack(parts, 2).reshape(len(outputs[0]), -1)
+
+
+def rounded(x: Floats) -> Floats:
     """Activations float32 [.., inputs] to 8 bits and back, as activations.h rounds them."""
     inputs = x.shape[-1]
-    groups = functional.pad(x, (0, -inputs % GROUP)).unflatten(-1, (-1, GROUP))
-    most = groups.abs().amax(-1, keepdim=True)
-    numbers = (groups * torch.where(most > 0, 127 / most, 0.0)).round()
-    return (numbers * (most / 127)).flatten(-2)[..., :inputs]
+    groups = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -inputs % GROUP)]).reshape(*x.shape[:-1], -1, GROUP)
+    most = np.abs(groups).max(-1, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        numbers = np.rint(groups * np.where(most > 0, np.float32(127) / most, np.float32(0)))
+    made: Floats = (numbers * (most / np.float32(127))).reshape(*x.shape[:-1], -1)[..., :inputs]
+    return made
+
+
+def chance_inputs(generator: np.random.Generator, inputs: int, dtype: str) -> Stored:
+    """Two random rows of inputs, in `dtype`."""
+    return of_floats(generator.standard_normal((2, inputs), dtype=np.float32)).to(dtype)
+
+
+def columns(made: Floats, wanted: NDArray[np.int32] | None) -> Floats:
+    return made if wanted is None else made[:, wanted]

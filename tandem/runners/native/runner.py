@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from tandem.checkpoints.adapter_files import Adapter
 from tandem.runners.batch_invariance import check_batch_invariance
 from tandem.runners.capabilities import Capabilities, FeaturesOut, MemoryOnDemand, Pages, Trait
-from tandem.runners.eagle.hidden_states import TargetFeatures
 from tandem.runners.fused_step import to_verify
+from tandem.runners.native.certificate import Certificate
 from tandem.runners.native.drawing import DraftDraws
+from tandem.runners.native.features import NativeFeatures
 from tandem.runners.native.library import Ints, RowBatch, each_within, ints, pointer, zeros
 from tandem.runners.native.model import NativeModel
 from tandem.runners.native.native_adapters import NativeAdapters
@@ -54,8 +55,15 @@ class NativeRunner:
     The library fails rows whose adapter is not there.
     """
 
-    def __init__(self, model: NativeSteps, limits: Limits, identity: RunnerIdentity, verifies: bool = True) -> None:
-        self.model, self.limits, self.identity, self._verifies = model, limits, identity, verifies
+    def __init__(
+        self,
+        model: NativeSteps,
+        limits: Limits,
+        identity: RunnerIdentity,
+        verifies: bool = True,
+        passed: Certificate | None = None,
+    ) -> None:
+        self.model, self.limits, self.identity, self._verifies, self._passed = model, limits, identity, verifies, passed
         self._adapters = NativeAdapters(model)
         widest = limits.max_draft + 1 if verifies else TAIL
         self.shapes = StepShapes(
@@ -67,9 +75,13 @@ class NativeRunner:
         )
 
     def warm_up(self, startup: Startup | None = None) -> None:
-        if self._verifies:
+        if self._passed and self._passed.holds:
+            self.shapes = replace(self.shapes, bit_exact=True)
+        elif self._verifies:
             with (startup or Startup()).stage("certifying"):
                 self.shapes = check_ragged_invariance(self.model, self.limits, self.shapes)
+        if self._passed and self.shapes.bit_exact in (True, self._verifies):
+            self._passed.keep()
         for slot in range(self.limits.slots):
             self.model.give_back(slot)
 
@@ -175,7 +187,7 @@ class NativeRunner:
         """Drafts and verifies in one call of the library, if the draft is native too."""
         return functools.partial(self._fused, draft) if isinstance(draft, NativeRunner) else None
 
-    def hand_out(self, layers: Sequence[int]) -> TargetFeatures:
+    def hand_out(self, layers: Sequence[int]) -> NativeFeatures:
         """Like FeaturesOut.hand_out; the steps write straight into the features."""
         assert isinstance(self.model, NativeModel)
         return self.model.hand_out(layers)

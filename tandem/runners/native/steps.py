@@ -9,18 +9,18 @@ from ctypes import c_double, c_float, c_void_p
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from tandem.checkpoints.numbers import Floats, Stored
 from tandem.runners.native.library import Ints, ModelShape, RowBatch, ints, pointer, zeros
+from tandem.runners.native.rotary import TYPES
 from tandem.speculation.draws import best_token
 from tandem.speculation.logprobs import Logits, reported
 from tandem.speculation.processing import Mask
 from tandem.speculation.types import TokenLogprobs
 
-DTYPES = {torch.float32: 0, torch.bfloat16: 1}
-_STATIC_ROPE = ("default", "linear", "llama3", "yarn")
+DTYPES = {"float32": 0, "bfloat16": 1}
+Ids = NDArray[np.int64]
 _FAILED = {
     1: "memory: the packed weights do not fit",
     2: "the rows of one panel (of q, k and v, or of gate and up) are stored in different formats",
@@ -53,9 +53,9 @@ class NativeSteps:
     def __init__(
         self,
         threads: Threads,
-        dtype: torch.dtype,
+        dtype: str,
         sizes: ModelShape,
-        embedding: Tensor,
+        embedding: Stored,
         tables: tuple[NDArray[np.float32], NDArray[np.float32]],
         vocab_size: int,
         draft_vocab: Sequence[int] | None = None,
@@ -74,7 +74,7 @@ class NativeSteps:
             threads.handle,
             DTYPES[dtype],
             ctypes.byref(sizes),
-            embedding.data_ptr(),
+            embedding.values.ctypes.data,
             *(pointer(table, c_float) for table in tables),
         )
         if not self.handle:
@@ -126,14 +126,14 @@ class NativeSteps:
         self.library.tandem_feed(self.handle, ctypes.byref(batch.rows), wants, pointer(logits, c_float))
         return logits
 
-    def product(self, layer: int, which: int, x: Tensor, outputs: int) -> Tensor:
+    def product(self, layer: int, which: int, x: Stored, outputs: int) -> Floats:
         """A packed matrix times x [tokens, inputs], in the model's dtype: float32 [tokens, outputs].
 
         `which` matrix of a layer: 0 q, k and v, 1 o, 2 gate and up, 3 down; the head for layer -1.
         """
-        tokens, lanes = len(x), 32
-        made = torch.empty(tokens, -(-outputs // lanes) * lanes)
-        self.library.tandem_product(self.handle, layer, which, x.data_ptr(), tokens, made.data_ptr())
+        tokens, lanes = len(x.values), 32
+        made = np.empty((tokens, -(-outputs // lanes) * lanes), dtype=np.float32)
+        self.library.tandem_product(self.handle, layer, which, x.values.ctypes.data, tokens, made.ctypes.data)
         return made[:, :outputs]
 
     def room(self, rows: int) -> NDArray[np.float32]:
@@ -143,12 +143,12 @@ class NativeSteps:
         return self._scratch[:rows]
 
     def forward(
-        self, slots: Sequence[int], tokens: Tensor, starts: Tensor, length: int | None = None, head: bool = True
-    ) -> Tensor:
+        self, slots: Sequence[int], tokens: Ids, starts: Ids, length: int | None = None, head: bool = True
+    ) -> Floats:
         """Logits [rows, width, vocabulary] of tokens [rows, width] at starts [rows]; `length` has no effect."""
         rows, width = tokens.shape
         logits = self.feed(slots, starts.tolist(), tokens.tolist(), 2 if head else 0)
-        return torch.empty(0) if logits is None else torch.from_numpy(logits).view(rows, width, -1)
+        return np.empty(0, np.float32) if logits is None else logits.reshape(rows, width, -1)
 
     def logprobs(self, logits: Sequence[Logits], tokens: Sequence[int], top: int) -> tuple[TokenLogprobs, ...]:
         """Like tandem.speculation.logprobs.all_logprobs, in a tenth of its time; the last bits may differ."""
@@ -183,9 +183,9 @@ class NativeSteps:
         wide[:, self.draft_vocab] = logits
         return wide
 
-    def tensor(self, values: Sequence[Sequence[int]] | Sequence[int]) -> Tensor:
+    def tensor(self, values: Sequence[Sequence[int]] | Sequence[int]) -> Ids:
         """The values as int64: [n] or [n, m]."""
-        return torch.tensor(values, dtype=torch.int64)
+        return np.array(values, dtype=np.int64)
 
     def done(self, failed: int) -> None:
         """Raises NotNative if packing failed."""
@@ -196,7 +196,7 @@ class NativeSteps:
 def check_rope(rope: Mapping[str, Any]) -> None:
     """Raises NotNative for rotary embeddings that are not one table for all sequences."""
     kind = rope.get("rope_type", "default")
-    if kind not in _STATIC_ROPE or rope.get("partial_rotary_factor", 1.0) != 1.0:
+    if kind not in TYPES or rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise NotNative(f"rotary embedding of type {kind}")
 
 

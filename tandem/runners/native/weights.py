@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tandem.checkpoints.gguf_blocks import FORMATS, Blocks
 from tandem.checkpoints.locate import CheckpointError
+from tandem.checkpoints.numbers import Floats, Stored
 from tandem.runners.native.library import Matrix
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 DENSE = 0
+_NUMBERS = 1 << 22  # weights that are compared at a time
 _TINY = 2.0**-18  # scales in float16 are whole multiples of 2**-24
 INT8 = FORMATS["q8_0"].kind
 Q4 = FORMATS["q4_1"].kind
@@ -32,6 +32,25 @@ class BlockSource(Protocol):
 
     def head(self) -> Blocks | None:
         """Like `matrix`: the output matrix."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Linear:
+    """A linear layer of outputs by inputs. `weight` reads its numbers, in the model's dtype, where they are needed."""
+
+    shape: tuple[int, int]
+    weight: Callable[[], Stored]
+    bias: Stored | None = None
+
+    def only(self, which: NDArray[np.int64]) -> Linear:
+        """The layer with these outputs alone."""
+
+        def weight() -> Stored:
+            whole = self.weight()
+            return Stored(whole.dtype, whole.values[which])
+
+        bias = self.bias and Stored(self.bias.dtype, self.bias.values[which])
+        return Linear((len(which), self.shape[1]), weight, bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,23 +78,18 @@ class Packing:
     def _names(self) -> tuple[str, ...]:
         return (self.name,) if self.name else self.stored.formats() if self.stored else ()
 
-    def matrix(self, layer: int, name: str, linear: Any) -> tuple[Matrix, object]:
+    def matrix(self, layer: int, name: str, linear: Linear) -> tuple[Matrix, object]:
         """What the library packs for a linear layer, and what keeps its memory. Raises CheckpointError."""
-        blocks = self.stored.matrix(layer, name) if self.stored else None
-        return _matrix(linear.weight, linear.bias, self.layers, blocks)
+        return _matrix(linear, self.layers, self.stored.matrix(layer, name) if self.stored else None)
 
-    def output(self, head: Any, wanted: Sequence[int] | None) -> tuple[Matrix, object]:
-        """Like `matrix`, for the rows `only` (None: all) of the output matrix."""
-        import torch
-
+    def output(self, head: Linear, wanted: Sequence[int] | None) -> tuple[Matrix, object]:
+        """Like `matrix`, for the rows `wanted` (None: all) of the output matrix."""
         blocks = self.stored.head() if self.stored else None
-        weight, bias = head.weight.detach(), head.bias
         if wanted is not None:
-            which = torch.as_tensor(wanted).long()
-            weight = weight.new_empty(len(wanted), weight.shape[1]) if weight.is_meta else weight[which].contiguous()
-            bias = None if bias is None else bias[which].contiguous()
-            blocks = blocks and Blocks(blocks.format, np.ascontiguousarray(blocks.rows[which.numpy()]))
-        return _matrix(weight, bias, self.head, blocks)
+            which = np.asarray(wanted, dtype=np.int64)
+            blocks = blocks and Blocks(blocks.format, np.ascontiguousarray(blocks.rows[which]))
+            head = head.only(which)
+        return _matrix(head, self.head, blocks)
 
 
 UNQUANTISED = Packing()
@@ -90,66 +104,69 @@ def packing(weights: str, stored: BlockSource | None = None) -> Packing:
     return UNQUANTISED if stored is None else Packing(stored=stored)
 
 
-def _matrix(weight: Tensor, bias: Tensor | None, packed: int, blocks: Blocks | None) -> tuple[Matrix, object]:
-    kept = weight, bias, blocks
-    address = None if bias is None else bias.data_ptr()
+def _matrix(linear: Linear, packed: int, blocks: Blocks | None) -> tuple[Matrix, object]:
+    bias = None if linear.bias is None else linear.bias.values
+    address = None if bias is None else bias.ctypes.data
     if blocks is None:
-        return Matrix(weight.data_ptr(), address, DENSE, packed), kept
-    form = FORMATS[blocks.format]
-    if blocks.rows.shape != (weight.shape[0], -(-weight.shape[1] // form.inputs) * form.bytes):
-        raise CheckpointError(
-            f"a matrix of {tuple(weight.shape)} is stored as {blocks.rows.shape} bytes of {blocks.format}"
-        )
-    return Matrix(blocks.rows.ctypes.data, address, form.kind, form.kind), kept
+        weight = linear.weight().values
+        return Matrix(weight.ctypes.data, address, DENSE, packed), (weight, bias)
+    form, (outputs, inputs) = FORMATS[blocks.format], linear.shape
+    if blocks.rows.shape != (outputs, -(-inputs // form.inputs) * form.bytes):
+        raise CheckpointError(f"a matrix of {linear.shape} is stored as {blocks.rows.shape} bytes of {blocks.format}")
+    return Matrix(blocks.rows.ctypes.data, address, form.kind, form.kind), (bias, blocks)
 
 
-def encoded(library: Any, weight: Tensor, form: str) -> Blocks:
-    """A matrix [outputs, inputs] in blocks of "q8_0" or "q4_1"."""
-    import torch
-
-    dense, size = weight.detach().to(torch.float32).contiguous(), FORMATS[form]
+def encoded(library: Any, weight: Floats, form: str) -> Blocks:
+    """A matrix float32 [outputs, inputs] in blocks of "q8_0" or "q4_1"."""
+    dense, size = np.ascontiguousarray(weight, dtype=np.float32), FORMATS[form]
     outputs, inputs = dense.shape
     rows = np.empty((outputs, -(-inputs // size.inputs) * size.bytes), dtype=np.uint8)
-    library.tandem_encode(size.kind, outputs, inputs, dense.data_ptr(), rows.ctypes.data)
+    library.tandem_encode(size.kind, outputs, inputs, dense.ctypes.data, rows.ctypes.data)
     return near(Blocks(form, rows), dense)
 
 
-def near(blocks: Blocks, dense: Tensor) -> Blocks:
+def near(blocks: Blocks, dense: Floats) -> Blocks:
     """The blocks, if they are as near to the weights float32 [outputs, inputs] as arithmetic promises.
 
     In Q8_0 every weight is within half a step. A block of Q4_1 loses no more squares than one whose range is kept
     whole, which is within half a step and what rounding its minimum costs. Raises CheckpointError.
     """
-    import torch
-
-    groups = [torch.nn.functional.pad(w, (0, -dense.shape[1] % 32)) for w in (dense, decoded(blocks, dense.shape[1]))]
-    weights, off = groups[0].unflatten(1, (-1, 32)), (groups[1] - groups[0]).unflatten(1, (-1, 32))
-    most = weights.abs().amax(-1)
-    if blocks.format == "q8_0":
-        step, error, more = most / 127, off.abs().amax(-1), 0 * most
-    else:
-        step, error = (weights.amax(-1) - weights.amin(-1)) / 15, off.square().mean(-1).sqrt()
-        more = 2**-10 * most
-    if not bool((error <= step * (0.5 + 2**-7) + more + _TINY).all()):
-        raise CheckpointError(f"a matrix of {tuple(dense.shape)} cannot be quantised: weights too large, or no numbers")
+    at_once = max(1, _NUMBERS // dense.shape[1])
+    for at in range(0, len(dense), at_once):
+        part = Blocks(blocks.format, blocks.rows[at : at + at_once])
+        if not _near(part, dense[at : at + at_once]):
+            raise CheckpointError(f"a matrix of {dense.shape} cannot be quantised: weights too large, or no numbers")
     return blocks
 
 
-def decoded(blocks: Blocks, inputs: int) -> Tensor:
-    """The weights float32 [outputs, inputs] of blocks of "q8_0" or "q4_1"."""
-    import torch
-
-    rows = torch.from_numpy(blocks.rows).view(len(blocks.rows), -1, FORMATS[blocks.format].bytes)
+@np.errstate(invalid="ignore", over="ignore")
+def _near(blocks: Blocks, dense: Floats) -> bool:
+    rows, inputs = dense.shape
+    padding = ((0, 0), (0, -inputs % 32))
+    weights, own = (np.pad(w, padding).reshape(rows, -1, 32) for w in (dense, decoded(blocks, inputs)))
+    off = own - weights
+    most = np.abs(weights).max(-1)
     if blocks.format == "q8_0":
-        weights = rows[..., 2:].view(torch.int8) * _halves(rows, 0)
+        step, error, more = most / 127, np.abs(off).max(-1), 0 * most
+    else:
+        step, error = (weights.max(-1) - weights.min(-1)) / 15, np.sqrt(np.square(off).mean(-1))
+        more = most * 2**-10
+    return bool((error <= step * (0.5 + 2**-7) + more + _TINY).all())
+
+
+def decoded(blocks: Blocks, inputs: int) -> Floats:
+    """The weights float32 [outputs, inputs] of blocks of "q8_0" or "q4_1"."""
+    rows = blocks.rows.reshape(len(blocks.rows), -1, FORMATS[blocks.format].bytes)
+    if blocks.format == "q8_0":
+        weights = rows[..., 2:].view(np.int8) * _halves(rows, 0)
     else:
         numbers = rows[..., 4:]
-        weights = torch.cat([numbers & 15, numbers >> 4], -1) * _halves(rows, 0) + _halves(rows, 2)
-    return weights.flatten(1)[:, :inputs]
+        weights = np.concatenate([numbers & 15, numbers >> 4], -1) * _halves(rows, 0) + _halves(rows, 2)
+    made: Floats = weights.reshape(len(rows), -1)[:, :inputs]
+    return made
 
 
-def _halves(rows: Tensor, at: int) -> Tensor:
+def _halves(rows: NDArray[np.uint8], at: int) -> Floats:
     """The float16 at byte `at` of each block, as float32 [outputs, blocks, 1]."""
-    import torch
-
-    return rows[..., at : at + 2].contiguous().view(torch.float16).to(torch.float32)
+    made: Floats = np.ascontiguousarray(rows[..., at : at + 2]).view("<f2").astype(np.float32)
+    return made

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from tandem.checkpoints.adapter_files import Adapter, AdapterChoice, read_adapter
-from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.head_config import is_head
 from tandem.checkpoints.locate import Checkpoint, find
 from tandem.runners.backends import Backend, LoadRequest
@@ -18,7 +17,7 @@ class TorchBackend(Backend):
     """Loads target and draft one by one; graphs of a pair are made afterwards (`Capabilities.fuse`)."""
 
     def find(self, model: str | None) -> Checkpoint:
-        return unpacked(find(model))
+        return find(model)
 
     def adapter(self, choice: AdapterChoice) -> Adapter:
         return read_adapter(choice)

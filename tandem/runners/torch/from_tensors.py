@@ -1,15 +1,33 @@
-"""Makes a transformers module of tensors that we read ourselves: dequantised ones, or all but what lies in blocks."""
+"""Makes a transformers module of tensors that we read ourselves: numbers times scales."""
 
 from __future__ import annotations
 
-from collections.abc import Container
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+
+from tandem.checkpoints.numbers import STORAGE, Stored
 
 if TYPE_CHECKING:
     from tandem.checkpoints.scaled_weights import ScaledWeights
+
+
+def tensor_of(stored: Stored) -> torch.Tensor:
+    """A tensor that shares the memory of what numpy read, or has a copy of what cannot be written to."""
+    values = stored.values if stored.values.flags.writeable else stored.values.copy()
+    made = torch.from_numpy(values)
+    return made.view(torch.bfloat16) if stored.dtype == "BF16" else made
+
+
+def stored_of(tensor: torch.Tensor) -> Stored:
+    """A tensor as numpy reads it, in the same memory where it is contiguous."""
+    tensor = tensor.detach().contiguous()
+    if tensor.dtype is torch.bfloat16:
+        return Stored("BF16", tensor.view(torch.uint16).numpy())
+    values = tensor.numpy()
+    return Stored(next(name for name, kind in STORAGE.items() if np.dtype(kind) == values.dtype), values)
 
 
 def configuration(folder: Path) -> Any:
@@ -21,12 +39,10 @@ def configuration(folder: Path) -> Any:
     return config
 
 
-def module_from(
-    folder: Path, config: Any, weights: ScaledWeights, dtype: torch.dtype, without: Container[str] = ()
-) -> Any:
+def module_from(folder: Path, config: Any, weights: ScaledWeights, dtype: torch.dtype) -> Any:
     """A module with slot attention whose parameters are `weights` in `dtype`, like load_module's; on the CPU.
 
-    Parameters in `without` have a shape and no memory. Raises ValueError if the weights lack others.
+    Raises ValueError if the weights lack some.
     """
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM, GenerationConfig
@@ -36,10 +52,10 @@ def module_from(
     register_attention()
     with init_empty_weights(include_buffers=False):
         module: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION)
-    names = [name for name in module.state_dict() if name in weights and name not in without]
+    names = [name for name in module.state_dict() if name in weights]
     module.load_state_dict({name: weights[name].to(dtype) for name in names}, strict=False, assign=True)
     module.tie_weights()
-    missing = sorted(name for name, p in module.named_parameters() if p.is_meta and name not in without)
+    missing = sorted(name for name, p in module.named_parameters() if p.is_meta)
     if missing:
         raise ValueError(f"weights lack {', '.join(missing[:3])}")
     if (folder / "generation_config.json").is_file():

@@ -9,14 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from tandem.runners.eagle.hidden_states import Taps, TargetFeatures, decoder_layers
+from tandem.runners.fits import check_fits
 from tandem.runners.torch.kernels import ATTENTION, attention_rows, can_pack, pack_linears
 from tandem.runners.torch.module_adapters import TorchAdapters
 from tandem.runners.torch.platforms import Platform, platform_of
 from tandem.runners.torch.slot_cache import GatheredSlots, SlotCache
-
-
-class UnsupportedModel(ValueError):
-    """The slot cache cannot serve this model."""
 
 
 class TorchModel:
@@ -206,25 +203,3 @@ def load_module(
     if info["missing_keys"]:
         raise ValueError(f"weights lack {', '.join(sorted(info['missing_keys'])[:3])}")
     return module.to(device).requires_grad_(False)
-
-
-def check_fits(config: Any, max_length: int, ranks: int = 1) -> None:
-    """Raises UnsupportedModel unless attention is full over `max_length` positions and `ranks` divides the heads."""
-    heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
-    if heads % ranks:
-        raise UnsupportedModel(f"tp_degree: {ranks} does not divide the model's {heads} key-value heads")
-    positions = getattr(config, "max_position_embeddings", None)
-    if positions and max_length > positions:
-        raise UnsupportedModel(f"sequence_length: {max_length} is above the model's {positions} positions")
-    window = getattr(config, "sliding_window", None)
-    every = "sliding_attention" if window else "full_attention"  # Mistral's has a window and lists no layers
-    kinds = set(getattr(config, "layer_types", None) or [every])
-    if kinds - {"full_attention"} and not (
-        kinds <= {"full_attention", "sliding_attention"} and window and window >= max_length
-    ):
-        raise UnsupportedModel(
-            f"attention of kind {', '.join(sorted(kinds))} does not fit a slot cache of {max_length} tokens"
-        )
-    for name in ("attn_logit_softcapping", "attention_chunk_size"):
-        if getattr(config, name, None):
-            raise UnsupportedModel(f"models with {name} are not supported")

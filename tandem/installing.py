@@ -1,0 +1,45 @@
+"""Says by which command what is missing is installed: it depends on how Tandem was."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+DISTRIBUTION = "tandem-speculative"
+IN_A_CHECKOUT = "make setup"
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+def install_command(extra: str) -> str:
+    """The command that adds the libraries of an extra to where Tandem is installed, or to a checkout's environment."""
+    try:
+        source = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
+    except metadata.PackageNotFoundError:
+        return IN_A_CHECKOUT if (_ROOT / "Makefile").is_file() else _from_index(extra)
+    try:
+        return _from_url(json.loads(source), extra) if source else _from_index(extra)
+    except (ValueError, KeyError, TypeError, AttributeError):  # a file that another program wrote
+        return _from_index(extra)
+
+
+def _from_index(extra: str) -> str:
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
+def _from_url(source: dict[str, Any], extra: str) -> str:
+    """The command for what PEP 610 records of an installation from a folder, a file or a repository."""
+    url = source["url"]
+    if "vcs_info" in source:
+        commit = source["vcs_info"]["commit_id"]
+        return f"pip install '{DISTRIBUTION}[{extra}] @ {source['vcs_info']['vcs']}+{url}@{commit}'"
+    if urlsplit(url).scheme != "file":
+        return f"pip install '{DISTRIBUTION}[{extra}] @ {url}'"
+    path = Path(unquote(urlsplit(url).path))
+    if "dir_info" in source:
+        editable = "-e " if source["dir_info"].get("editable") else ""
+        return f"pip install {editable}'{path}[{extra}]'"
+    return f"pip install --find-links {shlex.quote(str(path.parent))} '{DISTRIBUTION}[{extra}]'"

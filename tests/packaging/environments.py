@@ -1,0 +1,92 @@
+"""Environments of their own, and the packages that are installed into them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import site
+import subprocess
+import sys
+import venv
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.support import HANG, REPOSITORY
+
+PARTS = ("tandem", "services", "clients", "workshops", "pyproject.toml", "README.md", "LICENSE")
+UNREACHABLE = ("No matching distribution found", "Could not fetch URL", "Failed to establish a new connection")
+
+
+def build_wheels(folder: Path, *packages: str, **options: str) -> Path:
+    """Has packages/build.py build wheels into a folder. Skips the test if the package index cannot be reached."""
+    more = [word for name, value in options.items() for word in (f"--{name}", value)]
+    script = [sys.executable, REPOSITORY / "packages" / "build.py", folder, "--no-isolation", "--only", *packages]
+    _done([*script, *more])
+    return folder
+
+
+def pins(folder: Path) -> Path:
+    """A file of constraints: the versions that are pinned for development."""
+    names = ("requirements-serve.txt", "requirements-compare.txt", "requirements.txt", "constraints.txt")
+    lines = [line for name in names for line in (REPOSITORY / name).read_text(encoding="utf-8").splitlines()]
+    file = folder / "pins.txt"
+    file.write_text("\n".join(line for line in lines if "[" not in line and not line.startswith("-")))
+    return file
+
+
+def pip(python: Path | str, *arguments: str | Path) -> None:
+    """Runs pip for an interpreter. Skips the test if the package index cannot be reached."""
+    _done([sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", *arguments])
+
+
+def _done(command: Sequence[str | Path]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=8 * HANG, check=False)
+    text = done.stdout + done.stderr
+    if done.returncode and any(said in text for said in UNREACHABLE) and "found for tandem-speculative" not in text:
+        pytest.skip("no package index is reachable")
+    assert done.returncode == 0, text
+
+
+def run(python: Path, folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs an interpreter, or a console script beside it, in `folder`, without this checkout on its path."""
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    program = python.parent / arguments[0] if arguments[0] == "tandem" else python
+    rest = arguments[1:] if arguments[0] == "tandem" else arguments
+    return subprocess.run(
+        [program, *rest],
+        cwd=folder,
+        env={**clean, **variables},
+        capture_output=True,
+        text=True,
+        timeout=2 * HANG,
+        check=False,
+    )
+
+
+def output(python: Path, folder: Path, *arguments: str, **variables: str) -> str:
+    done = run(python, folder, *arguments, **variables)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def environment(folder: Path, borrow: bool = False) -> Path:
+    """The interpreter of a fresh environment; with `borrow`, it also sees what is installed in this one."""
+    venv.create(folder, with_pip=False)
+    python = folder / "bin" / "python"
+    if borrow:
+        (packages,) = folder.glob("lib/python*/site-packages")
+        (packages / "borrowed.pth").write_text("\n".join(site.getsitepackages()))
+    return python
+
+
+def copied(folder: Path) -> Path:
+    """A copy of the files that a build reads, with its links: a build leaves files beside them."""
+    for part in PARTS:
+        source = REPOSITORY / part
+        if source.is_dir():
+            shutil.copytree(source, folder / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, folder)
+    return folder

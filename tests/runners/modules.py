@@ -1,0 +1,65 @@
+"""Native steps of a transformers module that a test made, whose weights are read from its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tandem.checkpoints.llama_family import UnsupportedFamily, family_of
+from tandem.checkpoints.numbers import Stored
+from tandem.runners.eagle.hidden_states import TargetFeatures, of_native
+from tandem.runners.native import NativeUnavailable
+from tandem.runners.native.features import NativeFeatures
+from tandem.runners.native.load import load_native
+from tandem.runners.native.runner import NativeRunner
+from tandem.runners.native.weights import UNQUANTISED, Packing
+from tandem.runners.protocol import Limits, RunnerIdentity
+from tandem.runners.torch.from_tensors import stored_of
+
+
+def dtype_of(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+class ModuleWeights:
+    """Implements FamilyWeights."""
+
+    def __init__(self, module: Any) -> None:
+        try:
+            self.config = family_of(module.config.to_dict())
+        except UnsupportedFamily as error:
+            raise NativeUnavailable(str(error)) from None
+        self._tensors = module.state_dict()
+        self.dtype = dtype_of(next(module.parameters()))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._tensors[name].shape)
+
+    def stored(self, name: str) -> Stored:
+        return stored_of(self._tensors[name])
+
+
+def native_of(
+    module: Any,
+    threads: int,
+    limits: Limits,
+    identity: RunnerIdentity,
+    verifies: bool,
+    draft_vocab: Sequence[int] | None,
+    packing: Packing = UNQUANTISED,
+) -> NativeRunner:
+    weights = ModuleWeights(module)
+    return load_native(weights, weights.dtype, threads, limits, identity, verifies, draft_vocab, packing)
+
+
+def torch_features(features: Any) -> TargetFeatures:
+    """Features as module code reads them, in the memory that native steps write to."""
+    if isinstance(features, TargetFeatures):
+        return features
+    assert isinstance(features, NativeFeatures)
+    return of_native(features)
