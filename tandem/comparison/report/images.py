@@ -6,6 +6,7 @@ import io
 import re
 from typing import TYPE_CHECKING
 
+from tandem.comparison.report import hover
 from tandem.comparison.report.style import THEMED, in_style
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def _for_a_page(svg: str, name: str, label: str) -> str:
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r"<!--.*?-->", "", body, flags=re.DOTALL)
     box = re.search(r'viewBox="([^"]+)"', body)
-    body = body[body.index(">") + 1 :]
+    body = hover.as_targets(body[body.index(">") + 1 :], float(box[1].split()[2]) if box else 0.0)
     body = _own_ids(body.replace("xlink:href", "href"), name)
     body = re.sub(r"font: ([^;\"]*?)(\d[\d.]*)px [^;\"]*", _font, body)  # matplotlib before 3.11 wrote this
     body = re.sub(r"font-family: [^;\"]*;? ?", "", body)

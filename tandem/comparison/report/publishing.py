@@ -12,7 +12,8 @@ from tandem.comparison.analysis.regression import judge
 from tandem.comparison.analysis.run_analysis import analyse
 from tandem.comparison.measuring.record_log import RunData
 from tandem.comparison.report.attempt import tried
-from tandem.comparison.report.files import Comparison, append_run, comparison_as_csv, comparison_as_json, text_of
+from tandem.comparison.report.files import Comparison, comparison_as_csv, comparison_as_json, text_of
+from tandem.comparison.report.history import append_run
 from tandem.comparison.report.load_tables import loads_as_csv
 from tandem.comparison.report.reading import JSON
 from tandem.comparison.report.terminal import TABLE_WIDTH, print_comparison

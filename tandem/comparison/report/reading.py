@@ -14,6 +14,9 @@ JSON = Mapping[str, Any]
 SCHEMA_VERSION = 2
 """Incremented when the meaning of a key changes or a key is removed, not for new keys."""
 
+MISSED = 0.25
+"""From this error on, predicted / measured - 1, a prediction is shown as missed."""
+
 
 class NothingToDraw(ValueError):
     """The figures for a plot are missing; the message is shown in its place."""
@@ -79,6 +82,19 @@ def compared_with_baseline(comparison: JSON) -> list[str]:
     """Returns the base's architectures except plain decoding and the baseline."""
     plain = {baseline(comparison), *PLAIN}
     return [name for name in base(comparison)["architectures"] if name not in plain]
+
+
+def missed(comparison: JSON) -> dict[str, list[JSON]]:
+    """Returns the predictions that measurement contradicts, by architecture."""
+    found: dict[str, list[JSON]] = {}
+    for prediction in (comparison["theory"] or {}).get("predictions", ()):
+        if is_missed(prediction):
+            found.setdefault(prediction["architecture"], []).append(prediction)
+    return found
+
+
+def is_missed(prediction: JSON) -> bool:
+    return prediction["error"] is not None and abs(prediction["error"]) >= MISSED
 
 
 def workloads(condition: JSON) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, DISTRIBUTED
+from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, DISTRIBUTED, PLAIN
 from tandem.comparison.report import formatting as fmt
 from tandem.comparison.report import reading
 from tandem.comparison.report.blocks import Block, Column, Details, Text, bullets, numbers, paragraph, table, words
@@ -32,6 +32,39 @@ def setting(comparison: JSON) -> str:
         f"link: {comparison['link']}",
     ]
     return "; ".join(part for part in parts if part)
+
+
+def run_setting(comparison: JSON) -> str:
+    """Describes what was asked, in one line; the machine has a card of its own."""
+    settings, base = comparison["settings"], reading.base(comparison)
+    length = settings.get("speculation_length", 0)
+    rule = "" if base["rule"] == "agreement" else f", verified by {base['rule']}"
+    parts = [
+        fmt.plural(len(settings["prompts"]), "prompt") if settings.get("prompts") else "",
+        fmt.plural(settings["num_runs"], "run") if settings.get("num_runs", 1) > 1 else "",
+        f"at most {settings['max_new_tokens']} tokens each" if settings.get("max_new_tokens") else "",
+        f"{fmt.sampling(base['sampling'])}{rule}",
+        "as many draft tokens a round as pay" if length is None else f"{length} draft tokens a round" if length else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def unmeasured(comparison: JSON) -> list[str]:
+    """Says what else could have been measured or predicted, and with which flag."""
+    found = []
+    if len(reading.links(comparison)) < 2:
+        found.append("Other links: one was measured (--rtt-ms 0,20,80).")
+    if comparison["theory"] is None:
+        found.append(why_no_theory(comparison))
+    return found
+
+
+def why_no_theory(comparison: JSON) -> str:
+    if not set(reading.architectures(comparison)) & set(PLAIN):
+        return "No predictions: plain decoding did not run, and every prediction starts from the cost of its step."
+    if not any(reading.drafting(condition) for condition in comparison["conditions"]):
+        return "No predictions: nothing was drafted, so there is no acceptance to predict from."
+    return "No predictions: the component times that they start from were not measured in this run."
 
 
 def basis(comparison: JSON) -> list[Text]:
