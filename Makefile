@@ -29,7 +29,7 @@ help:
 	@echo 'make reliability run fault schedules, kill -9, fuzzing and soak at full size, and print the totals'
 	@echo 'make soak        run 32 clients for an hour (SECONDS=3600) through kills, stopped processes and hung steps;'
 	@echo '                 plots memory to results/soak-memory.png'
-	@echo 'make screenshot  make docs/report.png from the newest report of make compare (needs chromium)'
+	@echo 'make screenshot  make docs/report*.png from the newest report of make compare (needs chromium)'
 	@echo 'make setup       create $(VENV) and install the pinned packages (every target does this if necessary)'
 	@echo 'make proto       format and lint the contract, regenerate the stubs in tandem/v1'
 	@echo 'make lint        run ruff, mypy and buf'

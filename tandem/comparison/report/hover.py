@@ -1,57 +1,74 @@
 """Gives plots values that a page shows while a pointer is over them, without scripts.
 
-Drawing code marks a point or a bar with its text by an invisible artist; `as_targets` makes SVG of these.
+Drawing code notes a point or a bar with its text on the figure; `targets_as_svg` makes shapes of them that lie above
+the picture, each with its text.
 """
 
 from __future__ import annotations
 
-import re
+from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-PREFIX = "hover:"
-ABOVE = 10
-"""The order of drawing: above everything that can be seen."""
-RADIUS = 8
+NOTED = "tandem_targets"
+"""The attribute of a figure that has its targets."""
+RADIUS = 7.0
 """Of a point's target, in the units of the picture."""
-MARK = rf"""<g id=(?:"{PREFIX}(?P<text>[^"]*)"|'{PREFIX}(?P<quoted>[^']*)')>\s*"""
-POINT = MARK + r"""<defs>.*?</defs>\s*<g[^>]*>\s*<use [^>]*?x="(?P<x>[^"]+)" y="(?P<y>[^"]+)"[^>]*/>\s*</g>\s*</g>"""
-BAR = MARK + r"""<path d="(?P<path>[^"]*)"[^>]*/>\s*</g>"""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A rectangle between two corners, in the coordinates of the data; a point if they are the same."""
+
+    axes: Axes
+    corner: tuple[float, float]
+    opposite: tuple[float, float]
+    text: str
 
 
 def point(axes: Axes, x: float, y: float, text: str) -> None:
-    """Shows `text` over a point, in the coordinates of the data."""
-    axes.scatter([x], [y], color="none", gid=PREFIX + text, zorder=ABOVE, clip_on=False)
+    """Shows `text` over a point."""
+    _noted(axes.figure).append(Target(axes, (x, y), (x, y), text))
 
 
 def bar(axes: Axes, place: float, left: float, width: float, height: float, text: str) -> None:
-    """Shows `text` over a horizontal bar, in the coordinates of the data."""
-    (shape,) = axes.barh([place], [width], height, [left], color="none", edgecolor="none", zorder=ABOVE)
-    shape.set_gid(PREFIX + text)
+    """Shows `text` over a horizontal bar."""
+    corners = (left, place - height / 2), (left + width, place + height / 2)
+    _noted(axes.figure).append(Target(axes, *corners, text))
 
 
-def as_targets(svg: str, width: float) -> str:
-    """Replaces the invisible artists in the text of a picture `width` units wide by targets with their texts."""
-
-    def of_point(match: re.Match[str]) -> str:
-        x, y = float(match["x"]), float(match["y"])
-        return _target(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{RADIUS}"/>', x, y - RADIUS, width, match)
-
-    def of_bar(match: re.Match[str]) -> str:
-        numbers = [float(number) for number in re.findall(r"-?\d+(?:\.\d+)?", match["path"])]
-        xs, ys = numbers[::2], numbers[1::2]
-        x, y, wide, high = min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)
-        shape = f'<rect x="{x:.1f}" y="{y:.1f}" width="{wide:.1f}" height="{high:.1f}"/>'
-        return _target(shape, x + wide / 2, y, width, match)
-
-    return re.sub(BAR, of_bar, re.sub(POINT, of_point, svg, flags=re.DOTALL))
+def _noted(figure: object) -> list[Target]:
+    found: list[Target] = vars(figure).setdefault(NOTED, [])
+    return found
 
 
-def _target(shape: str, x: float, top: float, width: float, match: re.Match[str]) -> str:
-    """Returns the shape with its text above it, or below where there is no room; inside the picture at its sides."""
+def targets_as_svg(figure: Figure, width: float, height: float) -> str:
+    """Returns the targets of a figure that was drawn as a picture of this size. Points outside the axes have none."""
+    return "".join(_as_svg(target, figure, width, height) for target in _noted(figure) if _inside(target))
+
+
+def _inside(target: Target) -> bool:
+    (left, right), (low, high) = sorted(target.axes.get_xlim()), sorted(target.axes.get_ylim())
+    x, y = ((a + b) / 2 for a, b in zip(target.corner, target.opposite, strict=True))
+    return left <= x <= right and low <= y <= high
+
+
+def _as_svg(target: Target, figure: Figure, width: float, height: float) -> str:
+    in_figure = target.axes.transData - figure.transFigure
+    (x0, y0), (x1, y1) = in_figure.transform([target.corner, target.opposite])
+    left, right = sorted((x0 * width, x1 * width))
+    top, bottom = sorted(((1 - y0) * height, (1 - y1) * height))
+    x, y = (left + right) / 2, (top + bottom) / 2
+    if target.corner == target.opposite:
+        shape, top = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{RADIUS:g}"/>', y - RADIUS
+    else:
+        size = f'width="{right - left:.1f}" height="{bottom - top:.1f}"'
+        shape = f'<rect x="{left:.1f}" y="{top:.1f}" {size}/>'
     anchor = "start" if x < width / 3 else "end" if x > 2 * width / 3 else "middle"
-    y = top - 4 if top > 16 else top + 2 * RADIUS + 14
-    text = match["quoted"].replace('"', "&quot;") if match["text"] is None else match["text"]
-    return f'<g class="hover">{shape}<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{text}</text></g>'
+    above = top - 4 if top > 16 else top + 2 * RADIUS + 14
+    said = f'<text x="{x:.1f}" y="{above:.1f}" text-anchor="{anchor}">{escape(target.text)}</text>'
+    return f'<g class="hover">{shape}{said}</g>\n'

@@ -12,7 +12,8 @@ from tandem.comparison.report.style import THEMED, in_style
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-DPI = 200
+DPI, POINTS = 200, 72
+"""Of an inch: dots of a PNG, units of an SVG."""
 
 
 def png(figure: Figure) -> bytes:
@@ -34,7 +35,8 @@ def inline_svg(figure: Figure, name: str, label: str) -> str:
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with in_style(), mpl.rc_context({"svg.hashsalt": name}):
         figure.savefig(out, format="svg", transparent=True, metadata=nothing)
-    return _for_a_page(out.getvalue(), name, label)
+    targets = hover.targets_as_svg(figure, *(POINTS * inches for inches in figure.get_size_inches()))
+    return _for_a_page(out.getvalue(), name, label).replace("</svg>", f"{targets}</svg>")
 
 
 def _for_a_page(svg: str, name: str, label: str) -> str:
@@ -42,7 +44,7 @@ def _for_a_page(svg: str, name: str, label: str) -> str:
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r"<!--.*?-->", "", body, flags=re.DOTALL)
     box = re.search(r'viewBox="([^"]+)"', body)
-    body = hover.as_targets(body[body.index(">") + 1 :], float(box[1].split()[2]) if box else 0.0)
+    body = body[body.index(">") + 1 :]
     body = _own_ids(body.replace("xlink:href", "href"), name)
     body = re.sub(r"font: ([^;\"]*?)(\d[\d.]*)px [^;\"]*", _font, body)  # matplotlib before 3.11 wrote this
     body = re.sub(r"font-family: [^;\"]*;? ?", "", body)
