@@ -99,13 +99,14 @@ def opened(executable: str) -> Iterator[Page]:
     """Starts a browser with a profile of its own, and ends it afterwards."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         command = ["sh", "-c", ON_ITS_PIPE, executable, *QUIETLY, f"--user-data-dir={Path(profile)}"]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            page = Page(process.stdin, process.stdout)
-            target = page.ask("Target.createTarget", url="about:blank")["targetId"]
-            page.session = page.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-            yield page
-        finally:
-            process.kill()
-            process.wait()
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as process:
+            assert process.stdin is not None and process.stdout is not None
+            try:
+                page = Page(process.stdin, process.stdout)
+                target = page.ask("Target.createTarget", url="about:blank")["targetId"]
+                page.session = page.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+                yield page
+            finally:
+                process.kill()

@@ -13,7 +13,6 @@ from tandem.comparison.report.history import INDEX, MOST, append_run, history_ta
 from tandem.comparison.report.write import write_report
 from tests.comparison.report.example_comparison import example, minimal
 
-
 RUN = run_as_json(example(), Path("now"))
 
 
