@@ -32,7 +32,7 @@ def deployment(comparison: JSON, architecture: str) -> Text:
         return Text("command", (shlex.join(ask),), f"{fmt.capitalised(name)} runs already. Ask it")
     config = decoded(ComparisonConfig, {**comparison["settings"], "connect": {}, "baseline": None})
     lines = tuple(shlex.join(["tandem", *command]) for command in commands(config, architecture))
-    apart = f", each on its machine ({HERE} is then the other's address)" if len(lines) > 1 else ""
+    apart = f"; on two machines, with the other's address for {HERE}" if len(lines) > 1 else ""
     return Text("command", lines, f"Serve {name} as measured{apart}")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tandem.comparison.measuring.architectures import PLAIN
+from tandem.comparison.measuring.architectures import DISTRIBUTED, PLAIN
 from tandem.comparison.report import formatting as fmt
 from tandem.comparison.report import plots_acceptance, plots_bars, plots_link, plots_requests, reading
 from tandem.comparison.report.attempt import format_error
@@ -65,6 +65,8 @@ def _tpot_by_rtt(comparison: JSON) -> str:
         sentences.append("No architecture's time per token moves by more than a tenth over the measured round trips.")
     if theory:
         sentences.append(break_even(theory))
+        if {DISTRIBUTED.name, reading.baseline(comparison)} & set(reading.missed(comparison)):
+            sentences.append("Do not rely on that: it follows from predictions that missed.")
         ran = {p["architecture"] for p in theory["predictions"] if p["measured_tpot_s"] is not None}
         drawn = {name for point in theory["curve"] for name in point["tpot_s"]}
         missed = reading.missed(comparison)

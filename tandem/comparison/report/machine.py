@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 
 from tandem.comparison.report import formatting as fmt
@@ -25,6 +26,7 @@ def card(comparison: JSON) -> tuple[tuple[str, str], ...]:
     cards = {
         "Machine": f"{machine['processor']}, {machine['architecture']}",
         "Cores, memory": f"{fmt.plural(machine['usable_cores'], 'core')}{memory}",
+        "Load meanwhile": _load(comparison),
         "System": machine["system"],
         "Software": ", ".join(own),
         "Target": fmt.joined(reading.model_values(comparison, "model_name") or ["unknown"]),
@@ -33,7 +35,19 @@ def card(comparison: JSON) -> tuple[tuple[str, str], ...]:
         "Link": _link(comparison),
         "Servers": _servers(comparison),
     }
-    return tuple(cards.items())
+    return tuple((what, value) for what, value in cards.items() if value)
+
+
+def _load(comparison: JSON) -> str:
+    """Says what other programs took while requests were measured; "" if that is not known."""
+    loads = [load for record in comparison["records"] if (load := record.get("machine_load"))]
+    said = []
+    for key, what in (("others", "other programs had {} of its time"), ("steal", "the host took {}")):
+        if known := [load[key] for load in loads if load[key] is not None]:
+            said.append(what.format(fmt.percent(statistics.fmean(known))))
+    if known := [load["load_average"] for load in loads if load["load_average"] is not None]:
+        said.append(f"load average {statistics.fmean(known):.1f}, our servers included")
+    return ", ".join(said)
 
 
 def _weights(comparison: JSON) -> str:

@@ -102,7 +102,8 @@ def time_by_cause(comparison: JSON) -> Figure:
                 places, widths, 0.74, left, color=color, hatch=hatch, edgecolor=style.PAPER, linewidth=0.6, label=cause
             )  # fmt: skip
             for place, start, width, (name, _) in zip(places, left, widths, bars, strict=True):
-                hover.bar(axes, place, start, width, 0.74, f"{fmt.name(name)}, {cause}: {width:.2f} ms")
+                if width:
+                    hover.bar(axes, place, start, width, 0.74, f"{fmt.name(name)}, {cause}: {width:.2f} ms")
             left = [start + width for start, width in zip(left, widths, strict=True)]
     for place, total in zip(places, left, strict=True):
         style.value_label(axes, f"{total:.1f}", (total, place))

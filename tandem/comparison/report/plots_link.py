@@ -41,8 +41,9 @@ def tpot_by_rtt(comparison: JSON) -> Figure:
             axes.plot(*zip(*predicted, strict=True), color=of.color, linestyle=(0, (1, 2)), linewidth=1, alpha=0.7)
             _strike_out(axes, missed[name], of.color)
             axes.plot([x for x, *_ in measured], [y for _, y, *_ in measured], color=of.color)
-        for at, value, *_ in measured:
-            hover.point(axes, at, value, f"{fmt.name(name)} at {at:g} ms: {value:.2f} ms a token, measured")
+        for at, value, less, more in measured:
+            tpot = fmt.with_interval(f"{value:.2f} ms a token", (value - less, value + more) if less or more else None)
+            hover.point(axes, at, value, f"{fmt.name(name)} at {at:g} ms: {tpot}, measured")
         if measured:
             x, y, below, above = zip(*measured, strict=True)
             aside = ScaledTranslation(2.5 * (i - (len(names) - 1) / 2) / 72, 0, figure.dpi_scale_trans)
