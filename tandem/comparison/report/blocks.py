@@ -14,7 +14,8 @@ FORMATS = ("html", "md")
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell of a table. `best` of its column: emphasized by more than color. `tone`: "good" or "bad", a color.
+    """One cell of a table. `best` of its column: emphasized by more than color. `tone`: "good" or "bad", a color,
+    or how sure the row is.
 
     `brief`: its text on a terminal; None: the same.
     """
@@ -135,13 +136,13 @@ Block = Table | Plot | Text | Outputs | Details
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What to do at one round trip (`where`), how sure that is, the ratio it rests on, and why."""
+    """What to do at one round trip (`where`), how sure that is, the ratio it rests on, and the doubt."""
 
     where: str
     headline: str
-    sureness: str
+    sureness: str = ""
     ratio: str = ""
-    why: str = ""
+    doubt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +155,9 @@ class Section:
 @dataclass(frozen=True, slots=True)
 class Report:
     """A report. First its cautions, then its decision: a headline, how sure it is ("sure", "weak", "noise", or "" where
-    nothing is decided), what would make it surer, `ratios` as (value, label, interval) with their `measure`, a verdict
-    for each round trip, the commands that deploy it, the `card` of the machine as (what, value), and `reasons`.
+    nothing is decided) with the `doubt` (why, and what would make it surer), `ratios` as (value, label, interval) with
+    their `measure`, a verdict for each round trip, the commands that deploy it, the `card` of the machine as
+    (what, value), and `reasons`.
     """
 
     title: str
@@ -164,7 +166,7 @@ class Report:
     cautions: tuple[str, ...]
     headline: str
     sureness: str
-    surer: tuple[str, ...]
+    doubt: str
     ratios: tuple[tuple[str, str, str], ...]
     measure: str
     verdicts: tuple[Verdict, ...]

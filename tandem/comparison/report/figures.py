@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tandem.comparison.analysis.doubt import MISSED
 from tandem.comparison.measuring.architectures import DISTRIBUTED, PLAIN
 from tandem.comparison.report import formatting as fmt
 from tandem.comparison.report import plots_acceptance, plots_bars, plots_link, plots_requests, reading
@@ -74,7 +75,7 @@ def _tpot_by_rtt(comparison: JSON) -> str:
         if missed:
             names = fmt.joined([fmt.name(name) for name in missed])
             sentences.append(
-                f"Missed by {fmt.percent(reading.MISSED)} or more: {names}. There the solid line joins what was"
+                f"Missed by more than a factor of {MISSED:g}: {names}. There the solid line joins what was"
                 " measured, and crosses mark the predictions."
             )
         sentences += [f"Dashed: {fmt.name(n)}, predicted, not measured." for n in sorted(drawn - ran)]

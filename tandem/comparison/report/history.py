@@ -47,6 +47,7 @@ def run_as_json(comparison: JSON, folder: Path) -> dict[str, Any]:
         **{key: settings.get(key) for key in ("num_runs", "max_new_tokens", "speculation_length")},
         "temperature": base["sampling"]["temperature"],
         "rule": base["rule"],
+        "sureness": (comparison["decision"] or {}).get("sureness"),
         "architectures": {name: _figures(of) for name, of in base["architectures"].items()},
     }
 

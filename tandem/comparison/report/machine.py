@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
 
 from tandem.comparison.report import formatting as fmt
 from tandem.comparison.report import reading
 from tandem.comparison.report.reading import JSON
 
-COMPARABLE = ("model_name", "weights_revision", "dtype", "device", "backend", "max_sequence_length", "kv_slots")
-"""What a server says of itself that changes its figures."""
 SHOWN_PACKAGES = ("torch", "transformers", "numpy")
 
 
@@ -81,27 +78,6 @@ def _connected(comparison: JSON) -> list[str]:
 
 
 def cautions(comparison: JSON) -> tuple[str, ...]:
-    """Returns what makes the figures of this run doubtful as a whole, in the order of its weight."""
-    return tuple(_cautions(comparison))
-
-
-def _cautions(comparison: JSON) -> Iterator[str]:
-    if partial := reading.partial(comparison):
-        yield f"This run is partial: {partial}."
-    connected, servers = _connected(comparison), comparison["servers"]
-    started = [name for name in servers if name not in connected]
-    if connected and started:
-        ran = fmt.joined([fmt.name_in_sentence(name) for name in connected])
-        here = fmt.joined([fmt.name_in_sentence(name) for name in started])
-        yield (
-            f"Not started alike: {ran} ran already and {here} started here, without sharing of prefixes and perhaps on"
-            " another machine. A ratio between them may be one of machines or settings. Connect all, or none."
-        )
-    elif len({servers[name]["address"].rpartition(":")[0] for name in connected}) > 1:
-        yield "The servers ran on several addresses: a ratio between them may be one of machines."
-    for field in COMPARABLE:
-        values = {name: server["model"].get(field) for name, server in servers.items()}
-        values = {name: value for name, value in values.items() if value not in (None, "")}
-        if len(set(map(str, values.values()))) > 1:
-            each = ", ".join(f"{fmt.name_in_sentence(name)} {value}" for name, value in values.items())
-            yield f"Settings differ, {field.replace('_', ' ')}: {each}."
+    """Returns what makes the figures of a run doubtful as a whole: what is missing, and which servers are not alike."""
+    partial = reading.partial(comparison)
+    return (*([f"This run is partial: {partial}."] if partial else []), *comparison.get("caveats", ()))

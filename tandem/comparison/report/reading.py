@@ -14,8 +14,6 @@ JSON = Mapping[str, Any]
 SCHEMA_VERSION = 2
 """Incremented when the meaning of a key changes or a key is removed, not for new keys."""
 
-MISSED = 0.25
-"""From this error on, predicted / measured - 1, a prediction is shown as missed."""
 
 
 class NothingToDraw(ValueError):
@@ -94,7 +92,7 @@ def missed(comparison: JSON) -> dict[str, list[JSON]]:
 
 
 def is_missed(prediction: JSON) -> bool:
-    return prediction["error"] is not None and abs(prediction["error"]) >= MISSED
+    return bool(prediction.get("missed"))
 
 
 def workloads(condition: JSON) -> list[str]:

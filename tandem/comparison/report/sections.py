@@ -58,7 +58,7 @@ def report_of(comparison: JSON, plots: Mapping[str, Plot] | None = None, before:
         cautions=cautions(comparison),
         headline=top.headline,
         sureness=top.sureness,
-        surer=top.surer,
+        doubt=top.doubt,
         ratios=top.ratios,
         measure="Speed over plain decoding and its 95 % interval, both measured"
         f" {fmt.link_phrase(reading.base(comparison)['link'])}.",
@@ -166,6 +166,7 @@ Part = str | tuple[str, str, Callable[[JSON], Made]]
 
 
 SECTIONS: tuple[tuple[str, str, tuple[Part, ...]], ...] = (
+    ("found", "What was found, and how sure it is", ((PAGE, "The statements", statements.found),)),
     ("architectures", "What was measured", (
         (BOTH, "The table of architectures", tables.architecture_table),
         (TERMINAL, "The tables of other conditions", tables.other_tables),

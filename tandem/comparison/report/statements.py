@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, DISTRIBUTED, PLAIN
 from tandem.comparison.report import formatting as fmt
 from tandem.comparison.report import reading
-from tandem.comparison.report.blocks import Block, Column, Details, Text, bullets, numbers, paragraph, table, words
+from tandem.comparison.report.blocks import (
+    Block,
+    Cell,
+    Column,
+    Details,
+    Table,
+    Text,
+    bullets,
+    numbers,
+    paragraph,
+    table,
+    words,
+)
 from tandem.comparison.report.reading import JSON
 
 
@@ -32,6 +44,32 @@ def setting(comparison: JSON) -> str:
         f"link: {comparison['link']}",
     ]
     return "; ".join(part for part in parts if part)
+
+
+def found(comparison: JSON) -> list[Block]:
+    """Returns what was found with how sure it is: the base's, and the rest folded."""
+    base, of = reading.base(comparison)["name"], comparison.get("statements", ())
+    own, others = ([one for one in of if (one["condition"] == base) is is_base] for is_base in (True, False))
+    made: list[Block] = [_statements(fmt.capitalised(base), own)] if own else []
+    by_condition = (
+        _statements(fmt.capitalised(name), [one for one in others if one["condition"] == name])
+        for name in dict.fromkeys(one["condition"] for one in others)
+    )
+    return [*made, Details(f"Under other conditions ({len(others)})", tuple(by_condition))] if others else made
+
+
+def _statements(caption: str, of: Sequence[JSON]) -> Table:
+    rows = [
+        [
+            fmt.capitalised(one["text"]),
+            Cell(one["sureness"], tone=one["sureness"]),
+            fmt.span(one["interval"]),
+            fmt.capitalised(fmt.joined(one["reasons"])) if one["reasons"] else fmt.MISSING,
+        ]
+        for one in of
+    ]
+    heads = [*words("what was found", "how sure"), *numbers("95 % interval"), *words("why")]
+    return table(caption, heads, rows)
 
 
 def run_setting(comparison: JSON) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 
+from tandem.comparison.analysis.doubt import MISSED
 from tandem.comparison.report import formatting as fmt
 from tandem.comparison.report import reading
 from tandem.comparison.report.blocks import Block, Cell, Details, Table, Text, bullets, numbers, table, words
@@ -84,7 +85,7 @@ def prediction_table(comparison: JSON) -> Table | None:
             ]
             for p in comparison["theory"]["predictions"]
         ],
-        f"Error: predicted / measured − 1. Missed: by {fmt.percent(reading.MISSED)} or more.",
+        f"Error: predicted / measured − 1. Missed: off by more than a factor of {MISSED:g}.",
     )
 
 

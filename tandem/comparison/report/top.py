@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
+from tandem.comparison.measuring.architectures import PLAIN
 from tandem.comparison.report import formatting as fmt
 from tandem.comparison.report import reading
 from tandem.comparison.report.attempt import tried
 from tandem.comparison.report.blocks import Text, Verdict, bullets
 from tandem.comparison.report.deploying import deployment
 from tandem.comparison.report.reading import JSON
+
+NOT_MEASURED = "Not measured."
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +22,7 @@ class Top:
 
     headline: str
     sureness: str = ""
-    surer: tuple[str, ...] = ()
+    doubt: str = ""
     ratios: tuple[tuple[str, str, str], ...] = ()
     verdicts: tuple[Verdict, ...] = ()
     commands: tuple[Text, ...] = ()
@@ -29,18 +33,30 @@ def top_of(comparison: JSON) -> Top:
     """Returns the decision, or why there is none."""
     decision, loaded = comparison["decision"], comparison.get("under_load")
     if decision is None:
-        return Top(_why_undecided(comparison))
-    because = [*decision["because"], *([loaded["headline"]] if loaded and loaded["headline"] else [])]
-    reasons = (bullets("Because", because), bullets("What would change it", decision["would_change"]))
+        return Top(_why_undecided(comparison), ratios=ratios(comparison), verdicts=verdicts(comparison))
+    said = [decision.get("ratios"), *decision["because"], loaded and loaded["headline"]]
+    reasons = (
+        bullets("Because", filter(None, said)),
+        bullets("What would change it", decision["would_change"]),
+    )
     return Top(
-        headline=decision["headline"],
-        sureness=decision.get("sureness") or "",
-        surer=tuple(decision.get("surer") or ()),
+        headline=decision["headline"].rstrip(".") + ".",
+        sureness=decision.get("sureness", ""),
+        doubt=doubt_of(decision),
         ratios=ratios(comparison),
         verdicts=verdicts(comparison),
         commands=_commands(comparison),
         reasons=tuple(reason for reason in reasons if reason.lines),
     )
+
+
+def doubt_of(of: JSON) -> str:
+    """Says why a decision or a verdict is so sure, and what would make it surer; an older file says nothing of it."""
+    if "sureness" not in of:
+        return ""
+    why = fmt.capitalised(f"{fmt.joined(of['reasons'])}.") if of["reasons"] else ""
+    surer = f"To be surer, measure again {', '.join(of['surer'])}." if of["surer"] else ""
+    return f"{why} {surer}".strip()
 
 
 def ratios(comparison: JSON) -> tuple[tuple[str, str, str], ...]:
@@ -54,14 +70,42 @@ def ratios(comparison: JSON) -> tuple[tuple[str, str, str], ...]:
 
 
 def verdicts(comparison: JSON) -> tuple[Verdict, ...]:
-    return ()
+    """Returns a verdict for each round trip that was asked for; none if it was one, which the headline is about."""
+    found = {verdict["condition"]: verdict for verdict in comparison.get("verdicts", ())}
+    links = {float(condition["link"]["rtt_ms"]): condition for condition in reading.links(comparison)}
+    asked = {float(rtt) for rtt in comparison["settings"].get("rtts_ms") or ()} | set(links)
+    if len(asked) < 2:
+        return ()
+    return tuple(
+        _verdict(links[rtt], found.get(links[rtt]["name"])) if rtt in links else Verdict(f"{rtt:g} ms", NOT_MEASURED)
+        for rtt in sorted(asked)
+    )
+
+
+def _verdict(condition: JSON, found: JSON | None) -> Verdict:
+    where = fmt.rtt(condition["link"])
+    if found is None:
+        return Verdict(where, "Not decided.")
+    what = fmt.capitalised(found["headline"].partition(", ")[2] or found["headline"])
+    ratio = fmt.with_interval(fmt.times(found["ratio"]), found["interval"])
+    plain = found["architecture"] in PLAIN
+    said = "" if ratio == fmt.MISSING else f"{ratio} {'the fastest that drafts' if plain else 'plain decoding'}"
+    return Verdict(where, what, found["sureness"], said, doubt_of(found))
 
 
 def _commands(comparison: JSON) -> tuple[Text, ...]:
-    """Returns the commands of what is decided; none if they cannot be made of this file's settings."""
-    chosen = comparison["decision"]["architecture"]
-    made: Text | None = tried([], "The command", lambda: deployment(comparison, chosen), None)
-    return (made,) if made else ()
+    """Returns the commands of what is chosen, at the base link first; none that this file's settings do not give."""
+    decision, after = comparison["decision"], comparison.get("verdicts", ())
+    chosen = dict.fromkeys([decision["architecture"], *(one["architecture"] for one in after if _decided(one))])
+    made = (tried([], "The command", partial(deployment, comparison, name), None) for name in chosen)
+    found = [text for text in made if text]
+    if found and not _decided(decision):
+        found[0] = replace(found[0], heading=f"Nothing is decided. {found[0].heading}, the fastest so far")
+    return tuple(found)
+
+
+def _decided(of: JSON) -> bool:
+    return of.get("sureness") != "noise"
 
 
 def _why_undecided(comparison: JSON) -> str:
