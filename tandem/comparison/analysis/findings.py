@@ -162,7 +162,7 @@ def theory_as_json(theory: Theory) -> Any:
             for name, of in model.drafts.items()
         },
         "length": model.length,
-        "predictions": [{**encoded(p), "error": p.error} for p in theory.predictions],
+        "predictions": [{**encoded(p), "error": p.error, "missed": p.missed} for p in theory.predictions],
         "curve": [{"rtt_ms": rtt, "tpot_s": tpots} for rtt, tpots in theory.curve],
         "best_lengths": [{**encoded(b), "length": b.length, "tpot_s": b.tpot_s} for b in theory.best_lengths],
         "capacity_gain": model.capacity_gain(),

@@ -128,7 +128,7 @@ async def measure(log: RecordLog, connect: Connect, interruption: Interruption, 
                     wide = any(each.architecture == AUTOREGRESSIVE and wants_width_1(each) for each in endpoints)
                     if config.placement and wide:
                         turns.append((WIDTH_1.name,))
-                    contenders = [await _connected(stack, connect, each, config.timeout_s) for each in endpoints]
+                    contenders = [await _connected(stack, connect, each, config) for each in endpoints]
                     measuring = Measuring(config, endpoints, contenders, link, progress, log, tokenizer)
                     await while_all_live(measuring.run(), fleet, log)
                     if not turns:
@@ -192,7 +192,8 @@ def _describing(connect: Connect) -> Describe:
 
 
 async def _connected(
-    stack: contextlib.AsyncExitStack, connect: Connect, endpoint: Endpoint, timeout_s: float
+    stack: contextlib.AsyncExitStack, connect: Connect, endpoint: Endpoint, config: ComparisonConfig
 ) -> Contender:
     client = await stack.enter_async_context(connect(endpoint.reached, endpoint.architecture.service))
-    return Contender(endpoint.architecture.name, client, endpoint.architecture.split, timeout_s)
+    split, all_ours = endpoint.architecture.split, not config.connect
+    return Contender(endpoint.architecture.name, client, split, config.timeout_s, all_ours)

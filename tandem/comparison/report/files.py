@@ -12,14 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from tandem.comparison.analysis.caveats import on_loopback
 from tandem.comparison.analysis.decision import Decision
 from tandem.comparison.analysis.findings import Theory, theory_as_json
 from tandem.comparison.analysis.summary import Summary
 from tandem.comparison.analysis.under_load import UnderLoad
+from tandem.comparison.analysis.verdicts import Statement, Verdict
 from tandem.comparison.measuring.conditions import BASE, LINK, Condition
 from tandem.comparison.measuring.config import settings_as_json
 from tandem.comparison.measuring.deployment import baseline_of
 from tandem.comparison.measuring.json_form import encoded
+from tandem.comparison.measuring.machine_load import MachineLoad
 from tandem.comparison.measuring.record_log import RunData
 from tandem.comparison.measuring.records import CAUSES, HEAD, Measurement, Record, record_as_json
 from tandem.comparison.report.attempt import tried
@@ -38,6 +41,9 @@ class Comparison(RunData):
     theory: Theory | None = None
     decision: Decision | None = None
     under_load: UnderLoad | None = None
+    verdicts: Sequence[Verdict] = ()
+    statements: Sequence[Statement] = ()
+    caveats: Sequence[str] = ()
 
     def __str__(self) -> str:
         """The tables and remarks that the command line prints, without colors."""
@@ -59,13 +65,9 @@ class Comparison(RunData):
         rtts = [f"{condition.link}" for condition in self.conditions if condition.varies in (BASE, LINK)]
         if self.conditions[0].link.rtt_ms is not None:
             return f"{self.config.link} ({'; '.join(rtts)})"
-        elsewhere = [f"{e.architecture.name} at {e.address}" for e in self.endpoints if not _on_loopback(e.address)]
+        outside = (e for e in self.endpoints if not on_loopback(e.address.rpartition(":")[0].strip("[]")))
+        elsewhere = [f"{e.architecture.name} at {e.address}" for e in outside]
         return "loopback" if not elsewhere else "loopback, except " + ", ".join(elsewhere)
-
-
-def _on_loopback(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
-    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def comparison_as_json(comparison: Comparison) -> dict[str, Any]:
@@ -100,6 +102,9 @@ def comparison_as_json(comparison: Comparison) -> dict[str, Any]:
         "theory": said,
         "decision": encoded(comparison.decision),
         "under_load": encoded(comparison.under_load),
+        "verdicts": encoded(comparison.verdicts),
+        "statements": encoded(comparison.statements),
+        "caveats": list(comparison.caveats),
         "records": [record_as_json(record) for record in comparison.records],
     }
 
@@ -135,6 +140,7 @@ CSV_COLUMNS: tuple[str, ...] = (
     *(f"{cause}_seconds" for cause in CAUSES),
     "error_code",
     "error_message",
+    *(f"machine_{f.name}" for f in fields(MachineLoad)),
 )
 
 
@@ -151,8 +157,10 @@ def _csv_row(record: Record) -> dict[str, Any]:
     row = record_as_json(record)
     seconds: dict[str, float] = row.pop("seconds_by_cause") or {}
     error: dict[str, str] = row.pop("error") or {}
+    load: dict[str, float] = row.pop("machine_load") or {}
     return {
         **{key: json.dumps(value) if isinstance(value, list) else value for key, value in row.items()},
         **{f"{cause}_seconds": seconds.get(cause) for cause in CAUSES},
         **{f"error_{key}": value for key, value in error.items()},
+        **{f"machine_{key}": value for key, value in load.items()},
     }
