@@ -15,7 +15,6 @@ SCHEMA_VERSION = 2
 """Incremented when the meaning of a key changes or a key is removed, not for new keys."""
 
 
-
 class NothingToDraw(ValueError):
     """The figures for a plot are missing; the message is shown in its place."""
 

@@ -87,10 +87,9 @@ def _verdict(condition: JSON, found: JSON | None) -> Verdict:
     if found is None:
         return Verdict(where, "Not decided.")
     what = fmt.capitalised(found["headline"].partition(", ")[2] or found["headline"])
-    ratio = fmt.with_interval(fmt.times(found["ratio"]), found["interval"])
-    plain = found["architecture"] in PLAIN
-    said = "" if ratio == fmt.MISSING else f"{ratio} {'the fastest that drafts' if plain else 'plain decoding'}"
-    return Verdict(where, what, found["sureness"], said, doubt_of(found))
+    against = "the fastest that drafts" if found["architecture"] in PLAIN else "plain decoding"
+    ratio = "" if found["ratio"] is None else f"{fmt.times(found['ratio'])} {against}"
+    return Verdict(where, what, found["sureness"], fmt.with_interval(ratio, found["interval"]), doubt_of(found))
 
 
 def _commands(comparison: JSON) -> tuple[Text, ...]:

@@ -75,10 +75,10 @@ def test_a_prediction_that_missed_is_struck_out_and_said_to_be_missed():
     assert crosses(plot.draw(FULL)) == [] and "Missed" not in plot.finding(FULL)
     found = copy.deepcopy(FULL)
     missed = next(p for p in found["theory"]["predictions"] if (p["architecture"], p["rtt_ms"]) == ("fused", 20))
-    missed |= {"error": 3.0, "predicted_tpot_s": 4 * missed["measured_tpot_s"]}
+    missed |= {"error": 3.0, "missed": True, "predicted_tpot_s": 4 * missed["measured_tpot_s"]}
     (cross,) = crosses(plot.draw(found))
     assert cross == pytest.approx((20, 1000 * missed["predicted_tpot_s"]))
-    assert "Missed by 25 % or more: fused." in plot.finding(found)
+    assert "Missed by more than a factor of 1.25: fused." in plot.finding(found)
     table = prediction_table(found)
     assert [row[-1].text for row in table.rows if row[-1].tone == "bad"] == ["missed, +300.0 %"]
 
