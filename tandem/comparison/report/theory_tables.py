@@ -7,7 +7,7 @@ import statistics
 from tandem.comparison.measuring.architectures import PLAIN
 from tandem.comparison.report import formatting as fmt
 from tandem.comparison.report import reading
-from tandem.comparison.report.blocks import Table, Text, bullets, numbers, paragraph, table, words
+from tandem.comparison.report.blocks import Cell, Table, Text, bullets, numbers, paragraph, table, words
 from tandem.comparison.report.reading import JSON
 from tandem.comparison.report.tables import named
 
@@ -91,12 +91,17 @@ def prediction_table(comparison: JSON) -> Table | None:
                 named(p["architecture"]),
                 fmt.milliseconds(p["predicted_tpot_s"], 2),
                 "not measured" if p["measured_tpot_s"] is None else fmt.milliseconds(p["measured_tpot_s"], 2),
-                fmt.percent(p["error"], 1, sign=True),
+                _error(p),
             ]
             for p in comparison["theory"]["predictions"]
         ],
-        "Error: predicted / measured − 1.",
+        "Error: predicted / measured − 1. Missed: off by more than a factor of 1.25, so not to be relied on.",
     )
+
+
+def _error(prediction: JSON) -> Cell:
+    text = fmt.percent(prediction["error"], 1, sign=True)
+    return Cell(f"{text}, missed", tone="bad") if prediction.get("missed") else Cell(text)
 
 
 def length_table(comparison: JSON) -> Table:
