@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tandem.comparison.analysis.bootstrap import Interval
-from tandem.comparison.analysis.doubt import MISSED, Doubt
+from tandem.comparison.analysis.doubt import MISSED, Doubt, Sureness
 from tandem.comparison.analysis.evidence import missed
 from tandem.comparison.analysis.findings import Theory
 from tandem.comparison.analysis.metrics import ratio
@@ -64,7 +64,8 @@ def decide(
         length = 0 if best == arch.AUTOREGRESSIVE.name else theory.model.length
     return Decision(
         headline=verdict.headline,
-        ratios=_ratios(base, tpots, told),
+        ratios=("Not to be relied on: " if verdict.doubt.sureness is Sureness.NOISE else "")
+        + _ratios(base, tpots, told),
         doubt=verdict.doubt,
         architecture=best,
         speculation_length=None if adaptive and best != arch.AUTOREGRESSIVE.name else length,

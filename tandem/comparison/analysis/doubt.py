@@ -106,7 +106,7 @@ def _span(of: Evidence) -> str:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(lambda of: of.prompts, None, 3, "only {value:.0f} prompts were answered by both, and 3 are the least",
+    Rule(lambda of: of.prompts, None, 3, "only {value:.0f} prompts were answered by both, and 3 are needed to compare",
          "too few prompts were measured", MORE_PROMPTS, least=True),
     Rule(lambda of: of.waiting, 0.25, 1.0, "{value:.1f} threads of other programs wanted each core",
          "this machine was busy", IDLE),
@@ -128,7 +128,7 @@ RULES: tuple[Rule, ...] = (
          "step times changed meanwhile", IDLE),
     Rule(_by_chance, None, 0.5, "the 95 % interval ({span}) leaves open which is faster",
          "differences are within chance", MORE_RUNS),
-    Rule(lambda of: of.answers, 8, None, "only {value:.0f} answers of each were compared, and 8 are the least",
+    Rule(lambda of: of.answers, 8, None, "only {value:.0f} answers of each were compared, and 8 are needed to be sure",
          "few answers were compared", MORE_RUNS, least=True),
     Rule(lambda of: float(bool(of.apart)), 0.5, None, "{apart}",
          "servers are not alike", "with every server started the same way, on one machine"),

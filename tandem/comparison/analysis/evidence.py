@@ -47,10 +47,14 @@ def between(
 
 def beside(records: Sequence[Record], cores: int) -> Evidence:
     """Returns how busy the machine was beside these requests, and how many of them ended early."""
-    loads = [record.machine_load for record in records if record.machine_load]
     tokens = [m.output_tokens for m in completed(records)]
+    early = ratio(sum(count < EARLY_TOKENS for count in tokens), len(tokens))
+    return replace(beside_loads([r.machine_load for r in records if r.machine_load], cores), early=early)
+
+
+def beside_loads(loads: Sequence[MachineLoad], cores: int) -> Evidence:
+    """Returns how busy the machine was, on average."""
     return Evidence(
-        early=ratio(sum(count < EARLY_TOKENS for count in tokens), len(tokens)),
         others=_mean(loads, lambda load: load.others),
         waiting=_mean(loads, lambda load: load.waiting, cores),
         steal=_mean(loads, lambda load: load.steal),

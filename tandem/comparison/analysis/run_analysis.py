@@ -20,6 +20,7 @@ from tandem.comparison.measuring.deployment import baseline_of, incomparable
 from tandem.comparison.measuring.record_log import RunData
 from tandem.comparison.measuring.records import Record
 from tandem.comparison.measuring.traffic import names_of
+from tandem.comparison.measuring.workloads import OWN
 from tandem.comparison.report.attempt import tried
 from tandem.comparison.report.files import Comparison
 from tandem.speculation.types import Rule
@@ -55,7 +56,7 @@ def analyse(measured: RunData) -> Comparison:
     said = [
         *incomparable(list(measured.endpoints)),
         *_not_adaptive(measured),
-        *_ended_early(records),
+        *_ended_early(records, any(p.kind in OWN and not p.chat for p in config.prompts)),
         *(held_at_0(theory) if theory else ()),
         *measured.remarks,
         *remarks,
@@ -107,16 +108,19 @@ def _further(
     return found
 
 
-def _ended_early(records: Sequence[Record]) -> list[str]:
-    """Warns of answers that are too short to be timed."""
+def _ended_early(records: Sequence[Record], raw: bool) -> list[str]:
+    """Warns of answers that are too short to be timed. `raw`: there are own prompts without the chat template."""
     tokens = [m.output_tokens for m in completed(records)]
     early = sum(count < EARLY_TOKENS for count in tokens)
     if not early:
         return []
-    return [
-        f"{early} of {len(tokens)} answers ended under {EARLY_TOKENS} tokens: they say little about the time per token."
-        " Own prompts of an Instruct model want its chat template (without --raw) and a question with a long answer."
-    ]
+    said = (
+        f"{early} of {len(tokens)} answers ended under {EARLY_TOKENS} tokens and say little about the time per token."
+    )
+    hint = (
+        " Prompts of your own are given as they are: an Instruct model wants its chat template (--chat)." if raw else ""
+    )
+    return [f"{said} Ask for longer answers.{hint}"]
 
 
 def _summaries(measured: RunData, condition: Condition, records: Sequence[Record], remarks: list[str]) -> list[Summary]:

@@ -151,7 +151,7 @@ def _what(best: str, ties: Sequence[str]) -> str:
     if best == arch.AUTOREGRESSIVE.name or not ties:
         return ACTIONS[best]
     if len(ties) == 1:
-        return f"use {name_in_sentence(best)} or {name_in_sentence(ties[0])}: too close to call"
+        return f"{name_in_sentence(best)} or {name_in_sentence(ties[0])}: too close to call"
     return f"draft: {name_in_sentence(best)}, with others too close to call"
 
 

@@ -24,6 +24,7 @@ from tandem.comparison.measuring.record_log import RecordLog, RunData
 from tandem.comparison.measuring.records import failure_of
 from tandem.comparison.measuring.run import Contender
 from tandem.comparison.measuring.servers import Fleet, ServerFailed
+from tandem.comparison.measuring.template import decide_template
 from tandem.comparison.report.attempt import format_error
 from tandem.comparison.report.publishing import FAILED, OK, SERVER_DIED, USAGE, publish
 from tandem.speculation.types import ModelInfo
@@ -129,6 +130,7 @@ async def measure(log: RecordLog, connect: Connect, interruption: Interruption, 
                     if config.placement and wide:
                         turns.append((WIDTH_1.name,))
                     contenders = [await _connected(stack, connect, each, config) for each in endpoints]
+                    config = await decide_template(log, contenders[0])
                     measuring = Measuring(config, endpoints, contenders, link, progress, log, tokenizer)
                     await while_all_live(measuring.run(), fleet, log)
                     if not turns:

@@ -20,11 +20,12 @@ from tandem.comparison.report.terminal import TABLE_WIDTH, print_comparison
 from tandem.comparison.report.write import write_atomically, write_report
 
 OK, FAILED, USAGE, SERVER_DIED = 0, 1, 2, 4
-"""Exit codes. Others: 3 for a regression (tandem/comparison/analysis/regression.py), 130 by Ctrl-C, 143 by SIGTERM."""
+"""Exit codes. Others: 3 for a regression and 5 for figures that cannot be judged (analysis/regression.py), 130 by
+Ctrl-C, 143 by SIGTERM."""
 
 
 def publish(measured: RunData, new: bool = True) -> int:
-    """Publishes a run. Returns OK, FAILED if a request or a file failed, or the exit code of a regression.
+    """Publishes a run. Returns OK, FAILED if a request or a file failed, or the exit code of the baseline's judgement.
 
     A `new` run is added to the index of runs. Raises ValueError if nothing was measured.
     """

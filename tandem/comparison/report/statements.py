@@ -110,7 +110,9 @@ def basis(comparison: JSON) -> list[Text]:
     lines = [setting(comparison)]
     if baseline := comparison["baseline"]:
         lines.append(
-            f"speedup: mean TPOT of {baseline['architecture']} (plain decoding, width {baseline['plain_width']})"
+            "TTFT: time to the first token; TPOT: time per token after it; accept rate: share of draft tokens that the"
+            " target accepted; mean accept length: tokens a round, the target's own included;"
+            f" speedup: mean TPOT of {baseline['architecture']} (plain decoding, width {baseline['plain_width']})"
             " over that of the architecture; identical: to autoregressive (ref);"
             " bytes: between draft and target where they are apart, else at the client"
         )
@@ -133,9 +135,9 @@ def _drafts(found: JSON) -> Iterator[str]:
             yield f"accepted, {name}: {', '.join(parts)}"
     for name, of in found.items():
         if of["drafted"]:
-            rounds = ", ".join(f"{n}: {count}" for n, count in enumerate(of["rounds_by_length"]))
+            rounds = ", ".join(f"{count} with {n}" for n, count in enumerate(of["rounds_by_length"]) if count)
             mean = fmt.number(of["mean_draft_length"])
-            yield f"drafted, {name}: {mean} tokens a round on average; rounds by draft tokens: {rounds}"
+            yield f"drafted, {name}: {mean} tokens a round on average; rounds: {rounds} draft tokens"
 
 
 def rounds(comparison: JSON) -> Text:

@@ -12,7 +12,6 @@ from rich.text import Text as RichText
 
 from tandem.comparison.report import reading
 from tandem.comparison.report.blocks import Table, Text
-from tandem.comparison.report.formatting import joined
 from tandem.comparison.report.reading import JSON
 from tandem.comparison.report.sections import terminal_blocks
 
@@ -58,8 +57,8 @@ def doubt_lines(of: JSON) -> Iterator[str]:
     """Says how sure a decision is, why, and what would make it surer. An older file says nothing of it."""
     if "sureness" not in of:
         return
-    reasons = joined(of["reasons"]) if of["reasons"] else "nothing speaks against it"
-    yield f"How sure: {of['sureness']}; {reasons}."
+    yield f"How sure: {of['sureness']}{':' if of['reasons'] else '.'}"
+    yield from (f"  - {reason}" for reason in of["reasons"])
     if of["surer"]:
         yield f"To be surer: measure again {', '.join(of['surer'])}."
 

@@ -85,15 +85,13 @@ def prediction_table(comparison: JSON) -> Table | None:
             ]
             for p in comparison["theory"]["predictions"]
         ],
-        f"Error: predicted / measured − 1. Missed: off by more than a factor of {MISSED:g}.",
+        f"Error: predicted / measured − 1. Missed: off by more than a factor of {MISSED:g}, so not to be relied on.",
     )
 
 
 def _error(prediction: JSON) -> Cell:
-    error = fmt.percent(prediction["error"], 1, sign=True)
-    if not reading.is_missed(prediction):
-        return Cell(error)
-    return Cell(f"missed, {error}", tone="bad", brief=error)
+    text = fmt.percent(prediction["error"], 1, sign=True)
+    return Cell(f"{text}, missed", tone="bad") if prediction.get("missed") else Cell(text)
 
 
 def length_table(comparison: JSON) -> Table:

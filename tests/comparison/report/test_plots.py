@@ -80,7 +80,7 @@ def test_a_prediction_that_missed_is_struck_out_and_said_to_be_missed():
     assert cross == pytest.approx((20, 1000 * missed["predicted_tpot_s"]))
     assert "Missed by more than a factor of 1.25: fused." in plot.finding(found)
     table = prediction_table(found)
-    assert [row[-1].text for row in table.rows if row[-1].tone == "bad"] == ["missed, +300.0 %"]
+    assert [row[-1].text for row in table.rows if row[-1].tone == "bad"] == ["+300.0 %, missed"]
 
 
 def test_the_break_even_is_marked_with_its_interval():
