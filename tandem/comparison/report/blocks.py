@@ -136,13 +136,13 @@ Block = Table | Plot | Text | Outputs | Details
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What to do at one round trip (`where`), how sure that is, the ratio it rests on, and the doubt."""
+    """What to do at one round trip (`where`), how sure that is, the ratio it rests on, and the first reason."""
 
     where: str
     headline: str
     sureness: str = ""
     ratio: str = ""
-    doubt: str = ""
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class Section:
 @dataclass(frozen=True, slots=True)
 class Report:
     """A report. First its cautions, then its decision: a headline, how sure it is ("sure", "weak", "noise", or "" where
-    nothing is decided) with the `doubt` (why, and what would make it surer), `ratios` as (value, label, interval) with
+    nothing is decided) with its `doubt` (why, and what would make it surer), `ratios` as (value, label, interval) with
     their `measure`, a verdict for each round trip, the commands that deploy it, the `card` of the machine as
     (what, value), and `reasons`.
     """
@@ -166,7 +166,7 @@ class Report:
     cautions: tuple[str, ...]
     headline: str
     sureness: str
-    doubt: str
+    doubt: tuple[str, ...]
     ratios: tuple[tuple[str, str, str], ...]
     measure: str
     verdicts: tuple[Verdict, ...]

@@ -32,8 +32,7 @@ def deployment(comparison: JSON, architecture: str) -> Text:
         return Text("command", (shlex.join(ask),), f"{fmt.capitalised(name)} runs already. Ask it")
     config = decoded(ComparisonConfig, {**comparison["settings"], "connect": {}, "baseline": None})
     lines = tuple(shlex.join(["tandem", *command]) for command in commands(config, architecture))
-    apart = f"; on two machines, with the other's address for {HERE}" if len(lines) > 1 else ""
-    return Text("command", lines, f"Serve {name} as measured{apart}")
+    return Text("command", lines, f"Serve {name} as measured")
 
 
 def commands(config: ComparisonConfig, architecture: str) -> list[list[str]]:

@@ -28,7 +28,7 @@ def markdown(report: Report, pictures: Mapping[str, str]) -> str:
     parts += [f"> {escaped(caution)}" for caution in report.cautions]
     parts += ["## Decision", f"**{escaped(report.headline)}**"]
     if report.sureness:
-        parts.append(escaped(f"How sure: {report.sureness}. {report.doubt}"))
+        parts.append(escaped(f"How sure: {report.sureness}. {' '.join(report.doubt)}"))
     if report.ratios:
         parts.append(_items(f"{what}: {value} ({interval})" for value, what, interval in report.ratios))
         parts.append(escaped(report.measure))
@@ -44,7 +44,7 @@ def markdown(report: Report, pictures: Mapping[str, str]) -> str:
 
 
 def _strip(verdicts: Sequence[Verdict]) -> Table:
-    rows = [(each.where, each.headline, each.sureness, each.ratio, each.doubt) for each in verdicts]
+    rows = [(each.where, each.headline, each.sureness, each.ratio, each.why) for each in verdicts]
     return table("", words("round trip", "what to do", "how sure", "speedup", "why"), rows)
 
 

@@ -85,13 +85,9 @@ def missed(comparison: JSON) -> dict[str, list[JSON]]:
     """Returns the predictions that measurement contradicts, by architecture."""
     found: dict[str, list[JSON]] = {}
     for prediction in (comparison["theory"] or {}).get("predictions", ()):
-        if is_missed(prediction):
+        if prediction.get("missed"):
             found.setdefault(prediction["architecture"], []).append(prediction)
     return found
-
-
-def is_missed(prediction: JSON) -> bool:
-    return bool(prediction.get("missed"))
 
 
 def workloads(condition: JSON) -> list[str]:

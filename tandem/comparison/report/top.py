@@ -9,11 +9,12 @@ from tandem.comparison.measuring.architectures import PLAIN
 from tandem.comparison.report import formatting as fmt
 from tandem.comparison.report import reading
 from tandem.comparison.report.attempt import tried
-from tandem.comparison.report.blocks import Text, Verdict, bullets
-from tandem.comparison.report.deploying import deployment
+from tandem.comparison.report.blocks import Text, Verdict, bullets, paragraph
+from tandem.comparison.report.deploying import HERE, deployment
 from tandem.comparison.report.reading import JSON
 
 NOT_MEASURED = "Not measured."
+APART = f"On two machines, put the other's address in place of {HERE}, and secure both (docs/security.md)."
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class Top:
 
     headline: str
     sureness: str = ""
-    doubt: str = ""
+    doubt: tuple[str, ...] = ()
     ratios: tuple[tuple[str, str, str], ...] = ()
     verdicts: tuple[Verdict, ...] = ()
     commands: tuple[Text, ...] = ()
@@ -35,9 +36,11 @@ def top_of(comparison: JSON) -> Top:
     if decision is None:
         return Top(_why_undecided(comparison), ratios=ratios(comparison), verdicts=verdicts(comparison))
     said = [decision.get("ratios"), *decision["because"], loaded and loaded["headline"]]
+    doubts = [fmt.capitalised(f"{reason}.") for reason in decision.get("reasons", ())]
     reasons = (
-        bullets("Because", filter(None, said)),
+        bullets("Because" if _decided(decision) else "Measured, and not enough to decide", filter(None, said)),
         bullets("What would change it", decision["would_change"]),
+        bullets("How sure it is", doubts[1:]),
     )
     return Top(
         headline=decision["headline"].rstrip(".") + ".",
@@ -50,13 +53,11 @@ def top_of(comparison: JSON) -> Top:
     )
 
 
-def doubt_of(of: JSON) -> str:
-    """Says why a decision or a verdict is so sure, and what would make it surer; an older file says nothing of it."""
-    if "sureness" not in of:
-        return ""
-    why = fmt.capitalised(f"{fmt.joined(of['reasons'])}.") if of["reasons"] else ""
-    surer = f"To be surer, measure again {', '.join(of['surer'])}." if of["surer"] else ""
-    return f"{why} {surer}".strip()
+def doubt_of(of: JSON) -> tuple[str, ...]:
+    """Returns the first reason for the sureness of a decision, and what would make it surer."""
+    why = [fmt.capitalised(f"{reason}.") for reason in of.get("reasons", ())[:1]]
+    surer = [f"To be surer, measure again {', '.join(of['surer'])}."] if of.get("surer") else []
+    return (*why, *surer)
 
 
 def ratios(comparison: JSON) -> tuple[tuple[str, str, str], ...]:
@@ -70,8 +71,13 @@ def ratios(comparison: JSON) -> tuple[tuple[str, str, str], ...]:
 
 
 def verdicts(comparison: JSON) -> tuple[Verdict, ...]:
-    """Returns a verdict for each round trip that was asked for; none if it was one, which the headline is about."""
-    found = {verdict["condition"]: verdict for verdict in comparison.get("verdicts", ())}
+    """Returns a verdict for each round trip that was asked for.
+
+    None if it was one, which the headline is about, and of a file from before there were verdicts.
+    """
+    if "verdicts" not in comparison:
+        return ()
+    found = {verdict["condition"]: verdict for verdict in comparison["verdicts"]}
     links = {float(condition["link"]["rtt_ms"]): condition for condition in reading.links(comparison)}
     asked = {float(rtt) for rtt in comparison["settings"].get("rtts_ms") or ()} | set(links)
     if len(asked) < 2:
@@ -89,7 +95,9 @@ def _verdict(condition: JSON, found: JSON | None) -> Verdict:
     what = fmt.capitalised(found["headline"].partition(", ")[2] or found["headline"])
     against = "the fastest that drafts" if found["architecture"] in PLAIN else "plain decoding"
     ratio = "" if found["ratio"] is None else f"{fmt.times(found['ratio'])} {against}"
-    return Verdict(where, what, found["sureness"], fmt.with_interval(ratio, found["interval"]), doubt_of(found))
+    return Verdict(
+        where, what, found["sureness"], fmt.with_interval(ratio, found["interval"]), " ".join(doubt_of(found)[:1])
+    )
 
 
 def _commands(comparison: JSON) -> tuple[Text, ...]:
@@ -99,8 +107,8 @@ def _commands(comparison: JSON) -> tuple[Text, ...]:
     made = (tried([], "The command", partial(deployment, comparison, name), None) for name in chosen)
     found = [text for text in made if text]
     if found and not _decided(decision):
-        found[0] = replace(found[0], heading=f"Nothing is decided. {found[0].heading}, the fastest so far")
-    return tuple(found)
+        found[0] = replace(found[0], heading=f"{found[0].heading}: not decided, but the fastest so far")
+    return (*found, *([paragraph(APART)] if any(len(text.lines) > 1 for text in found) else []))
 
 
 def _decided(of: JSON) -> bool:
