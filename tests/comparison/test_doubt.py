@@ -81,7 +81,7 @@ def test_two_prompts_beside_a_load_of_8_are_noise_and_say_why() -> None:
     assert lines[0] == "Here, nothing can be decided: too few prompts were measured."
     assert lines[1:5] == [
         "How sure: noise:",
-        "  - only 2 prompts were answered by both, and 3 are needed to compare",
+        "  - only 2 prompts were answered, and 3 are needed to compare",
         "  - 4.0 threads of other programs wanted each core",
         "  - other programs had 62 % of this machine's processor time",
     ]

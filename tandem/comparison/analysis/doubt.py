@@ -106,7 +106,7 @@ def _span(of: Evidence) -> str:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(lambda of: of.prompts, None, 3, "only {value:.0f} prompts were answered by both, and 3 are needed to compare",
+    Rule(lambda of: of.prompts, None, 3, "only {value:.0f} prompts were answered, and 3 are needed to compare",
          "too few prompts were measured", MORE_PROMPTS, least=True),
     Rule(lambda of: of.waiting, 0.25, 1.0, "{value:.1f} threads of other programs wanted each core",
          "this machine was busy", IDLE),
@@ -133,9 +133,9 @@ RULES: tuple[Rule, ...] = (
     Rule(lambda of: float(bool(of.apart)), 0.5, None, "{apart}",
          "servers are not alike", "with every server started the same way, on one machine"),
     Rule(lambda of: float(of.once), 0.5, None, "it was measured in one pass, so there is no interval",
-         "it was one pass", "by measuring it again"),
+         "it was one pass", "and see whether it comes out the same"),
     Rule(lambda of: float(of.predicted), 0.5, None, "it is predicted, not measured",
-         "it is a prediction", "by measuring it"),
+         "it is a prediction", "in a comparison under that condition"),
 )  # fmt: skip
 
 

@@ -38,7 +38,7 @@ def between(
         answers=len(both),
         timed_tokens=min(sum(m.output_tokens - 1 for m in completed(of)) for of in own),
         interval=interval,
-        steps_vary=_vary(steps),
+        steps_vary=spread(steps),
         steps_drift=_drift(steps),
         missed=missed(theory, condition, names),
         apart=unlike(measured.endpoints, *names),
@@ -101,7 +101,8 @@ def _steps(records: Iterable[Record], names: Sequence[str]) -> list[float]:
     return [share for _, share in sorted(shares)]
 
 
-def _vary(steps: Sequence[float]) -> float | None:
+def spread(steps: Sequence[float]) -> float | None:
+    """Returns the slowest tenth over the fastest tenth; None for too few steps."""
     if len(steps) < LEAST_STEPS:
         return None
     low, *_, high = statistics.quantiles(steps, n=10, method="inclusive")
