@@ -64,8 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--question", default=QUESTION)
     parser.add_argument("--output-dir", type=Path, default=Path("docs"))
     args = parser.parse_args(arguments)
-    report = args.report or newest_report(Path("results"))
-    if not args.chat and (report is None or not report.is_file()):
+    report: Path | None = None if args.chat else args.report or newest_report(Path("results"))
+    if not args.chat and not (report and report.is_file()):
         print(f"screenshot: {report or 'results/*/report.html'} is not there; run make compare first", file=sys.stderr)
         return 2
     executable = browser()
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     try:
         with opened(executable) as page:
-            made = pictures_of_chat(page, args.chat, args.question) if args.chat else pictures_of_report(page, report)
+            made = pictures_of_report(page, report) if report else pictures_of_chat(page, args.chat, args.question)
     except RuntimeError as error:
         print(f"screenshot: {executable} failed: {error}", file=sys.stderr)
         return 1

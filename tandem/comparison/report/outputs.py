@@ -24,7 +24,8 @@ def answers(comparison: JSON) -> list[Block]:
             groups.setdefault((record["condition"], record["prompt"], record["run"]), []).append(record)
     base = reading.base(comparison)["name"]
     rules = {condition["name"]: condition["rule"] for condition in comparison["conditions"]}
-    differing, same = [], []
+    differing: list[Outputs] = []
+    same: list[Outputs] = []
     for (condition, prompt, run), records in groups.items():
         alike = len({tuple(record["output_token_ids"]) for record in records}) == 1
         if alike and (condition != base or run):

@@ -15,6 +15,7 @@ from tandem.comparison.report.attempt import tried
 from tandem.comparison.report.blocks import (
     Block,
     Details,
+    Outputs,
     Plot,
     Report,
     Section,
@@ -93,7 +94,7 @@ def terminal_blocks(comparison: JSON) -> Iterator[Table | Text]:
             if isinstance(block, Details):
                 yield paragraph(f"{block.summary}:", "warning")
                 yield from _first_rows(block)
-            elif not isinstance(block, Plot):
+            elif not isinstance(block, Plot | Outputs):
                 yield block.on_terminal() if isinstance(block, Table) else block
 
 

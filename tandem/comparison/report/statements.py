@@ -59,7 +59,7 @@ def found(comparison: JSON) -> list[Block]:
 
 
 def _statements(caption: str, of: Sequence[JSON]) -> Table:
-    rows = [
+    rows: list[list[Cell | str]] = [
         [
             fmt.capitalised(one["text"]),
             Cell(one["sureness"], tone=one["sureness"]),
