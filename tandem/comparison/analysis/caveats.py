@@ -21,7 +21,7 @@ def caveats(endpoints: Sequence[Endpoint]) -> list[str]:
     if given and started:
         said.append(
             f"Not all servers were started alike: {joined([_described(e) for e in given])} ran already;"
-            f" {joined([name_in_sentence(e.architecture.name) for e in started])} started here, with prefix sharing"
+            f" {joined([name_in_sentence(e.architecture.name) for e in started])} were started here, with prefix sharing"
             " off. What servers do not tell may differ as well: processor, threads, prefix sharing."
         )
     if len(hosts) > 1:
