@@ -193,7 +193,6 @@ def run_as_json(comparison: JSON, folder: Path) -> dict[str, Any]:
         "prompts": len(settings["prompts"]),
         **{key: settings[key] for key in ("num_runs", "max_new_tokens", "speculation_length")},
         "temperature": settings["sampling"]["temperature"],
-        **{key: (comparison["decision"] or {}).get(key) for key in ("headline", "sureness")},
         "rule": settings["rules"][0],
         "architectures": {name: _figures(of) for name, of in base["architectures"].items()},
     }
