@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -22,6 +23,7 @@ from tandem.comparison.report.files import comparison_as_json
 from tandem.comparison.report.terminal import head_lines
 from tests.comparison.fakes import ASKED, MEASUREMENT, run_of
 
+ROOT = Path(__file__).resolve().parents[2]
 IDLE = MachineLoad(load_average=0.8, waiting=0, others=0.01, steal=0.0)
 LOAD_OF_8 = MachineLoad(load_average=9.1, waiting=8, others=0.62, steal=0.0)
 GOOD = Evidence(
@@ -86,7 +88,7 @@ def test_two_prompts_beside_a_load_of_8_are_noise_and_say_why() -> None:
         "  - other programs had 62 % of this machine's processor time",
     ]
     surer = next(line for line in lines if line.startswith("To be surer"))
-    assert surer == "To be surer: measure again with more prompts, on an idle machine, with --num-runs 5."
+    assert surer == "To be surer: measure again with more prompts, on an idle machine."
 
 
 def test_many_prompts_beside_a_load_of_8_are_noise_too() -> None:
@@ -140,6 +142,20 @@ def test_nothing_known_raises_no_doubt_and_every_rule_can_be_crossed() -> None:
     assert doubt(Evidence()).sureness is Sureness.SURE
     assert all(rule.weak is not None or rule.noise is not None for rule in RULES)
     assert all(len(rule.brief.split()) <= 5 for rule in RULES)
+
+
+def test_the_page_has_the_limits_of_every_rule() -> None:
+    section = (ROOT / "docs" / "comparison.md").read_text().split("## How sure it is")[1].split("##")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
+    told = sorted((limit(weak), limit(noise)) for _, weak, noise in rows[2:] if "yes" not in (weak, noise))
+    rules = [rule for rule in RULES if {rule.weak, rule.noise} != {0.5, None}]  # those are yes or no
+    assert told == sorted((rule.weak or 0.0, rule.noise or 0.0) for rule in rules)
+
+
+def limit(cell: str) -> float:
+    """The figure of a cell such as "over 10 %"; 0 for an empty one."""
+    share = 0.01 if "%" in cell else 1.0
+    return round(float(cell.split()[1]) * share, 4) if cell else 0.0
 
 
 @pytest.mark.parametrize("rtt", [None, 1000.5])

@@ -21,8 +21,8 @@ def caveats(endpoints: Sequence[Endpoint]) -> list[str]:
     if given and started:
         said.append(
             f"Not all servers were started alike: {joined([_described(e) for e in given])} ran already;"
-            f" {joined([name_in_sentence(e.architecture.name) for e in started])} started here, with prefix sharing"
-            " off. What servers do not tell may differ as well: processor, threads, prefix sharing."
+            f" {joined([name_in_sentence(e.architecture.name) for e in started])} were started here, without prefix"
+            " sharing. What servers do not tell may differ as well: processor, threads, prefix sharing."
         )
     if len(hosts) > 1:
         said.append(f"More than one machine is compared ({joined(hosts)}): a ratio may be that of the machines.")

@@ -15,6 +15,8 @@ EARLY_TOKENS = 8
 """An answer with fewer tokens ended early: it has next to no time per token."""
 ALIKE = 1.05
 """Times per token are the same, for any decision, where their ratio is within this factor of 1."""
+LEAST_PROMPTS = 3
+"""The least number of prompts from which anything is concluded."""
 MISSED = 1.25
 """Predictions that are off by more than this factor are not to be relied on."""
 IDLE = "on an idle machine"
@@ -97,6 +99,11 @@ def _by_chance(of: Evidence) -> float | None:
     return float(low <= 1 <= high and not (low >= 1 / ALIKE and high <= ALIKE))
 
 
+def _answers(of: Evidence) -> float | None:
+    """Returns the number of answers, unless there are too few prompts anyway."""
+    return None if of.prompts is not None and of.prompts < LEAST_PROMPTS else of.answers
+
+
 def _load_average(of: Evidence) -> float | None:
     return of.load_average if of.others is None and of.waiting is None else None
 
@@ -106,7 +113,8 @@ def _span(of: Evidence) -> str:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(lambda of: of.prompts, None, 3, "only {value:.0f} prompts were answered, and 3 are needed to compare",
+    Rule(lambda of: of.prompts, None, LEAST_PROMPTS,
+         "only {value:.0f} prompts were answered, and 3 are needed to compare",
          "too few prompts were measured", MORE_PROMPTS, least=True),
     Rule(lambda of: of.waiting, 0.25, 1.0, "{value:.1f} threads of other programs wanted each core",
          "this machine was busy", IDLE),
@@ -119,7 +127,7 @@ RULES: tuple[Rule, ...] = (
     Rule(lambda of: of.early, 0.25, 0.5, "{percent:.0f} % of the answers ended under " f"{EARLY_TOKENS} tokens",
          "most answers ended early", "with prompts that are answered at length"),
     Rule(lambda of: of.timed_tokens, 100, 30, "only {value:.0f} tokens were timed",
-         "too few tokens were timed", f"{MORE_PROMPTS} or longer answers", least=True),
+         "too few tokens were timed", "with longer answers", least=True),
     Rule(lambda of: of.missed, MISSED, 2.0, "predictions from step times are off by a factor of {value:.2f}",
          "step times did not last", IDLE),
     Rule(lambda of: of.steps_vary, 1.5, 3.0, "the slowest steps took {value:.1f} times as long as the fastest",
@@ -128,7 +136,7 @@ RULES: tuple[Rule, ...] = (
          "step times changed meanwhile", IDLE),
     Rule(_by_chance, None, 0.5, "the 95 % interval ({span}) leaves open which is faster",
          "differences are within chance", MORE_RUNS),
-    Rule(lambda of: of.answers, 8, None, "only {value:.0f} answers of each were compared, and 8 are needed to be sure",
+    Rule(_answers, 8, None, "only {value:.0f} answers of each were compared, and 8 are needed to be sure",
          "few answers were compared", MORE_RUNS, least=True),
     Rule(lambda of: float(bool(of.apart)), 0.5, None, "{apart}",
          "servers are not alike", "with every server started the same way, on one machine"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from tandem.comparison.analysis.caveats import caveats
 from tandem.comparison.analysis.decision import Decision, decide
@@ -61,7 +62,7 @@ def analyse(measured: RunData) -> Comparison:
         *measured.remarks,
         *remarks,
     ]
-    found = {"conditions": conditions, "summaries": summaries, "theory": theory, "decision": decision}
+    found: dict[str, Any] = {"conditions": conditions, "summaries": summaries, "theory": theory, "decision": decision}
     found |= {"verdicts": verdicts, "statements": statements, "caveats": caveats(measured.endpoints)}
     return Comparison(**{**vars(measured), **found, "records": records, "remarks": said, "under_load": loaded})
 

@@ -84,8 +84,8 @@ def _measure(
     named = {**{("verify", k): step for k, step in steps.items()}, **{("propose", k): s for k, s in drafts.items()}}
     taken = _in_turn(named, repeats)
     seconds = {name: statistics.median(times) for name, times in taken.items()}
-    found = [{k: seconds[what, k] for k in of} for what, of in (("verify", steps), ("propose", drafts))]
-    return PairCosts(*found, spread(taken["verify", 0]))
+    verify, propose = {k: seconds["verify", k] for k in steps}, {k: seconds["propose", k] for k in drafts}
+    return PairCosts(verify, propose, spread(taken["verify", 0]))
 
 
 def _prefill(runner: Runner, tokens: tuple[int, ...], adapter: int) -> None:

@@ -218,7 +218,7 @@ async def _continuations(config: AcceptConfig, target: Loaded, show: Show) -> li
         show(f"the target continues {prompt.name} ({number} of {len(config.prompts)})")
         request = GenerationRequest(
             text=prompt.text,
-            chat=prompt.chat,
+            chat=bool(prompt.chat),
             sampling=config.sampling,
             max_new_tokens=config.max_new_tokens,
             adapter=config.adapter,
