@@ -100,7 +100,8 @@ def history_table(runs: Sequence[JSON]) -> Table | None:
     for run in reversed(runs):
         when = str(run["started_at"])[:16].replace("T", " ")
         speedups = [Cell(fmt.times(_speedup(run, name))) for name in names]
-        rows.append([when, *speedups, *(str(run.get(key) or fmt.MISSING) for key in ("sureness", "git_commit"))])
+        sureness, commit = (str(run.get(key) or fmt.MISSING) for key in ("sureness", "git_commit"))
+        rows.append([when, *speedups, Cell(sureness, tone=sureness), commit])
     course = [sparkline([_speedup(run, name) for run in runs]) for name in names]
     rows.append(["oldest to newest", *course, "", ""])
     return table(

@@ -8,6 +8,8 @@ from tandem.comparison.report import formatting as fmt
 from tandem.comparison.report import reading
 from tandem.comparison.report.reading import JSON
 
+LEAST_SHARE = 0.005
+"""The least share of the processor time that is worth a word."""
 SHOWN_PACKAGES = ("torch", "transformers", "numpy")
 
 
@@ -40,8 +42,9 @@ def _load(comparison: JSON) -> str:
     loads = [load for record in comparison["records"] if (load := record.get("machine_load"))]
     said = []
     for key, what in (("others", "other programs had {} of its time"), ("steal", "the host took {}")):
-        if known := [load[key] for load in loads if load[key] is not None]:
-            said.append(what.format(fmt.percent(statistics.fmean(known))))
+        known = [load[key] for load in loads if load[key] is not None]
+        if known and (share := statistics.fmean(known)) >= LEAST_SHARE:
+            said.append(what.format(fmt.percent(share)))
     if known := [load["load_average"] for load in loads if load["load_average"] is not None]:
         said.append(f"load average {statistics.fmean(known):.1f}, our servers included")
     return ", ".join(said)

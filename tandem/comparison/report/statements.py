@@ -48,14 +48,15 @@ def setting(comparison: JSON) -> str:
 
 def found(comparison: JSON) -> list[Block]:
     """Returns what was found with how sure it is: the base's, and the rest folded."""
-    base, of = reading.base(comparison)["name"], comparison.get("statements", ())
-    own, others = ([one for one in of if (one["condition"] == base) is is_base] for is_base in (True, False))
-    made: list[Block] = [_statements(fmt.capitalised(base), own)] if own else []
-    by_condition = (
-        _statements(fmt.capitalised(name), [one for one in others if one["condition"] == name])
-        for name in dict.fromkeys(one["condition"] for one in others)
-    )
-    return [*made, Details(f"Under other conditions ({len(others)})", tuple(by_condition))] if others else made
+    tables = []
+    of = comparison.get("statements", ())
+    for condition in comparison["conditions"]:
+        if own := [one for one in of if one["condition"] == condition["name"]]:
+            is_link = condition["varies"] in ("base", "link")
+            name = fmt.link_phrase(condition["link"]) if is_link else condition["name"]
+            tables.append(_statements(fmt.capitalised(name), own))
+    folded = sum(len(each.rows) for each in tables[1:])
+    return [*tables[:1], *([Details(f"Under other conditions ({folded})", tuple(tables[1:]))] if folded else [])]
 
 
 def _statements(caption: str, of: Sequence[JSON]) -> Table:
@@ -64,12 +65,12 @@ def _statements(caption: str, of: Sequence[JSON]) -> Table:
             fmt.capitalised(one["text"]),
             Cell(one["sureness"], tone=one["sureness"]),
             fmt.span(one["interval"]),
-            fmt.capitalised(fmt.joined(one["reasons"])) if one["reasons"] else fmt.MISSING,
+            fmt.capitalised(one["reasons"][0]) if one["reasons"] else fmt.MISSING,
         ]
         for one in of
     ]
-    heads = [*words("what was found", "how sure"), *numbers("95 % interval"), *words("why")]
-    return table(caption, heads, rows)
+    heads = [*words("what was found", "how sure"), *numbers("95 % interval"), *words("first reason")]
+    return table(caption, heads, rows, "comparison.json has all reasons, and what would make each statement surer.")
 
 
 def run_setting(comparison: JSON) -> str:

@@ -17,7 +17,11 @@ STEPS = {"draft": "drafting g tokens", "verify": "verifying n positions"}
 def derived(comparison: JSON) -> Text | None:
     """Returns what follows from the component times; None if nothing was predicted."""
     theory = comparison["theory"]
-    return None if theory is None else bullets("What follows from the component times", findings(theory))
+    if theory is None:
+        return None
+    missed = [fmt.name(name) for name in reading.missed(comparison)]
+    warned = [f"Do not rely on what follows: predictions missed {fmt.joined(missed)}."] if missed else []
+    return bullets("What follows from the component times", [*warned, *findings(theory)])
 
 
 def basis(comparison: JSON) -> list[Block]:
