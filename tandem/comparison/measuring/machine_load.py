@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-SETTLING_SECONDS = 0.01
+SETTLING_SECONDS = 0.03
 """How long a server may take to finish what is left of the request before: that is no other program."""
 PROC = Path("/proc")
 
