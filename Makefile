@@ -34,7 +34,7 @@ help:
 	@echo 'make reliability run fault schedules, kill -9, fuzzing and soak at full size, and print the totals'
 	@echo 'make soak        run 32 clients for an hour (SECONDS=3600) through kills, stopped processes and hung steps;'
 	@echo '                 plots memory to results/soak-memory.png'
-	@echo 'make screenshot  make docs/report.png from the newest report of make compare (needs chromium)'
+	@echo 'make screenshot  make docs/report*.png from the newest report of make compare (needs chromium)'
 	@echo 'make wheels      build the packages for pip into dist/: the program, its native library, weights'
 	@echo 'make setup       create $(VENV) and install the pinned packages for development (about 2 GB; every target installs'
 	@echo '                 what it needs if necessary, make serve and make compare without torch)'

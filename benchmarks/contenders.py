@@ -113,7 +113,7 @@ def encode(prompts: Sequence[Prompt], model: str | None = None) -> dict[str, lis
     from tandem.engine.loading import load_tokenizer
 
     tokenizer = load_tokenizer(find(model))
-    return {prompt.name: tokenizer.encode(prompt.text, prompt.chat) for prompt in prompts}
+    return {prompt.name: tokenizer.encode(prompt.text, bool(prompt.chat)) for prompt in prompts}
 
 
 async def answer_in_turn(

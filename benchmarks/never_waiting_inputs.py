@@ -44,7 +44,7 @@ async def ranks(
     drafting: Drafting, prompt: Prompt, output: Sequence[int], sampling: SamplingParams, vocab_size: int
 ) -> list[int]:
     """Returns 0 for each token of `output` that the drafter would have chosen, and 1 for each other."""
-    tokens = drafting.tokenizer.encode(prompt.text, prompt.chat)
+    tokens = drafting.tokenizer.encode(prompt.text, bool(prompt.chat))
     drafter = drafting.drafter(Request(sampling), vocab_size)
     found = []
     await drafter.open(tokens)

@@ -1,32 +1,25 @@
-"""Takes a screenshot of the top of a report with chromium (`make screenshot`)."""
+"""Takes pictures with chromium: of a report, wide, dark and narrow (`make screenshot`), or of a server's chat page."""
 
 from __future__ import annotations
 
 import argparse
-import shutil
-import subprocess
+import io
+import json
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-QUIETLY = (
-    "--headless",
-    "--no-sandbox",  # for root in a container; the page is our own file and has no scripts
-    "--disable-gpu",
-    "--disable-quic",
-    "--disable-sync",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--no-first-run",
-    "--hide-scrollbars",
-)
+from benchmarks.chromium import Page, browser, opened
 
-
-def browser() -> str | None:
-    """Returns the path of a browser that takes headless screenshots, if there is one."""
-    return next((path for name in BROWSERS if (path := shutil.which(name))), None)
+VIEWS: dict[str, tuple[tuple[int, int], bool]] = {
+    "report.png": ((1200, 1560), False),
+    "report-dark.png": ((1200, 1560), True),
+    "report-390.png": ((390, 1560), False),
+}
+"""The pictures of a report: width and height in CSS pixels, and whether the reader prefers dark pages."""
+COLORS = 128
+CHAT_SIZE = (900, 780)
+QUESTION, MOST_TOKENS = "Write a Python function that returns the sum of a list of numbers.", 160
 
 
 def newest_report(results: Path) -> Path | None:
@@ -34,37 +27,61 @@ def newest_report(results: Path) -> Path | None:
     return found[-1] if found else None
 
 
-def command(executable: str, page: Path, picture: Path, profile: Path, size: tuple[int, int]) -> list[str]:
-    """Returns the browser's command. `size`: width and height in CSS pixels."""
-    window = f"--window-size={size[0]},{size[1]}"
-    where = [f"--user-data-dir={profile}", f"--screenshot={picture.resolve()}", page.resolve().as_uri()]
-    return [executable, *QUIETLY, window, *where]
+def pictures_of_report(page: Page, report: Path) -> dict[str, bytes]:
+    made = {}
+    for name, (size, dark) in VIEWS.items():
+        page.show(report.resolve().as_uri(), size, dark)
+        made[name] = page.picture()
+    return made
+
+
+def pictures_of_chat(page: Page, url: str, question: str) -> dict[str, bytes]:
+    """Asks a server's chat page a question and waits for the whole answer."""
+    page.show(url, CHAT_SIZE)
+    page.wait_for("document.getElementById('state').textContent.includes('ready')")
+    page.run(f"document.getElementById('prompt').value = {json.dumps(question)}")
+    for option, value in (("temperature", 0), ("max_tokens", MOST_TOKENS)):
+        page.run(f"document.getElementById('{option}').value = {value}")
+    page.run("document.getElementById('send').click()")
+    page.wait_for("document.querySelector('.figures') !== null && document.getElementById('stop').disabled")
+    page.run("window.scrollTo(0, 0)")
+    return {"chat.png": page.picture()}
+
+
+def small(picture: bytes) -> bytes:
+    """Returns the picture with a palette, a third of its bytes. Pillow comes with matplotlib."""
+    from PIL import Image
+
+    out = io.BytesIO()
+    Image.open(io.BytesIO(picture)).convert("RGB").quantize(COLORS).save(out, "png", optimize=True)
+    return out.getvalue()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.screenshot", description=__doc__)
     parser.add_argument("report", nargs="?", type=Path, help="a report.html; the newest of results/ if none is named")
-    parser.add_argument("--output", type=Path, default=Path("docs/report.png"))
-    parser.add_argument("--width", type=int, default=1200)
-    parser.add_argument("--height", type=int, default=1560)
+    parser.add_argument("--chat", metavar="URL", help="instead, ask the chat page of a running server a question")
+    parser.add_argument("--question", default=QUESTION)
+    parser.add_argument("--output-dir", type=Path, default=Path("docs"))
     args = parser.parse_args(arguments)
-    page = args.report or newest_report(Path("results"))
-    if page is None or not page.is_file():
-        print(f"screenshot: {page or 'results/*/report.html'} is not there; run make compare first", file=sys.stderr)
+    report: Path | None = None if args.chat else args.report or newest_report(Path("results"))
+    if not args.chat and not (report and report.is_file()):
+        print(f"screenshot: {report or 'results/*/report.html'} is not there; run make compare first", file=sys.stderr)
         return 2
     executable = browser()
     if executable is None:
         print("screenshot: needs chromium (Debian and Ubuntu: apt install chromium)", file=sys.stderr)
         return 2
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as profile:
-        run = command(executable, page, args.output, Path(profile), (args.width, args.height))
-        done = subprocess.run(run, capture_output=True, text=True, timeout=120, check=False)
-    if done.returncode or not args.output.is_file():
-        last = done.stderr.strip().rpartition("\n")[2]
-        print(f"screenshot: {executable} failed ({done.returncode}): {last}", file=sys.stderr)
+    try:
+        with opened(executable) as page:
+            made = pictures_of_report(page, report) if report else pictures_of_chat(page, args.chat, args.question)
+    except RuntimeError as error:
+        print(f"screenshot: {executable} failed: {error}", file=sys.stderr)
         return 1
-    print(args.output)
+    args.output_dir.mkdir(parents=True, exist_ok=True)
+    for name, picture in made.items():
+        (args.output_dir / name).write_bytes(small(picture))
+        print(args.output_dir / name)
     return 0
 
 

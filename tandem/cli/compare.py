@@ -102,12 +102,16 @@ def choose_prompts(options: CompareOptions) -> tuple[Prompt, ...]:
         raise ValueError("prompt: give either --prompt or --prompt-file")
     if given and built_in:
         raise ValueError("workloads: the built-in prompts do not go together with your own")
-    if options.chat and not given:
-        raise ValueError("chat: is for your own prompts, the built-in ones know for themselves")
+    for name, chosen in (("chat", options.chat), ("raw", options.raw)):
+        if chosen and not given:
+            raise ValueError(f"{name}: is for your own prompts, the built-in ones know for themselves")
+    if options.chat and options.raw:
+        raise ValueError("raw: cannot be combined with --chat")
+    chat = True if options.chat else False if options.raw else None
     if options.prompt_file is not None:
-        return read_prompt_file(options.prompt_file, options.chat)
+        return read_prompt_file(options.prompt_file, chat)
     if options.prompt:
-        return given_prompts(options.prompt, options.chat)
+        return given_prompts(options.prompt, chat)
     per_workload = PROMPTS_PER_WORKLOAD if options.prompts_per_workload is None else options.prompts_per_workload
     kinds = tuple(BUILT_IN) if options.workloads is None else split_list(options.workloads)
     return built_in_prompts(kinds, per_workload)

@@ -34,7 +34,8 @@ class CompareOptions:
 
     prompt_file: Path | None = same("prompt_text", group="prompts")
     prompt: tuple[str, ...] = same("prompt")
-    chat: bool = switch("wrap your own prompts in the model's chat template")
+    chat: bool = switch("put your own prompts into the chat template (default: if the model has one)")
+    raw: bool = switch("give your own prompts to the model as they are")
     workloads: LIST | None = option(f"built-in prompts to use (default: {','.join(BUILT_IN)})")
     prompts_per_workload: int | None = option(f"built-in prompts of each kind (default: {PROMPTS_PER_WORKLOAD})")
     num_runs: int = option("times each prompt is run; sampled: with seed, seed + 1, ...")
@@ -154,5 +155,6 @@ def build_parser(program: str = "compare_architectures.py") -> OptionParser[Comp
         prog=program,
         description="Compare autoregressive, distributed, fused and remote-draft decoding on the same prompts.",
         epilog="Exit code: 0; 1 when a request or a file failed; 2 for a bad argument; 3 for a regression against"
-        " --baseline; 4 when a server died; 130 by Ctrl-C, 143 by SIGTERM. What was measured by then is reported.",
+        " --baseline; 4 when a server died; 5 when a regression cannot be judged; 130 by Ctrl-C, 143 by SIGTERM. What"
+        " was measured by then is reported.",
     )

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from tandem.comparison.measuring.architectures import CONNECTABLE
+from tandem.comparison.measuring.config import ComparisonConfig
+from tandem.comparison.measuring.deployment import Endpoint
+from tandem.comparison.measuring.environment import Machine, Versions
+from tandem.comparison.measuring.record_log import RunData
 from tandem.comparison.measuring.records import Measurement, Record, Seconds
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.speculation.types import Chunk, FinishReason, GenerationEnd, GenerationRequest, ModelInfo, SpeculationStats
@@ -98,3 +104,17 @@ MEASUREMENT = Measurement(
 
 def record(architecture: str, name: str = "a", run: int = 0, kind: str = "code", **changes: Any) -> Record:
     return Record(architecture, f"{kind}/{name}", kind, run, replace(MEASUREMENT, **changes))
+
+
+def run_of(records: Sequence[Record], connect: Mapping[str, str] | None = None) -> RunData:
+    """A whole run with these records, in this order, on a machine of two cores; servers in `connect` ran already."""
+    connect = connect or {}
+    names = dict.fromkeys(record.architecture for record in records)
+    endpoints = tuple(
+        Endpoint(CONNECTABLE[name], connect.get(name, "127.0.0.1:1"), MODEL, None if name in connect else Path("log"))
+        for name in names
+    )
+    prompts = tuple(Prompt(name, "code", "text", False) for name in dict.fromkeys(r.prompt for r in records))
+    config = ComparisonConfig(prompts, Path("nowhere"), tuple(names), connect, head="a head")
+    machine, versions = Machine("Linux", "x86_64", "a processor", 2, None), Versions("3.11")
+    return RunData(config, machine, versions, "2026-01-01T00:00:00+00:00", endpoints, records=list(records), ended=True)

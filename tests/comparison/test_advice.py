@@ -35,6 +35,16 @@ def test_fused_is_advised_for_one_client_with_what_to_expect(
     assert "tokens a round" in text
 
 
+def test_the_doubt_of_the_comparison_comes_before_the_advice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    decision = {"sureness": "noise", "reasons": ["only 2 prompts were answered", "steps varied"]}
+    assert run_advice(written(tmp_path, comparison(decision=decision))) == 0
+    first, _, third, *_ = capsys.readouterr().out.splitlines()
+    assert first == "The comparison that this rests on is noise: only 2 prompts were answered and steps varied."
+    assert third.startswith("At 0 ms round trip and one client: ")
+
+
 def test_many_clients_move_the_advice_to_drafts_elsewhere() -> None:
     one, many = (advise(*basis(comparison()), clients)[0] for clients in (1, 32))
     assert (one.architecture, many.architecture) == ("fused", "distributed")

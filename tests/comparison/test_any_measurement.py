@@ -18,7 +18,8 @@ from tandem.comparison.analysis.regression import changes_between, differences, 
 from tandem.comparison.analysis.run_analysis import analyse
 from tandem.comparison.measuring.record_log import RunData
 from tandem.comparison.report import reading
-from tandem.comparison.report.files import comparison_as_csv, comparison_as_json, run_as_json
+from tandem.comparison.report.files import comparison_as_csv, comparison_as_json
+from tandem.comparison.report.history import run_as_json
 from tandem.comparison.report.html import html
 from tandem.comparison.report.load_tables import loads_as_csv
 from tandem.comparison.report.markdown import markdown

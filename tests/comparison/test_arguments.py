@@ -74,6 +74,8 @@ def test_own_prompts_replace_the_built_in_ones(tmp_path: Path) -> None:
     ]
     found = config("--prompt", "one", "--prompt", "two", "--chat").prompts
     assert [(prompt.text, prompt.chat) for prompt in found] == [("one", True), ("two", True)]
+    assert [prompt.chat for prompt in config("--prompt", "one").prompts] == [None], "the model's template decides"
+    assert [prompt.chat for prompt in config("--prompt", "one", "--raw").prompts] == [False]
 
 
 @pytest.mark.parametrize(
@@ -121,6 +123,8 @@ def test_own_prompts_replace_the_built_in_ones(tmp_path: Path) -> None:
         (["--prompt", "a", "--workloads", "code"], "workloads: the built-in prompts do not go together with your own"),
         (["--prompt", ""], "prompt: an empty prompt cannot be continued"),
         (["--chat"], "chat: is for your own prompts"),
+        (["--raw"], "raw: is for your own prompts"),
+        (["--prompt", "one", "--raw", "--chat"], "raw: cannot be combined with --chat"),
         (["--output-dir", __file__], "is not a directory"),
         (["--output-dir", f"{__file__}/deeper"], f"output-dir: {__file__} is not a directory"),
         (["--frobnicate"], "unrecognized arguments: --frobnicate"),

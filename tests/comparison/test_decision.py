@@ -8,11 +8,21 @@ from tandem.comparison.analysis.decision import Decision, decide
 from tandem.comparison.analysis.findings import Theory
 from tandem.comparison.analysis.predictions import best_length
 from tandem.comparison.analysis.summary import summarize
+from tandem.comparison.analysis.verdicts import verdict
 from tandem.comparison.links.settings import LinkSettings
-from tandem.comparison.measuring.conditions import plan
+from tandem.comparison.measuring.conditions import Condition, plan
 from tandem.comparison.measuring.records import Record
-from tests.comparison.fakes import ASKED
+from tests.comparison.fakes import ASKED, run_of
 from tests.comparison.test_predictions import request, theory
+
+
+def decided(
+    base: Condition, records: list[Record], of: Theory | None, plain: str | None = "autoregressive"
+) -> Decision | None:
+    """Decides as a run does: the verdict first."""
+    summaries = summarize(records, "autoregressive", plain)
+    found = verdict(run_of(records), base, summaries, of)
+    return None if found is None else decide(found[0], base, summaries, of)
 
 
 def decision(of: Theory | None, tokens: tuple[int, ...] | None = None, slower: float = 1.0) -> Decision | None:
@@ -31,19 +41,17 @@ def decision(of: Theory | None, tokens: tuple[int, ...] | None = None, slower: f
         else r
         for r in same
     ]
-    summaries = summarize(diverged_prompts, "autoregressive", "autoregressive")
-    return decide(plan(ASKED)[0], summaries, of)
+    return decided(plan(ASKED)[0], diverged_prompts, of)
 
 
 def test_the_headline_names_the_best_and_by_how_much_and_the_break_even() -> None:
     found = decision(theory())
     assert found is not None
     assert found.architecture == "fused"
-    assert found.headline.startswith("On this link (not emulated) fused is 1.0")
-    assert "times faster than distributed and 1.90" in found.headline
-    assert found.headline.endswith(
-        "times faster than plain decoding; distributed beats plain decoding below 49 ms RTT."
-    )
+    assert found.headline == "Here, use fused: draft and target in one server"
+    assert found.ratios.startswith("On this link (not emulated) fused is 1.0")
+    assert "times faster than distributed and 1.90" in found.ratios
+    assert found.ratios.endswith("times faster than plain decoding; distributed beats plain decoding below 49 ms RTT.")
     assert found.speedup_interval is not None
     assert found.speedup_interval[0] <= (found.speedup or 0) <= found.speedup_interval[1]
 
@@ -68,7 +76,8 @@ def test_another_architecture_is_chosen_where_it_is_faster() -> None:
     slow = decision(theory(), slower=1.5)
     assert slow is not None and slow.architecture == "distributed"
     assert any("A round trip above 49 ms" in sentence for sentence in slow.would_change)
-    assert "fused" in slow.headline
+    assert slow.headline == "Here, use distributed: draft apart from the target"
+    assert "fused" in slow.ratios
 
 
 def test_plain_decoding_wins_with_length_0_where_drafts_only_cost() -> None:
@@ -77,15 +86,16 @@ def test_plain_decoding_wins_with_length_0_where_drafts_only_cost() -> None:
         for name, tpot in (("autoregressive", 0.04), ("fused", 0.05))
         for i in range(3)
     ]
-    found = decide(plan(ASKED)[0], summarize(records, "autoregressive", None), None)
+    found = decided(plan(ASKED)[0], records, None, None)
     assert found is not None
     assert (found.architecture, found.speculation_length) == ("autoregressive", 0)
-    assert found.headline == "On this link (not emulated) plain decoding is 1.25 times faster than fused."
+    assert found.headline == "Here, decode plainly: drafts cost more than they save"
+    assert found.ratios == "On this link (not emulated) plain decoding is 1.25 times faster than fused."
 
 
 def test_nothing_is_decided_from_one_architecture() -> None:
     records = [Record("fused", "code/a", "code", 0, request("fused", 3))]
-    assert decide(plan(ASKED)[0], summarize(records, None, None), None) is None
+    assert decided(plan(ASKED)[0], records, None, None) is None
 
 
 def test_an_emulated_link_is_called_so() -> None:
@@ -94,8 +104,9 @@ def test_an_emulated_link_is_called_so() -> None:
         for name, length in (("autoregressive", 0), ("fused", 3))
     ]
     (base,) = plan(ASKED, (20.0,))
-    found = decide(base, summarize(records, "autoregressive", None), None)
-    assert found is not None and found.headline.startswith("On this link (emulated, RTT 20 ms) fused is")
+    found = decided(base, records, None, None)
+    assert found is not None and "On this link (emulated, RTT 20 ms) fused is" in found.ratios
+    assert found.headline.startswith("At 20 ms, nothing can be decided: too few prompts")
 
 
 def test_a_run_cut_short_before_its_own_length_was_costed_is_decided() -> None:

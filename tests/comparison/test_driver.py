@@ -22,7 +22,7 @@ from tandem.comparison.measuring.calibration import Calibrator
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.driver import run_comparison
 from tandem.comparison.measuring.record_log import read_records
-from tandem.comparison.measuring.workloads import Prompt
+from tandem.comparison.measuring.workloads import Prompt, given_prompts
 from tandem.comparison.report import reading, style, tables
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest
 from tandem.workshops.planning.host_placement import CoreGroup, HostPlacement
@@ -168,6 +168,26 @@ def test_divergences_are_shown_with_the_gap_of_a_second_pass_and_are_no_failure(
     ]
     assert [one["logit_gap"] for one in divergences] == [0.5, 0.5]
     assert sum(request.margins for _, request in plain.calls) == 2
+
+
+@pytest.mark.parametrize("has_template", [True, False])
+def test_own_prompts_are_put_into_the_template_of_a_model_that_has_one(
+    config: ComparisonConfig, has_template: bool
+) -> None:
+    class Instructed(FakeGenerator):
+        async def generate(self, request: GenerationRequest, timeout: float | None = None):  # type: ignore[no-untyped-def]
+            if request.chat and not has_template:
+                raise FakeError("INVALID_ARGUMENT", "chat: this model has no chat template")
+            async for event in super().generate(request, timeout):
+                yield event
+
+    generators = [Instructed(name) for name in ADDRESSES.values()]
+    own = replace(config, prompts=given_prompts(("one", "two")))
+    assert run_comparison(own, Network(generators=generators).connect) == 0
+    assert {prompt["chat"] for prompt in written(own)["settings"]["prompts"]} == {has_template}
+    measured = {request.chat for _, request in generators[-1].calls}
+    assert measured == {has_template}
+    assert {p.chat for p in read_records(own.output_dir / "records.jsonl").config.prompts} == {has_template}
 
 
 def test_a_failed_request_gives_exit_code_1_and_the_rest_is_still_measured(config: ComparisonConfig) -> None:
@@ -367,7 +387,8 @@ def test_an_analysis_that_fails_is_a_remark_in_a_report_of_all_the_rest(
     assert run_comparison(config, Network().connect) == 0
     found = written(config)
     assert (found["theory"], found["decision"], found["partial"]) == (None, None, None)
-    assert [str(r).partition(" (")[0] for r in found["remarks"]] == [
+    assert found["remarks"][0].startswith("10 of 10 answers ended under 8 tokens")
+    assert [str(r).partition(" (")[0] for r in found["remarks"][1:]] == [
         "Theory beside measurement could not be made: ZeroDivisionError: float division by zero",
         "The decision could not be made: ZeroDivisionError: float division by zero",
     ]

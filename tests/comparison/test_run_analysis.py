@@ -94,8 +94,18 @@ def test_the_emulated_round_trip_is_measured_and_paid_by_every_round_of_distribu
 def test_theory_stands_beside_every_link_and_the_decision_is_a_sentence(found: dict[str, Any]) -> None:
     names = {(p["architecture"], p["condition"]) for p in found["theory"]["predictions"] if p["error"] is not None}
     assert names == {(name, condition) for name in ARCHITECTURES for condition in ("base", "RTT 12 ms")}
-    assert found["decision"]["headline"].startswith("On this link (emulated, RTT 0 ms) ")
+    assert found["decision"]["headline"].startswith("At 0 ms, ")
+    assert "On this link (emulated, RTT 0 ms) " in found["decision"]["ratios"]
     assert found["decision"]["speculation_length"] in (0, 3)
+
+
+def test_every_round_trip_has_a_verdict_and_every_request_the_load_of_the_machine(found: dict[str, Any]) -> None:
+    assert [verdict["condition"] for verdict in found["verdicts"]] == ["base", "RTT 12 ms"]
+    assert found["verdicts"][0]["headline"] == found["decision"]["headline"]
+    assert {one["about"] for one in found["statements"]} == {"speed", "prediction", "tokens"}
+    for record in found["records"]:
+        assert 0 <= record["machine_load"]["others"] <= 1
+        assert record["machine_load"]["waiting"] >= 0
 
 
 def test_report_plots_and_index_lie_beside(folder: Path, found: dict[str, Any]) -> None:

@@ -7,19 +7,21 @@ advice says so.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tandem.comparison.analysis.doubt import Sureness
 from tandem.comparison.analysis.findings import model_from_json
 from tandem.comparison.analysis.metrics import ratio
 from tandem.comparison.analysis.predictions import Model
 from tandem.comparison.analysis.prefill_advice import prefill_costs, prefill_document, prefill_lines
 from tandem.comparison.links.settings import MAX_RTT_MS, LinkSettings
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, DISTRIBUTED, NEVER_WAITING
-from tandem.comparison.report.formatting import name_in_sentence
+from tandem.comparison.report.formatting import joined, name_in_sentence
 from tandem.comparison.report.reading import read_comparison
 
 
@@ -154,6 +156,15 @@ def _other_loads(model: Model, link: LinkSettings, best: Option) -> Iterator[str
             return
 
 
+def _doubts(comparison: Mapping[str, Any]) -> Iterator[str]:
+    """Says first if the comparison is not sure of what it measured. An older file says nothing of it."""
+    decision = comparison.get("decision") or {}
+    if decision.get("sureness", Sureness.SURE.value) != Sureness.SURE.value:
+        reasons = joined(decision["reasons"])
+        yield f"The comparison that this rests on is {decision['sureness']}: {reasons}."
+        yield ""
+
+
 def run_advice(report: Path, rtt_ms: float | None = None, clients: int = 1, link_mbps: float | None = None) -> int:
     """Prints the advice of a report and returns the exit code. Raises ValueError.
 
@@ -171,6 +182,7 @@ def run_advice(report: Path, rtt_ms: float | None = None, clients: int = 1, link
     elif link_mbps is not None:
         raise ValueError("link_mbps: is for a report of benchmarks/prefill_apart.py; a comparison has its own links")
     else:
-        lines = advice_lines(*basis(read_comparison(report), rtt_ms), clients)
+        comparison = read_comparison(report)
+        lines = itertools.chain(_doubts(comparison), advice_lines(*basis(comparison, rtt_ms), clients))
     print("\n".join(lines))
     return 0

@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tandem.comparison.analysis.bootstrap import Interval
+from tandem.comparison.analysis.doubt import MISSED, Doubt, Sureness
+from tandem.comparison.analysis.evidence import missed
 from tandem.comparison.analysis.findings import Theory
 from tandem.comparison.analysis.metrics import ratio
 from tandem.comparison.analysis.summary import Summary
+from tandem.comparison.analysis.verdicts import Verdict
 from tandem.comparison.measuring import architectures as arch
 from tandem.comparison.measuring.conditions import Condition
+from tandem.comparison.measuring.json_form import INLINE
 from tandem.comparison.report.formatting import break_even, joined, ms, name_in_sentence, over_fused
 
 WORTH = 0.03
 """The least predicted saving in time per token for which a length other than the measured one is proposed."""
+UNTOLD = (
+    "What would change this cannot be told: predictions missed what was measured. Measure again on an idle machine."
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A decision. `speedup` is measured over plain decoding; `speculation_length` None is adaptive.
+    """A decision. `headline` and `doubt` are those of the base's verdict; `ratios` states what was measured.
 
-    comparison.schema.json describes the fields.
+    `speedup` is over plain decoding; `speculation_length` None is adaptive. comparison.schema.json describes all.
     """
 
     headline: str
+    ratios: str
+    doubt: Doubt = field(metadata=INLINE)
     architecture: str
     speculation_length: int | None
     speedup: float | None
@@ -34,9 +43,9 @@ class Decision:
 
 
 def decide(
-    base: Condition, summaries: Sequence[Summary], theory: Theory | None, adaptive: bool = False
+    verdict: Verdict, base: Condition, summaries: Sequence[Summary], theory: Theory | None, adaptive: bool = False
 ) -> Decision | None:
-    """Decides from the base's figures; None if fewer than two architectures were measured.
+    """Explains the base's verdict from its figures; None if fewer than two architectures were measured.
 
     `adaptive`: whether speculation lengths were chosen adaptively.
     """
@@ -47,17 +56,23 @@ def decide(
     }
     if len(tpots) < 2:
         return None
-    best = min(tpots, key=tpots.__getitem__)
+    best = verdict.architecture
     chosen = next(s for s in summaries if s.architecture == best)
-    length, advice = _length(best, theory)
+    told = None if (missed(theory) or 0.0) > MISSED else theory
+    length, advice = _length(best, told)
+    if theory and told is None:
+        length = 0 if best == arch.AUTOREGRESSIVE.name else theory.model.length
     return Decision(
-        headline=_headline(best, base, tpots, theory),
+        headline=verdict.headline,
+        ratios=("Not to be relied on: " if verdict.doubt.sureness is Sureness.NOISE else "")
+        + _ratios(base, tpots, told),
+        doubt=verdict.doubt,
         architecture=best,
         speculation_length=None if adaptive and best != arch.AUTOREGRESSIVE.name else length,
         speedup=chosen.speedup.speedup,
         speedup_interval=chosen.speedup.interval,
-        because=tuple([*_how_sure(chosen, summaries), *advice, *_against(tpots, theory)]),
-        would_change=tuple(_would_change(best, tpots, theory)),
+        because=tuple([*_measured(chosen, summaries), *advice, *_against(tpots, theory)]),
+        would_change=tuple(_would_change(best, tpots, told) if told or not theory else [UNTOLD]),
     )
 
 
@@ -67,7 +82,9 @@ def where(base: Condition) -> str:
     return f"On this link (emulated, {base.link})"
 
 
-def _headline(best: str, base: Condition, tpots: Mapping[str, float], theory: Theory | None) -> str:
+def _ratios(base: Condition, tpots: Mapping[str, float], theory: Theory | None) -> str:
+    """States how much faster the fastest was than each other one; and the break-even, if predictions hold."""
+    best = min(tpots, key=tpots.__getitem__)
     others = (name for name in tpots if name != best)
     order = sorted(others, key=lambda name: (name == arch.AUTOREGRESSIVE.name, tpots[name]))
     parts = [f"{_faster(tpots[best], tpots[name])} {name_in_sentence(name)}" for name in order]
@@ -108,13 +125,13 @@ def _length(best: str, theory: Theory | None) -> tuple[int, list[str]]:
     ]
 
 
-def _how_sure(chosen: Summary, summaries: Sequence[Summary]) -> list[str]:
+def _measured(chosen: Summary, summaries: Sequence[Summary]) -> list[str]:
     sentences: list[str] = []
     if chosen.speedup.speedup and chosen.speedup.interval:
         low, high = chosen.speedup.interval
         sentences.append(
             f"Measured speedup over plain decoding: {chosen.speedup.speedup:.2f}, 95 % interval {low:.2f} to {high:.2f}"
-            f" over {chosen.speedup.pairs} requests (bootstrap over prompts)."
+            f" over {chosen.speedup.pairs} requests (paired by prompt)."
         )
     checked = [s for s in summaries if s.identical and s.architecture != arch.AUTOREGRESSIVE.name]
     if checked and all(s.identical and s.identical.count == s.identical.total for s in checked):
@@ -136,6 +153,11 @@ def _against(tpots: Mapping[str, float], theory: Theory | None) -> list[str]:
             f"Predictions from component times miss the {len(errors)} measured times per token by"
             f" {100 * sum(errors) / len(errors):.1f} % on average, {100 * max(errors):.1f} % at most."
         )
+    if (factor := missed(theory) or 0.0) > MISSED:
+        return [
+            f"Step times do not explain what was measured: predictions miss it by a factor of up to {factor:.2f}, so"
+            " neither a break-even nor another speculation length is given."
+        ]
     even = theory.break_even_rtt_s
     if even is not None and even > 0:
         sentences.append(break_even(even, theory.break_even_interval_s, theory.measured_break_even_rtt_s))

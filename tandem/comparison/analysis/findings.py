@@ -9,7 +9,6 @@ from typing import Any
 
 from tandem.comparison.analysis.bootstrap import Interval
 from tandem.comparison.analysis.costs import ArchitectureCosts, costs_by_architecture
-from tandem.comparison.analysis.line_fit import FIXED
 from tandem.comparison.analysis.predictions import (
     NOTES,
     BestLength,
@@ -132,21 +131,22 @@ def _difference(tpots: Mapping[str, float], name: str, other: str) -> float | No
 
 
 def held_at_0(theory: Theory) -> list[str]:
-    """Returns one sentence that lists cost parts held at 0 because plain least squares made them negative.
+    """Returns one sentence on the steps whose times could not be split, since one part came out below 0.
 
-    Gives the unconstrained value and the 95 % interval of the value used, in milliseconds.
+    comparison.json has the values under `fits`.
     """
-    parts: list[str] = []
-    for name, costs in theory.model.costs.items():
-        for step, fit in costs.fits.items():
-            if fit.held is None or fit.unheld_s is None:
-                continue
-            interval = fit.fixed_interval_s if fit.held == FIXED else fit.slope_interval_s
-            spread = "no interval" if interval is None else fmt.span(interval, 1000)
-            part = "fixed" if fit.held == FIXED else "per token"
-            parts.append(f"{fmt.name(name)}, {NOUNS[step]}, {part}: {fmt.milliseconds(fit.unheld_s, 2)} ({spread})")
-    held = "Held at 0 because a step cannot cost less; unconstrained fit in ms (95 % interval of the fit used): "
-    return [held + "; ".join(parts)] if parts else []
+    parts = [
+        f"{NOUNS[step]} in {fmt.name_in_sentence(name)}"
+        for name, costs in theory.model.costs.items()
+        for step, fit in costs.fits.items()
+        if fit.held is not None
+    ]
+    if not parts:
+        return []
+    return [
+        f"Step times varied too much to be split into a part per round and a part per token ({', '.join(parts)}):"
+        " predictions for other speculation lengths are rough."
+    ]
 
 
 def theory_as_json(theory: Theory) -> Any:
@@ -162,7 +162,7 @@ def theory_as_json(theory: Theory) -> Any:
             for name, of in model.drafts.items()
         },
         "length": model.length,
-        "predictions": [{**encoded(p), "error": p.error} for p in theory.predictions],
+        "predictions": [{**encoded(p), "error": p.error, "missed": p.missed} for p in theory.predictions],
         "curve": [{"rtt_ms": rtt, "tpot_s": tpots} for rtt, tpots in theory.curve],
         "best_lengths": [{**encoded(b), "length": b.length, "tpot_s": b.tpot_s} for b in theory.best_lengths],
         "capacity_gain": model.capacity_gain(),

@@ -40,7 +40,7 @@ class TokenIdentity:
     divergences: tuple[Divergence, ...]
 
 
-def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
+def first_difference(left: Sequence[object], right: Sequence[object]) -> int | None:
     for position, (a, b) in enumerate(zip(left, right, strict=False)):
         if a != b:
             return position

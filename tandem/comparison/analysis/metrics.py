@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tandem.comparison.analysis.bootstrap import Interval, ratio_interval
+from tandem.comparison.analysis.bootstrap import Interval, paired_interval, ratio_interval
 from tandem.comparison.measuring.json_form import named
 from tandem.comparison.measuring.records import CAUSES, Measurement, Record
 from tandem.speculation.types import rounds_by_length
@@ -155,7 +155,7 @@ def milliseconds_per_token(measurements: Sequence[Measurement]) -> dict[str, flo
 
 @dataclass(frozen=True, slots=True)
 class Speedup:
-    """Speedup over the baseline from `pairs` of requests, as defined above. `interval`: 95 %, over prompts."""
+    """Speedup over the baseline from `pairs` of requests, as defined above. `interval`: 95 %, paired by prompt."""
 
     speedup: float | None = field(metadata=named("speedup_vs_autoregressive"))
     interval: Interval | None = field(metadata=named("speedup_interval"))
@@ -174,7 +174,7 @@ def speedup(records: Iterable[Record], baseline: Iterable[Record]) -> Speedup:
     theirs, ours = _sums_by_prompt((prompt, other.tpot_s or 0.0, own.tpot_s or 0.0) for prompt, own, other in pairs)
     return Speedup(
         ratio(sum(theirs), sum(ours)),
-        ratio_interval(theirs, ours),
+        paired_interval(theirs, ours),
         ratio(
             sum(other.end_to_end_latency_s / other.output_tokens for *_, other in pairs),
             sum(own.end_to_end_latency_s / own.output_tokens for _, own, _ in pairs),

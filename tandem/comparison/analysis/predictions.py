@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from tandem.comparison.analysis.bootstrap import Interval, ratio_interval
 from tandem.comparison.analysis.costs import ArchitectureCosts
+from tandem.comparison.analysis.doubt import MISSED
 from tandem.comparison.analysis.metrics import ratio, sum_positions
 from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.measuring import architectures as arch
@@ -191,6 +192,12 @@ class Prediction:
     def error(self) -> float | None:
         share = ratio(self.predicted_tpot_s, self.measured_tpot_s or 0.0)
         return None if share is None else share - 1
+
+    @property
+    def missed(self) -> bool:
+        """Whether it is off by more than the factor up to which predictions are relied on."""
+        share = None if self.error is None else 1 + self.error
+        return share is not None and not 1 / MISSED <= share <= MISSED
 
 
 @dataclass(frozen=True, slots=True)

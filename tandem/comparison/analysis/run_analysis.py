@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
-from tandem.comparison.analysis.decision import decide
+from tandem.comparison.analysis.caveats import caveats
+from tandem.comparison.analysis.decision import Decision, decide
+from tandem.comparison.analysis.doubt import EARLY_TOKENS, Doubt, Sureness
+from tandem.comparison.analysis.evidence import missed
 from tandem.comparison.analysis.findings import Theory, held_at_0, theory_of
+from tandem.comparison.analysis.metrics import completed
 from tandem.comparison.analysis.summary import Summary, summarize
-from tandem.comparison.analysis.under_load import under_load
+from tandem.comparison.analysis.under_load import UnderLoad, under_load
+from tandem.comparison.analysis.verdicts import Statement, Verdict, predicted, verdict
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE
-from tandem.comparison.measuring.conditions import BASE, LOAD, Condition
+from tandem.comparison.measuring.conditions import BASE, LINK, LOAD, Condition
 from tandem.comparison.measuring.deployment import baseline_of, incomparable
 from tandem.comparison.measuring.record_log import RunData
 from tandem.comparison.measuring.records import Record
 from tandem.comparison.measuring.traffic import names_of
+from tandem.comparison.measuring.workloads import OWN
 from tandem.comparison.report.attempt import tried
 from tandem.comparison.report.files import Comparison
 from tandem.speculation.types import Rule
@@ -36,18 +43,85 @@ def analyse(measured: RunData) -> Comparison:
     records = sorted(measured.records, key=lambda r: (part[r.condition], place[r.architecture], r.run, page[r.prompt]))
     summaries = {condition.name: _summaries(measured, condition, records, remarks) for condition in conditions}
     theory = tried(remarks, "Theory beside measurement", lambda: _theory(measured, conditions, summaries), None)
-    base, adaptive = conditions[0], config.speculation_length is None
-    decision = tried(remarks, "The decision", lambda: decide(base, summaries[base.name], theory, adaptive), None)
-    loaded = tried(remarks, "The decision under load", lambda: under_load(conditions, summaries, records), None)
+    base, adaptive, cores = conditions[0], config.speculation_length is None, measured.machine.usable_cores
+    verdicts, statements = _verdicts(measured, conditions, summaries, theory, remarks)
+    of_base = next((one for one in verdicts if one.condition == base.name), None)
+    decision = tried(
+        remarks,
+        "The decision",
+        lambda: decide(of_base, base, summaries[base.name], theory, adaptive) if of_base else None,
+        None,
+    )
+    loaded = tried(remarks, "The decision under load", lambda: under_load(conditions, summaries, records, cores), None)
+    statements += _further(base.name, decision, theory, summaries[base.name], loaded)
     said = [
         *incomparable(list(measured.endpoints)),
         *_not_adaptive(measured),
+        *_ended_early(records, any(p.kind in OWN and not p.chat for p in config.prompts)),
         *(held_at_0(theory) if theory else ()),
         *measured.remarks,
         *remarks,
     ]
-    found = {"conditions": conditions, "summaries": summaries, "theory": theory, "decision": decision}
+    found: dict[str, Any] = {"conditions": conditions, "summaries": summaries, "theory": theory, "decision": decision}
+    found |= {"verdicts": verdicts, "statements": statements, "caveats": caveats(measured.endpoints)}
     return Comparison(**{**vars(measured), **found, "records": records, "remarks": said, "under_load": loaded})
+
+
+def _verdicts(
+    measured: RunData,
+    conditions: Sequence[Condition],
+    summaries: Mapping[str, Sequence[Summary]],
+    theory: Theory | None,
+    remarks: list[str],
+) -> tuple[list[Verdict], list[Statement]]:
+    """Returns the verdict on each round trip, and how architectures compare under each condition without a load."""
+    verdicts: list[Verdict] = []
+    statements: list[Statement] = []
+    for condition in conditions:
+        if condition.varies == LOAD:
+            continue
+        decided = partial(verdict, measured, condition, summaries[condition.name], theory)
+        if found := tried(remarks, f"The verdict under {condition.name}", decided, None):
+            verdicts += [found[0]] if condition.varies in (BASE, LINK) else []
+            statements += found[1]
+    return verdicts, statements
+
+
+def _further(
+    base: str,
+    decision: Decision | None,
+    theory: Theory | None,
+    summaries: Sequence[Summary],
+    loaded: UnderLoad | None,
+) -> list[Statement]:
+    """Returns the statements on tokens, predictions and loads."""
+    checked = [s.identical for s in summaries if s.identical and s.architecture != AUTOREGRESSIVE.name]
+    total, same = (sum(getattr(one, which) for one in checked) for which in ("total", "count"))
+    counted = Doubt(Sureness.SURE, ("counted, not timed",), ())
+    text = f"{same} of {total} outputs have the tokens of plain decoding"
+    found = [Statement("tokens", base, text, None, None, counted)] if total else []
+    if decision and theory:
+        found += [predicted(base, one, missed(theory)) for one in decision.would_change]
+    for point in loaded.points if loaded else ():
+        if point.best:
+            best = point.best
+            found.append(Statement("load", point.condition, best.sentence, best.throughput_ratio, None, best.doubt))
+    return found
+
+
+def _ended_early(records: Sequence[Record], raw: bool) -> list[str]:
+    """Warns of answers that are too short to be timed. `raw`: there are own prompts without the chat template."""
+    tokens = [m.output_tokens for m in completed(records)]
+    early = sum(count < EARLY_TOKENS for count in tokens)
+    if not early:
+        return []
+    said = (
+        f"{early} of {len(tokens)} answers ended under {EARLY_TOKENS} tokens and say little about the time per token."
+    )
+    hint = (
+        " Prompts of your own are given as they are: an Instruct model wants its chat template (--chat)." if raw else ""
+    )
+    return [f"{said} Ask for longer answers.{hint}"]
 
 
 def _summaries(measured: RunData, condition: Condition, records: Sequence[Record], remarks: list[str]) -> list[Summary]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from tandem.comparison.analysis.doubt import Doubt, doubt
+from tandem.comparison.analysis.evidence import beside
 from tandem.comparison.analysis.metrics import ratio
 from tandem.comparison.analysis.summary import Summary
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, COMPARED
@@ -45,6 +47,7 @@ class Best:
     throughput_ratio: float | None
     close: tuple[str, ...]
     sentence: str
+    doubt: Doubt = field(metadata=INLINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,25 +88,35 @@ def load_figures(records: Sequence[Record]) -> LoadFigures:
 
 
 def under_load(
-    conditions: Sequence[Condition], summaries: Mapping[str, Sequence[Summary]], records: Sequence[Record]
+    conditions: Sequence[Condition],
+    summaries: Mapping[str, Sequence[Summary]],
+    records: Sequence[Record],
+    cores: int = 1,
 ) -> UnderLoad | None:
-    """Decides under every load; None if none was measured. `summaries` are by condition."""
+    """Decides under every load; None if none was measured. `summaries` are by condition, `cores` of this machine."""
     points = tuple(
-        _point(c.name, c.load, summaries[c.name], [r for r in records if r.condition == c.name])
+        _point(c.name, c.load, summaries[c.name], [r for r in records if r.condition == c.name], cores)
         for c in conditions
         if c.varies == LOAD and c.load is not None
     )
     return UnderLoad(_headline(points), points) if points else None
 
 
-def _point(condition: str, load: Load, summaries: Sequence[Summary], records: Sequence[Record]) -> LoadPoint:
+def _point(
+    condition: str, load: Load, summaries: Sequence[Summary], records: Sequence[Record], cores: int
+) -> LoadPoint:
     figures = {
         s.architecture: load_figures([r for r in records if r.architecture == s.architecture]) for s in summaries
     }
-    return LoadPoint(condition, load, _best(load, figures, {s.architecture: s for s in summaries}), figures)
+    # Our own servers run all the time, so the load average and the threads that wait tell nothing of other programs.
+    evidence = replace(beside(records, cores), waiting=None, load_average=None, once=True)
+    by_name = {s.architecture: s for s in summaries}
+    return LoadPoint(condition, load, _best(load, figures, by_name, doubt(evidence)), figures)
 
 
-def _best(load: Load, figures: Mapping[str, LoadFigures], summaries: Mapping[str, Summary]) -> Best | None:
+def _best(
+    load: Load, figures: Mapping[str, LoadFigures], summaries: Mapping[str, Summary], doubts: Doubt
+) -> Best | None:
     """Returns the architecture with the most tokens per second; among close ones, that with the least latency."""
     rates = {
         name: rate
@@ -124,7 +137,7 @@ def _best(load: Load, figures: Mapping[str, LoadFigures], summaries: Mapping[str
     plain = rates.get(AUTOREGRESSIVE.name)
     over = None if plain is None or best == AUTOREGRESSIVE.name else ratio(rates[best], plain)
     close = tuple(name for name in latency if name != best)
-    return Best(best, over, close, _sentence(load, best, over, close, rates, summaries[best]))
+    return Best(best, over, close, _sentence(load, best, over, close, rates, summaries[best]), doubts)
 
 
 def _sentence(

@@ -14,7 +14,7 @@ from tandem.comparison.measuring.conditions import Condition, plan
 from tandem.comparison.measuring.json_form import HIDDEN, encoded
 from tandem.comparison.measuring.loads import Load, check_length, check_loads
 from tandem.comparison.measuring.workloads import Prompt
-from tandem.comparison.report.write import FORMATS
+from tandem.comparison.report.blocks import FORMATS
 from tandem.rpc.credentials import Credentials
 from tandem.speculation.types import GenerationRequest, Rule, SamplingParams
 from tandem.workshops.planning.head_shape import holds_head

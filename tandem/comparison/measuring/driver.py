@@ -24,6 +24,7 @@ from tandem.comparison.measuring.record_log import RecordLog, RunData
 from tandem.comparison.measuring.records import failure_of
 from tandem.comparison.measuring.run import Contender
 from tandem.comparison.measuring.servers import Fleet, ServerFailed
+from tandem.comparison.measuring.template import decide_template
 from tandem.comparison.report.attempt import format_error
 from tandem.comparison.report.publishing import FAILED, OK, SERVER_DIED, USAGE, publish
 from tandem.speculation.types import ModelInfo
@@ -128,7 +129,8 @@ async def measure(log: RecordLog, connect: Connect, interruption: Interruption, 
                     wide = any(each.architecture == AUTOREGRESSIVE and wants_width_1(each) for each in endpoints)
                     if config.placement and wide:
                         turns.append((WIDTH_1.name,))
-                    contenders = [await _connected(stack, connect, each, config.timeout_s) for each in endpoints]
+                    contenders = [await _connected(stack, connect, each, config) for each in endpoints]
+                    config = await decide_template(log, contenders[0])
                     measuring = Measuring(config, endpoints, contenders, link, progress, log, tokenizer)
                     await while_all_live(measuring.run(), fleet, log)
                     if not turns:
@@ -192,7 +194,8 @@ def _describing(connect: Connect) -> Describe:
 
 
 async def _connected(
-    stack: contextlib.AsyncExitStack, connect: Connect, endpoint: Endpoint, timeout_s: float
+    stack: contextlib.AsyncExitStack, connect: Connect, endpoint: Endpoint, config: ComparisonConfig
 ) -> Contender:
     client = await stack.enter_async_context(connect(endpoint.reached, endpoint.architecture.service))
-    return Contender(endpoint.architecture.name, client, endpoint.architecture.split, timeout_s)
+    split, all_ours = endpoint.architecture.split, not config.connect
+    return Contender(endpoint.architecture.name, client, split, config.timeout_s, all_ours)

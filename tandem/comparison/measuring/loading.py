@@ -71,4 +71,4 @@ async def _run(
 
 async def _attempt(contender: Contender, one: Asked, condition: str) -> Record:
     record = Record(contender.name, one.prompt, one.workload, one.run, condition=condition)
-    return await attempt(contender.apart(), record, one.request)
+    return await attempt(contender.apart(), record, one.request, alone=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -51,6 +51,11 @@ class RunData:
     remarks: list[str] = field(default_factory=list)
     ended: bool = False
     cut_short: str | None = None
+
+    def decide_template(self, used: bool) -> None:
+        """Decides for the prompts that left it to the model."""
+        decided = (prompt if prompt.chat is not None else replace(prompt, chat=used) for prompt in self.config.prompts)
+        self.config = replace(self.config, prompts=tuple(decided))
 
     @property
     def planned(self) -> int:
@@ -95,6 +100,11 @@ class RecordLog:
     def servers(self, endpoints: Sequence[Endpoint]) -> None:
         self.measured.endpoints = tuple(endpoints)
         self._write("servers", endpoints=endpoints)
+
+    def template(self, used: bool) -> None:
+        """Records whether prompts that left it to the model are put into its chat template."""
+        self.measured.decide_template(used)
+        self._write("template", used=used)
 
     def warm_up_failed(self, architecture: str, failure: Failure) -> None:
         self.measured.warm_up_failures[architecture] = failure
@@ -166,6 +176,8 @@ def _add(measured: RunData, line: dict[str, Any]) -> None:
     match line:
         case {"kind": "servers", "endpoints": endpoints}:
             measured.endpoints = tuple(decoded(Endpoint, one) for one in endpoints)
+        case {"kind": "template", "used": used}:
+            measured.decide_template(bool(used))
         case {"kind": "warm-up failure", "architecture": name, "failure": failure}:
             measured.warm_up_failures[name] = decoded(Failure, failure)
         case {"kind": "link", "link": link, "overhead": overhead}:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from tandem.comparison.measuring.json_form import encoded
+from tandem.comparison.measuring.machine_load import MachineLoad
 from tandem.speculation.types import SpeculationStats
 
 
@@ -97,6 +98,7 @@ class Record:
     """The measurement or the failure of one architecture, prompt and run under one condition.
 
     sent_s, ended_s: under a load, when the request was sent and when it ended, in seconds since the load began.
+    machine_load: how busy this machine was with other programs meanwhile.
     """
 
     architecture: str
@@ -108,6 +110,7 @@ class Record:
     condition: str = "base"
     sent_s: float | None = None
     ended_s: float | None = None
+    machine_load: MachineLoad | None = None
 
 
 HEAD: tuple[str, ...] = ("condition", "architecture", "prompt", "workload", "run", "sent_s", "ended_s")
@@ -118,4 +121,4 @@ def record_as_json(record: Record) -> dict[str, Any]:
     """Returns one flat object. A failed request has the same keys, with null for what was not measured."""
     head = {name: getattr(record, name) for name in HEAD}
     measured = encoded(record.measurement) or dict.fromkeys(f.name for f in fields(Measurement))
-    return {**head, **measured, "error": encoded(record.error)}
+    return {**head, **measured, "error": encoded(record.error), "machine_load": encoded(record.machine_load)}

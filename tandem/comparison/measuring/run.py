@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tandem.comparison.analysis.identity import MarginTrace
 from tandem.comparison.analysis.metrics import ratio
 from tandem.comparison.measuring.conditions import Condition
+from tandem.comparison.measuring.machine_load import LoadWatch
 from tandem.comparison.measuring.records import Failure, Measurement, Record, attribute_seconds, failure_of
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, SpeculationStats
@@ -29,13 +30,15 @@ Item = TypeVar("Item")
 class Contender:
     """An architecture under test. `split`: draft and target run apart, and the traffic between them is counted.
 
-    timeout_s: of each request.
+    timeout_s: of each request. all_ours: this process started every server, so that their processor time can be told
+    from that of other programs.
     """
 
     name: str
     generator: GenerationClient
     split: bool = False
     timeout_s: float | None = None
+    all_ours: bool = True
 
     def apart(self) -> Contender:
         """Returns one whose bytes are not mixed with those of requests that run at the same time."""
@@ -104,12 +107,17 @@ def rotated(items: Sequence[Item], turn: int) -> list[Item]:
     return [*items[first:], *items[:first]]
 
 
-async def attempt(contender: Contender, record: Record, request: GenerationRequest) -> Record:
-    """Measures one request and completes its record. Any error is recorded: one that fails must not stop the others."""
+async def attempt(contender: Contender, record: Record, request: GenerationRequest, alone: bool = True) -> Record:
+    """Measures one request and completes its record. Any error is recorded: one that fails must not stop the others.
+
+    `alone`: no other request is under way.
+    """
+    watch = await LoadWatch.started(alone)
     try:
-        return replace(record, measurement=await measure(contender, request))
+        done = replace(record, measurement=await measure(contender, request))
     except Exception as error:
-        return replace(record, error=failure_of(error))
+        done = replace(record, error=failure_of(error))
+    return replace(done, machine_load=watch.ended(contender.all_ours))
 
 
 async def measure(contender: Contender, request: GenerationRequest) -> Measurement:

@@ -11,21 +11,27 @@ from tandem.clients.prompts import read_prompts
 from tandem.comparison.measuring.prompts import BUILT_IN
 from tandem.speculation.types import GenerationRequest
 
+OWN = ("file", "prompt")
+"""The kinds of the user's own prompts."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt. `kind` groups prompts in the report; `chat` wraps the text in the model's chat template."""
+    """One prompt. `kind` groups prompts in the report; `chat` wraps the text in the model's chat template.
+
+    `chat` None: if the model has one, which is decided before anything is measured.
+    """
 
     name: str
     kind: str
     text: str
-    chat: bool
+    chat: bool | None
 
     def into(self, request: GenerationRequest, run: int = 0) -> GenerationRequest:
         """Returns a request with this prompt. Each run of a sampled one has its own seed, for all architectures."""
         sampling = request.sampling
         seed = sampling.seed if sampling.greedy else (sampling.seed + run) % 2**64
-        return replace(request, text=self.text, chat=self.chat, sampling=replace(sampling, seed=seed))
+        return replace(request, text=self.text, chat=bool(self.chat), sampling=replace(sampling, seed=seed))
 
 
 def built_in_prompts(kinds: Sequence[str] = tuple(BUILT_IN), per_workload: int | None = None) -> tuple[Prompt, ...]:
@@ -43,13 +49,13 @@ def built_in_prompts(kinds: Sequence[str] = tuple(BUILT_IN), per_workload: int |
     )
 
 
-def read_prompt_file(path: Path, chat: bool = False) -> tuple[Prompt, ...]:
+def read_prompt_file(path: Path, chat: bool | None = None) -> tuple[Prompt, ...]:
     """Reads one prompt per non-empty line, named by file and line."""
-    return tuple(Prompt(f"{path.name}:{number}", "file", text, chat) for number, text in read_prompts(path))
+    return tuple(Prompt(f"{path.name}:{number}", OWN[0], text, chat) for number, text in read_prompts(path))
 
 
-def given_prompts(texts: Sequence[str], chat: bool = False) -> tuple[Prompt, ...]:
+def given_prompts(texts: Sequence[str], chat: bool | None = None) -> tuple[Prompt, ...]:
     """Builds prompts from texts. Raises ValueError for an empty one."""
     if any(not text.strip() for text in texts):
         raise ValueError("prompt: an empty prompt cannot be continued")
-    return tuple(Prompt(f"prompt {number}", "prompt", text, chat) for number, text in enumerate(texts, 1))
+    return tuple(Prompt(f"prompt {number}", OWN[1], text, chat) for number, text in enumerate(texts, 1))

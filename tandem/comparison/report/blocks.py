@@ -8,10 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+FORMATS = ("html", "md")
+"""The formats in which reports are written."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell of a table. `best` of its column: emphasized by more than color. `tone`: "good" or "bad", a color.
+    """One cell of a table. `best` of its column: emphasized by more than color. `tone`: "good" or "bad", a color,
+    or how sure the row is.
 
     `brief`: its text on a terminal; None: the same.
     """
@@ -24,11 +28,15 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column. `brief`: its heading on a terminal; None: the same. One without a heading is not shown there."""
+    """A column. `brief`: its heading on a terminal; None: the same. One without a heading is not shown there.
+
+    `leads`: pages show it right after the headings of rows, so that a narrow screen has it without scrolling.
+    """
 
     heading: str
     numeric: bool = True
     brief: str | None = None
+    leads: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +56,7 @@ class Table:
     def on_page(self) -> Table:
         """Returns the table as pages show it."""
         shown = [i for i, column in enumerate(self.columns) if column.heading]
+        shown.sort(key=lambda i: (i > 0, not self.columns[i].leads))
         rows = tuple(tuple(row[i] for i in shown) for row in self.rows if len(row) > 1)
         return replace(self, columns=tuple(self.columns[i] for i in shown), rows=rows)
 
@@ -65,18 +74,23 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A plot. `finding`: what it shows, in words. `drawn`: whether there is a picture; if not, `finding` says why."""
+    """A plot. `finding`: what it shows, in words. `drawn`: whether there is a picture; if not, `finding` says why.
+
+    `failed`: there is none because of an error, and not because there is nothing to draw.
+    """
 
     name: str
     title: str
     finding: str
     drawn: bool = True
+    failed: bool = False
     kind: str = "plot"
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Lines under a small `heading`. `kind`: a "paragraph", "bullets", or a "listing", which is preformatted.
+    """Lines under a small `heading`. `kind`: a "paragraph", "bullets", a "listing", which is preformatted, or a
+    "command", which one click selects.
 
     `tone`: "quiet", "warning" or "bad", for terminals, which show the lines alone.
     """
@@ -88,15 +102,47 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
+class Output:
+    """What the architectures `names` answered. `marked`: where it first differs from plain decoding; `note`: how."""
+
+    names: str
+    before: str
+    marked: str = ""
+    after: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """The answers to one prompt side by side: one if all are the same, otherwise plain decoding's first."""
+
+    title: str
+    said: str
+    answers: tuple[Output, ...]
+    kind: str = "outputs"
+
+
+@dataclass(frozen=True, slots=True)
 class Details:
     """Blocks that are folded on a screen and open on paper."""
 
     summary: str
-    blocks: tuple[Table | Text, ...]
+    blocks: tuple[Table | Text | Outputs, ...]
     kind: str = "details"
 
 
-Block = Table | Plot | Text | Details
+Block = Table | Plot | Text | Outputs | Details
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What to do at one round trip (`where`), how sure that is, the ratio it rests on, and the first reason."""
+
+    where: str
+    headline: str
+    sureness: str = ""
+    ratio: str = ""
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +154,24 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A report. Its decision: a headline, `figures` as (value, label), and `reasons` as lists of sentences."""
+    """A report. First its cautions, then its decision: a headline, how sure it is ("sure", "weak", "noise", or "" where
+    nothing is decided) with its `doubt` (why, and what would make it surer), `ratios` as (value, label, interval) with
+    their `measure`, a verdict for each round trip, the commands that deploy it, the `card` of the machine as
+    (what, value), and `reasons`.
+    """
 
     title: str
     date: str
     setting: str
+    cautions: tuple[str, ...]
     headline: str
-    figures: tuple[tuple[str, str], ...]
+    sureness: str
+    doubt: tuple[str, ...]
+    ratios: tuple[tuple[str, str, str], ...]
+    measure: str
+    verdicts: tuple[Verdict, ...]
+    commands: tuple[Text, ...]
+    card: tuple[tuple[str, str], ...]
     reasons: tuple[Text, ...]
     sections: tuple[Section, ...]
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tandem.comparison.measuring.architectures import PLAIN
+from tandem.comparison.analysis.doubt import MISSED
+from tandem.comparison.measuring.architectures import DISTRIBUTED, PLAIN
 from tandem.comparison.report import formatting as fmt
 from tandem.comparison.report import plots_acceptance, plots_bars, plots_link, plots_requests, reading
 from tandem.comparison.report.attempt import format_error
@@ -35,12 +36,12 @@ class Figure:
         except NothingToDraw as why:
             return left_out(self.name, self.title, f"{why}")
         except Exception as error:
-            return left_out(self.name, self.title, f"it could not be made: {format_error(error)}")
+            return left_out(self.name, self.title, f"it could not be made: {format_error(error)}", failed=True)
 
 
-def left_out(name: str, title: str, why: str) -> Plot:
+def left_out(name: str, title: str, why: str, failed: bool = False) -> Plot:
     """Returns a plot without a picture; `why` is a sentence."""
-    return Plot(name, title, f"Left out: {why[:1].lower()}{why[1:]}", drawn=False)
+    return Plot(name, title, f"Left out: {why[:1].lower()}{why[1:]}", drawn=False, failed=failed)
 
 
 def _extremes(values: dict[str, float]) -> tuple[str, str]:
@@ -65,9 +66,18 @@ def _tpot_by_rtt(comparison: JSON) -> str:
         sentences.append("No architecture's time per token moves by more than a tenth over the measured round trips.")
     if theory:
         sentences.append(break_even(theory))
+        if {DISTRIBUTED.name, reading.baseline(comparison)} & set(reading.missed(comparison)):
+            sentences.append("Do not rely on that: it follows from predictions that missed.")
         ran = {p["architecture"] for p in theory["predictions"] if p["measured_tpot_s"] is not None}
         drawn = {name for point in theory["curve"] for name in point["tpot_s"]}
+        missed = reading.missed(comparison)
         sentences.append("Points are measured (bars: 95 % interval), solid lines predicted.")
+        if missed:
+            names = fmt.joined([fmt.name(name) for name in missed])
+            sentences.append(
+                f"Missed by more than a factor of {MISSED:g}: {names}. There the solid line joins what was"
+                " measured, and crosses mark the predictions."
+            )
         sentences += [f"Dashed: {fmt.name(n)}, predicted, not measured." for n in sorted(drawn - ran)]
     return fmt.capitalised(*sentences)
 

@@ -1,4 +1,4 @@
-"""Defines the result of a comparison and writes comparison.json, comparison.csv, loads.csv and the index of runs.
+"""Defines the result of a comparison and writes comparison.json and comparison.csv.
 
 comparison.schema.json describes comparison.json.
 """
@@ -10,20 +10,21 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
+from tandem.comparison.analysis.caveats import on_loopback
 from tandem.comparison.analysis.decision import Decision
 from tandem.comparison.analysis.findings import Theory, theory_as_json
 from tandem.comparison.analysis.summary import Summary
 from tandem.comparison.analysis.under_load import UnderLoad
+from tandem.comparison.analysis.verdicts import Statement, Verdict
 from tandem.comparison.measuring.conditions import BASE, LINK, Condition
 from tandem.comparison.measuring.config import settings_as_json
 from tandem.comparison.measuring.deployment import baseline_of
 from tandem.comparison.measuring.json_form import encoded
+from tandem.comparison.measuring.machine_load import MachineLoad
 from tandem.comparison.measuring.record_log import RunData
 from tandem.comparison.measuring.records import CAUSES, HEAD, Measurement, Record, record_as_json
-from tandem.comparison.report import reading
 from tandem.comparison.report.attempt import tried
 from tandem.comparison.report.reading import JSON, SCHEMA_VERSION
 
@@ -40,6 +41,9 @@ class Comparison(RunData):
     theory: Theory | None = None
     decision: Decision | None = None
     under_load: UnderLoad | None = None
+    verdicts: Sequence[Verdict] = ()
+    statements: Sequence[Statement] = ()
+    caveats: Sequence[str] = ()
 
     def __str__(self) -> str:
         """The tables and remarks that the command line prints, without colors."""
@@ -61,13 +65,9 @@ class Comparison(RunData):
         rtts = [f"{condition.link}" for condition in self.conditions if condition.varies in (BASE, LINK)]
         if self.conditions[0].link.rtt_ms is not None:
             return f"{self.config.link} ({'; '.join(rtts)})"
-        elsewhere = [f"{e.architecture.name} at {e.address}" for e in self.endpoints if not _on_loopback(e.address)]
+        outside = (e for e in self.endpoints if not on_loopback(e.address.rpartition(":")[0].strip("[]")))
+        elsewhere = [f"{e.architecture.name} at {e.address}" for e in outside]
         return "loopback" if not elsewhere else "loopback, except " + ", ".join(elsewhere)
-
-
-def _on_loopback(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
-    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def comparison_as_json(comparison: Comparison) -> dict[str, Any]:
@@ -102,6 +102,9 @@ def comparison_as_json(comparison: Comparison) -> dict[str, Any]:
         "theory": said,
         "decision": encoded(comparison.decision),
         "under_load": encoded(comparison.under_load),
+        "verdicts": encoded(comparison.verdicts),
+        "statements": encoded(comparison.statements),
+        "caveats": list(comparison.caveats),
         "records": [record_as_json(record) for record in comparison.records],
     }
 
@@ -131,13 +134,13 @@ def text_of(comparison: JSON) -> str:
     return json.dumps(comparison, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
 
 
-INDEX = "runs.jsonl"
 CSV_COLUMNS: tuple[str, ...] = (
     *HEAD,
     *(f.name for f in fields(Measurement) if f.name != "seconds_by_cause"),
     *(f"{cause}_seconds" for cause in CAUSES),
     "error_code",
     "error_message",
+    *(f"machine_{f.name}" for f in fields(MachineLoad)),
 )
 
 
@@ -154,48 +157,10 @@ def _csv_row(record: Record) -> dict[str, Any]:
     row = record_as_json(record)
     seconds: dict[str, float] = row.pop("seconds_by_cause") or {}
     error: dict[str, str] = row.pop("error") or {}
+    load: dict[str, float] = row.pop("machine_load") or {}
     return {
         **{key: json.dumps(value) if isinstance(value, list) else value for key, value in row.items()},
         **{f"{cause}_seconds": seconds.get(cause) for cause in CAUSES},
         **{f"error_{key}": value for key, value in error.items()},
-    }
-
-
-def append_run(comparison: JSON, folder: Path) -> Path:
-    """Adds the run to `runs.jsonl` beside its folder, in one write so that concurrent runs do not mix."""
-    path = folder.resolve().parent / INDEX
-    line = json.dumps(run_as_json(comparison, folder), allow_nan=False, ensure_ascii=False) + "\n"
-    with path.open("a", encoding="utf-8") as file:
-        file.write(line)
-    return path
-
-
-def run_as_json(comparison: JSON, folder: Path) -> dict[str, Any]:
-    """Returns the key figures of the base condition and the path of the rest."""
-    settings, base, partial = comparison["settings"], reading.base(comparison), comparison["partial"]
-    return {
-        "started_at": comparison["started_at"],
-        "folder": folder.name,
-        "partial": partial["reason"] if partial else None,
-        "git_commit": comparison["versions"]["git_commit"],
-        "machine": reading.machine(comparison["machine"]),
-        "models": sorted(reading.model_values(comparison, "model_name")),
-        "dtype": sorted(reading.model_values(comparison, "dtype")),
-        "link": comparison["link"],
-        "prompts": len(settings["prompts"]),
-        **{key: settings[key] for key in ("num_runs", "max_new_tokens", "speculation_length")},
-        "temperature": settings["sampling"]["temperature"],
-        "rule": settings["rules"][0],
-        "architectures": {name: _figures(of) for name, of in base["architectures"].items()},
-    }
-
-
-def _figures(of: JSON) -> dict[str, Any]:
-    same = of["identical_to_autoregressive"]
-    return {
-        "tpot_s": of["tpot_s"]["mean"],
-        "speedup": of["speedup_vs_autoregressive"],
-        **{key: of[key] for key in ("speedup_interval", "acceptance_rate", "mean_acceptance_length")},
-        "identical": [same["count"], same["total"]] if same else None,
-        "failed": of["failed"],
+        **{f"machine_{key}": value for key, value in load.items()},
     }

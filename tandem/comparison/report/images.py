@@ -6,12 +6,14 @@ import io
 import re
 from typing import TYPE_CHECKING
 
+from tandem.comparison.report import hover
 from tandem.comparison.report.style import THEMED, in_style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-DPI = 200
+DPI, POINTS = 200, 72
+"""Of an inch: dots of a PNG, units of an SVG."""
 
 
 def png(figure: Figure) -> bytes:
@@ -33,7 +35,8 @@ def inline_svg(figure: Figure, name: str, label: str) -> str:
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with in_style(), mpl.rc_context({"svg.hashsalt": name}):
         figure.savefig(out, format="svg", transparent=True, metadata=nothing)
-    return _for_a_page(out.getvalue(), name, label)
+    targets = hover.targets_as_svg(figure, *(POINTS * inches for inches in figure.get_size_inches()))
+    return _for_a_page(out.getvalue(), name, label).replace("</svg>", f"{targets}</svg>")
 
 
 def _for_a_page(svg: str, name: str, label: str) -> str:

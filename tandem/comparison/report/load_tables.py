@@ -72,11 +72,6 @@ def load_decisions(comparison: JSON) -> Text | None:
     return bullets(found["headline"], sentences) if sentences else paragraph(undecided)
 
 
-def no_load(comparison: JSON) -> Text | None:
-    said = "Requests were sent one at a time: no load was measured (--concurrency, --rate)."
-    return None if comparison.get("under_load") else paragraph(said)
-
-
 def load_table(comparison: JSON) -> Table | None:
     """LLMPerf's figures of every architecture under every load, the best of each load marked; None without loads."""
     rows: list[list[Cell | str]] = []

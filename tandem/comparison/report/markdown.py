@@ -3,25 +3,49 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from tandem.comparison.report.blocks import Block, Cell, Details, Plot, Report, Table, Text
+from tandem.comparison.report.blocks import (
+    Block,
+    Cell,
+    Details,
+    Output,
+    Outputs,
+    Plot,
+    Report,
+    Table,
+    Text,
+    Verdict,
+    table,
+    words,
+)
 from tandem.comparison.report.html import no_plots
 
 
 def markdown(report: Report, pictures: Mapping[str, str]) -> str:
     """Renders Markdown. `pictures`: paths of plots by name, relative to the text; without them, findings only."""
     parts = [f"# {escaped(report.title)}", f"{escaped(report.date)}. {escaped(report.setting)}"]
+    parts += [f"> {escaped(caution)}" for caution in report.cautions]
     parts += ["## Decision", f"**{escaped(report.headline)}**"]
-    if report.figures:
-        parts.append(_items(f"{what}: {value}" for value, what in report.figures))
-    for reasons in report.reasons:
-        parts += _block(reasons, pictures)
+    if report.sureness:
+        parts.append(escaped(f"How sure: {report.sureness}. {' '.join(report.doubt)}"))
+    if report.ratios:
+        parts.append(_items(f"{what}: {value} ({interval})" for value, what, interval in report.ratios))
+        parts.append(escaped(report.measure))
+    parts += [_table(_strip(report.verdicts))] if report.verdicts else []
+    for text in (*report.commands, *report.reasons):
+        parts += _block(text, pictures)
+    parts += ["### Where it was measured", _items(f"{what}: {value}" for what, value in report.card)]
     for section in report.sections:
         parts.append(f"## {escaped(section.title)}")
         for block in section.blocks:
             parts += _block(block, pictures)
     return "\n\n".join(parts) + "\n"
+
+
+def _strip(verdicts: Sequence[Verdict]) -> Table:
+    rows = [(each.where, each.headline, each.sureness, each.ratio, each.why) for each in verdicts]
+    return table("", words("round trip", "what to do", "how sure", "speedup", "why"), rows)
 
 
 def escaped(text: str) -> str:
@@ -52,11 +76,24 @@ def _block(block: Block, pictures: Mapping[str, str], under: str = "") -> Iterat
             fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
             yield escaped(heading)
             yield f"{fence}text\n{text}\n{fence}"
-        case Text("bullets", lines, heading):
+        case Text("command", lines, heading):
             yield f"### {escaped(heading)}"
+            yield "\n".join(["```bash", *lines, "```"])
+        case Outputs(title, said, answers):
+            yield f"### {escaped(title)}"
+            yield escaped(said)
+            yield "\n".join(map(_answer, answers))
+        case Text("bullets", lines, heading):
+            yield from [f"### {escaped(heading)}"] if heading else []
             yield _items(lines)
         case Text(_, lines):
             yield from map(escaped, lines)
+
+
+def _answer(answer: Output) -> str:
+    marked = f" **{escaped(answer.marked)}**" if answer.marked.strip() else ""
+    note = f" ({escaped(answer.note)})" if answer.note else ""
+    return f"- {escaped(answer.names)}: {escaped(answer.before)}{marked} {escaped(answer.after)}{note}"
 
 
 def _items(items: Iterable[str]) -> str:

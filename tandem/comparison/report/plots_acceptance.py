@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tandem.comparison.measuring.architectures import DISTRIBUTED
 from tandem.comparison.report import formatting as fmt
-from tandem.comparison.report import reading, style
+from tandem.comparison.report import hover, reading, style
 from tandem.comparison.report.reading import JSON, NothingToDraw
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def acceptance_by_position(comparison: JSON) -> Figure:
         x, y = _points(workload)
         axes.plot(x, y, color=of.color, marker=of.marker, markeredgecolor=style.PAPER, zorder=3, clip_on=False)
         for at, value in zip(x, y, strict=True):
+            hover.point(axes, at, value, f"position {at}: {fmt.percent(value)} accepted")
             if at in (x[0], x[-1]):
                 style.value_label(axes, fmt.number(value), (at, value), (0, 6 if value < TOP else -6))
         title = fmt.name(kind)
@@ -124,9 +125,11 @@ def acceptance_by_temperature(comparison: JSON) -> Figure:
     lower.set_xlabel("temperature (0: greedy)")
     for rule, at, interval in intervals:
         upper.plot((at, at), interval, color=_look(rule)[0], linewidth=1.2, zorder=2)
-    for axes, lines in ((upper, rates), (lower, sent)):
+    for axes, lines, unit in ((upper, rates, ""), (lower, sent, " bytes")):
         for rule, points in lines.items():
             color, marker, line = _look(rule)
+            for temperature, value in points:
+                hover.point(axes, temperature, value, f"{rule}, temperature {temperature:g}: {value:.3g}{unit}")
             axes.plot(
                 *zip(*points, strict=True), color=color, marker=marker, linestyle=line, markeredgecolor=style.PAPER,
                 clip_on=False, zorder=3,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tandem.comparison.report import formatting as fmt
-from tandem.comparison.report import reading, style
+from tandem.comparison.report import hover, reading, style
 from tandem.comparison.report.reading import JSON, NothingToDraw
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ def speedup_by_workload(comparison: JSON) -> Figure:
                 for color, width in ((style.PAPER, 3.2), (style.INK, 1.2)):  # an outline keeps it legible on a dark bar
                     axes.plot([low, high], [place] * 2, color=color, linewidth=width, solid_capstyle="butt", zorder=3)
             style.value_label(axes, f"{value:.2f}", (max(high, value), place))
+            said = fmt.with_interval(fmt.times(value), workload["speedup_interval"])
+            hover.bar(axes, place, 0, value, BAR, f"{fmt.name(name)}: {said}")
     axes.axvline(1, color=style.INK, linewidth=1.2, zorder=4)
     middle = STEP * (len(names) - 1) / 2
     axes.set_yticks([group * j + middle for j in range(len(by_workload))], list(map(fmt.name, by_workload)))
@@ -99,6 +101,9 @@ def time_by_cause(comparison: JSON) -> Figure:
             axes.barh(
                 places, widths, 0.74, left, color=color, hatch=hatch, edgecolor=style.PAPER, linewidth=0.6, label=cause
             )  # fmt: skip
+            for place, start, width, (name, _) in zip(places, left, widths, bars, strict=True):
+                if width:
+                    hover.bar(axes, place, start, width, 0.74, f"{fmt.name(name)}, {cause}: {width:.2f} ms")
             left = [start + width for start, width in zip(left, widths, strict=True)]
     for place, total in zip(places, left, strict=True):
         style.value_label(axes, f"{total:.1f}", (total, place))

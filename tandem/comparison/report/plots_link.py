@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tandem.comparison.report import formatting as fmt
-from tandem.comparison.report import reading, style
+from tandem.comparison.report import hover, reading, style
 from tandem.comparison.report.reading import JSON, NothingToDraw
 
 if TYPE_CHECKING:
@@ -29,14 +29,21 @@ def tpot_by_rtt(comparison: JSON) -> Figure:
     right = max([*rtts, *(point["rtt_ms"] for point in curve)])
     figure, (axes,) = style.new_figure(HEIGHT)
     ends: list[tuple[float, str, str]] = []
-    top = 0.0
+    top, missed = 0.0, reading.missed(comparison)
     names = list(dict.fromkeys([*everyone, *(n for point in curve for n in point["tpot_s"])]))
     for i, name in enumerate(names):
         of = style.look(name, [*everyone, "pipelined"])
         predicted = [(p["rtt_ms"], 1000 * p["tpot_s"][name]) for p in curve if name in p["tpot_s"]]
         measured = [point for c in conditions if (point := _measured(c, name))]
-        if predicted:
+        if predicted and name not in missed:
             axes.plot(*zip(*predicted, strict=True), color=of.color, linestyle=(0, (4, 2)) if not measured else "-")
+        elif predicted:  # what was measured is the line, and the prediction is struck out beside it
+            axes.plot(*zip(*predicted, strict=True), color=of.color, linestyle=(0, (1, 2)), linewidth=1, alpha=0.7)
+            _strike_out(axes, missed[name], of.color)
+            axes.plot([x for x, *_ in measured], [y for _, y, *_ in measured], color=of.color)
+        for at, value, less, more in measured:
+            tpot = fmt.with_interval(f"{value:.2f} ms a token", (value - less, value + more) if less or more else None)
+            hover.point(axes, at, value, f"{fmt.name(name)} at {at:g} ms: {tpot}, measured")
         if measured:
             x, y, below, above = zip(*measured, strict=True)
             aside = ScaledTranslation(2.5 * (i - (len(names) - 1) / 2) / 72, 0, figure.dpi_scale_trans)
@@ -47,7 +54,8 @@ def tpot_by_rtt(comparison: JSON) -> Figure:
             )  # fmt: skip
         top = max([top, *(y for _, y in predicted), *(y + above for _, y, _, above in measured)])
         if predicted or measured:
-            ends.append(((predicted or measured)[-1][1], fmt.name(name), of.color))
+            last = (measured if name in missed else predicted or measured)[-1][1]
+            ends.append((last, fmt.name(name), of.color))
     axes.set_xlim(-0.05 * right, 1.03 * right)
     axes.set_ylim(0, 1.05 * top)
     if theory:
@@ -64,6 +72,18 @@ def tpot_by_rtt(comparison: JSON) -> Figure:
     style.only_grid(axes, "y")
     style.label_lines(axes, ends, HEIGHT * 0.74)
     return figure
+
+
+def _strike_out(axes: Axes, missed: list[JSON], color: str) -> None:
+    """Draws a cross where each missed prediction is, and a thin line from there to what was measured."""
+    for prediction in missed:
+        at, said = prediction["rtt_ms"], 1000 * prediction["predicted_tpot_s"]
+        axes.plot([at, at], [said, 1000 * prediction["measured_tpot_s"]], color=color, linewidth=0.8, zorder=2)
+        axes.plot([at], [said], "x", color=color, markersize=7, markeredgewidth=1.8, zorder=4, clip_on=False)
+        error = fmt.percent(prediction["error"], sign=True)
+        hover.point(
+            axes, at, said, f"{fmt.name(prediction['architecture'])}: {said:.2f} ms predicted, missed by {error}"
+        )
 
 
 def _measured(condition: JSON, name: str) -> tuple[float, float, float, float] | None:
@@ -121,12 +141,16 @@ def tpot_by_length(comparison: JSON) -> Figure:
             of, tpots = style.look(best["architecture"], everyone), [1000 * s for s in best["tpot_s_by_length"]]
             top = max(top, tpots[0] * 2, *tpots[1:3])
             axes.plot(range(len(tpots)), tpots, color=of.color, linewidth=1.5)
+            for length, tpot in enumerate(tpots):
+                hover.point(axes, length, tpot, f"{fmt.name(best['architecture'])}, {length}: {tpot:.1f} ms predicted")
             axes.plot(
                 [best["length"]], [1000 * best["tpot_s"]], "o", color="none", markeredgecolor=of.color,
                 markeredgewidth=1.6, markersize=7.5, zorder=3, clip_on=False,
             )  # fmt: skip
             mean = reading.mean_tpot(conditions[rtt], best["architecture"]) if rtt in conditions else None
             if mean is not None:
+                said = f"{fmt.name(best['architecture'])}, {theory['length']}: {1000 * mean:.1f} ms measured"
+                hover.point(axes, theory["length"], 1000 * mean, said)
                 axes.plot(
                     [theory["length"]], [1000 * mean], of.marker, color=of.color, markeredgecolor=style.PAPER,
                     markersize=6, zorder=4,

@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from tandem.comparison.report import formatting as fmt
-from tandem.comparison.report import reading, style
+from tandem.comparison.report import hover, reading, style
 from tandem.comparison.report.load_tables import THROUGHPUT, Row, rows_of
 from tandem.comparison.report.reading import JSON, NothingToDraw
 
@@ -32,6 +32,8 @@ def tokens_over_time(comparison: JSON) -> Figure:
             [0, *times], [0, *tokens], color=of.color, drawstyle="steps-post", linewidth=1.5,
             marker=of.marker, markevery=[len(tokens)], markeredgecolor=style.PAPER, clip_on=False, zorder=3,
         )  # fmt: skip
+        for at, count in zip(times, tokens, strict=False):
+            hover.point(axes, at, count, f"{fmt.name(name)}: {fmt.plural(count, 'token')} after {at:.2f} s")
         shown.append((times[-1], name, tokens[-1]))
     axes.set_xlim(0, 1.03 * max(at for at, _, _ in shown))
     axes.set_ylim(0, 1.06 * max(count for _, _, count in shown))
@@ -97,10 +99,13 @@ def latency_by_throughput(comparison: JSON) -> Figure:
 
 def _line(axes: Axes, rows: list[Row], metric: str, everyone: list[str]) -> float:
     """Draws one line and returns its highest point. Open loops are dashed, with hollow markers."""
-    medians = [(float(row.of[THROUGHPUT]), row.of[metric]["p50"]) for row in rows]
-    points = [(x, 1000 * seconds) for x, seconds in medians if seconds is not None]
+    medians = [(row, row.of[metric]["p50"]) for row in rows]
+    known = [(row, float(row.of[THROUGHPUT]), 1000 * seconds) for row, seconds in medians if seconds is not None]
+    points = [(x, y) for _, x, y in known]
     if not points:
         return 0.0
+    for row, x, y in known:
+        hover.point(axes, x, y, f"{fmt.name(row.architecture)}, {row.load}: {y:.0f} ms, {x:.0f} tokens/s")
     of, is_open = style.look(rows[0].architecture, everyone), rows[0].is_open
     axes.plot(
         *zip(*points, strict=True), color=of.color, marker=of.marker, clip_on=False, zorder=3,

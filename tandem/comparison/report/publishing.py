@@ -12,18 +12,20 @@ from tandem.comparison.analysis.regression import judge
 from tandem.comparison.analysis.run_analysis import analyse
 from tandem.comparison.measuring.record_log import RunData
 from tandem.comparison.report.attempt import tried
-from tandem.comparison.report.files import Comparison, append_run, comparison_as_csv, comparison_as_json, text_of
+from tandem.comparison.report.files import Comparison, comparison_as_csv, comparison_as_json, text_of
+from tandem.comparison.report.history import append_run
 from tandem.comparison.report.load_tables import loads_as_csv
 from tandem.comparison.report.reading import JSON
 from tandem.comparison.report.terminal import TABLE_WIDTH, print_comparison
 from tandem.comparison.report.write import write_atomically, write_report
 
 OK, FAILED, USAGE, SERVER_DIED = 0, 1, 2, 4
-"""Exit codes. Others: 3 for a regression (tandem/comparison/analysis/regression.py), 130 by Ctrl-C, 143 by SIGTERM."""
+"""Exit codes. Others: 3 for a regression and 5 for figures that cannot be judged (analysis/regression.py), 130 by
+Ctrl-C, 143 by SIGTERM."""
 
 
 def publish(measured: RunData, new: bool = True) -> int:
-    """Publishes a run. Returns OK, FAILED if a request or a file failed, or the exit code of a regression.
+    """Publishes a run. Returns OK, FAILED if a request or a file failed, or the exit code of the baseline's judgement.
 
     A `new` run is added to the index of runs. Raises ValueError if nothing was measured.
     """

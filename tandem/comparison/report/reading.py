@@ -81,6 +81,15 @@ def compared_with_baseline(comparison: JSON) -> list[str]:
     return [name for name in base(comparison)["architectures"] if name not in plain]
 
 
+def missed(comparison: JSON) -> dict[str, list[JSON]]:
+    """Returns the predictions that measurement contradicts, by architecture."""
+    found: dict[str, list[JSON]] = {}
+    for prediction in (comparison["theory"] or {}).get("predictions", ()):
+        if prediction.get("missed"):
+            found.setdefault(prediction["architecture"], []).append(prediction)
+    return found
+
+
 def workloads(condition: JSON) -> list[str]:
     found = condition["architectures"].values()
     return list(dict.fromkeys(kind for of in found for kind in of["workloads"]))

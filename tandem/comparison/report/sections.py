@@ -15,6 +15,7 @@ from tandem.comparison.report.attempt import tried
 from tandem.comparison.report.blocks import (
     Block,
     Details,
+    Outputs,
     Plot,
     Report,
     Section,
@@ -26,8 +27,12 @@ from tandem.comparison.report.blocks import (
     words,
 )
 from tandem.comparison.report.figures import FIGURES
-from tandem.comparison.report.load_tables import load_decisions, load_table, no_load
+from tandem.comparison.report.history import history_table
+from tandem.comparison.report.load_tables import load_decisions, load_table
+from tandem.comparison.report.machine import card, cautions
+from tandem.comparison.report.outputs import answers
 from tandem.comparison.report.reading import JSON, SCHEMA_VERSION
+from tandem.comparison.report.top import top_of
 
 PAGE, TERMINAL, BOTH = "page", "terminal", "page and terminal"
 MOST_ROWS = 30
@@ -36,24 +41,50 @@ LONGEST_TEXT = 4000
 """The number of characters of a prompt that are shown; comparison.json has all."""
 
 
-def report_of(comparison: JSON, plots: Mapping[str, Plot] | None = None) -> Report:
-    """Builds the report. `plots`: by name, if some could not be drawn. Raises ValueError for another version's file."""
+def report_of(comparison: JSON, plots: Mapping[str, Plot] | None = None, before: Sequence[JSON] = ()) -> Report:
+    """Builds the report. `plots`: by name, if some could not be drawn. `before`: earlier runs, of the index of runs.
+
+    Raises ValueError for another version's file.
+    """
     version = comparison.get("schema_version")
     if version != SCHEMA_VERSION:
         raise ValueError(f"comparison.json has schema_version {version}; this renders {SCHEMA_VERSION}")
     plots = {figure.name: figure.block(comparison) for figure in FIGURES} if plots is None else plots
-    sections = (
-        Section(anchor, title, tuple(block for part in parts for block in _on_page(part, comparison, plots)))
-        for anchor, title, parts in SECTIONS
-    )
-    base = reading.base(comparison)
-    models = reading.model_values(comparison, "model_name")
+    top, models = top_of(comparison), reading.model_values(comparison, "model_name")
     of = f" of {fmt.joined(models)}" if models else ""
-    headline, figures, reasons = _decision(comparison, base)
-    partial = reading.partial(comparison)
-    setting = (f"Partial: {partial}. " if partial else "") + fmt.capitalised(f"{statements.setting(comparison)}.")
-    title = f"{'Partial: where' if comparison.get('partial') else 'Where'} should the draft{of} run?"
-    return Report(title, _date(comparison), setting, headline, figures, reasons, tuple(sections))
+    return Report(
+        title=f"{'Partial: where' if comparison.get('partial') else 'Where'} should the draft{of} run?",
+        date=_date(comparison),
+        setting=fmt.capitalised(f"{statements.run_setting(comparison)}."),
+        cautions=cautions(comparison),
+        headline=top.headline,
+        sureness=top.sureness,
+        doubt=top.doubt,
+        ratios=top.ratios,
+        measure="Speed over plain decoding and its 95 % interval, both measured"
+        f" {fmt.link_phrase(reading.base(comparison)['link'])}.",
+        verdicts=top.verdicts,
+        commands=top.commands,
+        card=card(comparison),
+        reasons=top.reasons,
+        sections=tuple(_sections(comparison, plots, before)),
+    )
+
+
+def _sections(comparison: JSON, plots: Mapping[str, Plot], before: Sequence[JSON]) -> Iterator[Section]:
+    """Yields the sections that have something to show; the last one says what was left out."""
+    absent: list[str] = []
+    for anchor, title, parts in SECTIONS:
+        blocks = [block for part in parts for block in _on_page(part, comparison, plots)]
+        undrawn = [block for block in blocks if isinstance(block, Plot) and not (block.drawn or block.failed)]
+        absent += [f"{plot.title}. {plot.finding}" for plot in undrawn]
+        if anchor == "history":
+            blocks += [found] if (found := history_table(before)) else []
+        if anchor == "setup":
+            absent += statements.unmeasured(comparison)
+            blocks += [Details(f"Not in this report ({len(absent)})", (bullets("", absent),))] if absent else []
+        if shown := tuple(block for block in blocks if block not in undrawn):
+            yield Section(anchor, title, shown)
 
 
 def terminal_blocks(comparison: JSON) -> Iterator[Table | Text]:
@@ -63,7 +94,7 @@ def terminal_blocks(comparison: JSON) -> Iterator[Table | Text]:
             if isinstance(block, Details):
                 yield paragraph(f"{block.summary}:", "warning")
                 yield from _first_rows(block)
-            elif not isinstance(block, Plot):
+            elif not isinstance(block, Plot | Outputs):
                 yield block.on_terminal() if isinstance(block, Table) else block
 
 
@@ -96,35 +127,6 @@ def _date(comparison: JSON) -> str:
     except ValueError:
         return str(comparison["started_at"])
     return f"{at.day} {at:%B %Y, %H:%M} UTC"
-
-
-def _decision(comparison: JSON, base: JSON) -> tuple[str, tuple[tuple[str, str], ...], tuple[Text, ...]]:
-    """Returns the headline, or why there is no decision, its figures and its reasons."""
-    decision, loaded = comparison["decision"], comparison.get("under_load")
-    if decision is None:
-        return _why_undecided(comparison, base), (), ()
-    spread = fmt.span(decision["speedup_interval"])
-    sure = f"95 % interval {spread}, measured" if spread != fmt.MISSING else "measured, no interval"
-    length = decision["speculation_length"]
-    figures = (
-        (fmt.name(decision["architecture"]), "architecture"),
-        (fmt.length(length) if length != 0 else "none", "speculation length"),
-        (fmt.times(decision["speedup"]), f"speedup over plain decoding; {sure}"),
-    )
-    because = [*decision["because"], *([loaded["headline"]] if loaded and loaded["headline"] else [])]
-    reasons = (bullets("Because", because), bullets("What would change it", decision["would_change"]))
-    return decision["headline"], figures, tuple(reason for reason in reasons if reason.lines)
-
-
-def _why_undecided(comparison: JSON, base: JSON) -> str:
-    measured = [name for name in base["architectures"] if reading.mean_tpot(base, name) is not None]
-    if not measured:
-        return "No decision: no request completed with two tokens or more."
-    if len(measured) == 1:
-        return f"No decision: only {fmt.name_in_sentence(measured[0])} was measured."
-    if reading.baseline(comparison) is None:
-        return "No decision: plain decoding did not run, so speculation has no baseline."
-    return "No decision: this comparison.json contains none; its figures are below."
 
 
 def _setup(comparison: JSON) -> list[Block]:
@@ -165,6 +167,7 @@ Part = str | tuple[str, str, Callable[[JSON], Made]]
 
 
 SECTIONS: tuple[tuple[str, str, tuple[Part, ...]], ...] = (
+    ("found", "What was found, and how sure it is", ((PAGE, "The statements", statements.found),)),
     ("architectures", "What was measured", (
         (BOTH, "The table of architectures", tables.architecture_table),
         (TERMINAL, "The tables of other conditions", tables.other_tables),
@@ -177,9 +180,9 @@ SECTIONS: tuple[tuple[str, str, tuple[Part, ...]], ...] = (
         "acceptance-by-position",
         "tokens-over-time",
     )),
+    ("outputs", "What they answered", ((PAGE, "The answers", answers),)),
     ("load", "Under load", (
         (BOTH, "The decisions under load", load_decisions),
-        (PAGE, "The loads", no_load),
         (BOTH, "The table under load", load_table),
         "latency-by-throughput",
     )),
@@ -206,5 +209,6 @@ SECTIONS: tuple[tuple[str, str, tuple[Part, ...]], ...] = (
         (BOTH, "The failures", statements.failures),
         (BOTH, "The remarks", statements.remarks),
     )),
+    ("history", "Earlier runs", ()),
     ("setup", "How it was run", ((PAGE, "How it was run", _setup),)),
 )  # fmt: skip

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, DISTRIBUTED
+from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, DISTRIBUTED, PLAIN
 from tandem.comparison.report import formatting as fmt
 from tandem.comparison.report import reading
-from tandem.comparison.report.blocks import Block, Column, Details, Text, bullets, numbers, paragraph, table, words
+from tandem.comparison.report.blocks import (
+    Block,
+    Cell,
+    Column,
+    Details,
+    Table,
+    Text,
+    bullets,
+    numbers,
+    paragraph,
+    table,
+    words,
+)
 from tandem.comparison.report.reading import JSON
 
 
@@ -34,12 +46,74 @@ def setting(comparison: JSON) -> str:
     return "; ".join(part for part in parts if part)
 
 
+def found(comparison: JSON) -> list[Block]:
+    """Returns what was found with how sure it is: the base's, and the rest folded."""
+    tables = []
+    of = comparison.get("statements", ())
+    for condition in comparison["conditions"]:
+        if own := [one for one in of if one["condition"] == condition["name"]]:
+            is_link = condition["varies"] in ("base", "link")
+            name = fmt.link_phrase(condition["link"]) if is_link else condition["name"]
+            tables.append(_statements(fmt.capitalised(name), own))
+    folded = sum(len(each.rows) for each in tables[1:])
+    return [*tables[:1], *([Details(f"Under other conditions ({folded})", tuple(tables[1:]))] if folded else [])]
+
+
+def _statements(caption: str, of: Sequence[JSON]) -> Table:
+    rows: list[list[Cell | str]] = [
+        [
+            fmt.capitalised(one["text"]),
+            Cell(one["sureness"], tone=one["sureness"]),
+            fmt.span(one["interval"]),
+            fmt.capitalised(one["reasons"][0]) if one["reasons"] else fmt.MISSING,
+        ]
+        for one in of
+    ]
+    heads = [*words("what was found", "how sure"), *numbers("95 % interval"), *words("first reason")]
+    return table(caption, heads, rows, "comparison.json has all reasons, and what would make each statement surer.")
+
+
+def run_setting(comparison: JSON) -> str:
+    """Describes what was asked, in one line; the machine has a card of its own."""
+    settings, base = comparison["settings"], reading.base(comparison)
+    length = settings.get("speculation_length", 0)
+    rule = "" if base["rule"] == "agreement" else f", verified by {base['rule']}"
+    parts = [
+        fmt.plural(len(settings["prompts"]), "prompt") if settings.get("prompts") else "",
+        fmt.plural(settings["num_runs"], "run") if settings.get("num_runs", 1) > 1 else "",
+        f"at most {settings['max_new_tokens']} tokens each" if settings.get("max_new_tokens") else "",
+        f"{fmt.sampling(base['sampling'])}{rule}",
+        "as many draft tokens a round as pay" if length is None else f"{length} draft tokens a round" if length else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def unmeasured(comparison: JSON) -> list[str]:
+    """Says what else could have been measured or predicted, and with which flag."""
+    found = []
+    if len(reading.links(comparison)) < 2:
+        found.append("Other links: one was measured (--rtt-ms 0,20,80).")
+    if comparison["theory"] is None:
+        found.append(why_no_theory(comparison))
+    return found
+
+
+def why_no_theory(comparison: JSON) -> str:
+    if not set(reading.architectures(comparison)) & set(PLAIN):
+        return "No predictions: plain decoding did not run, and every prediction starts from the cost of its step."
+    if not any(reading.drafting(condition) for condition in comparison["conditions"]):
+        return "No predictions: nothing was drafted, so there is no acceptance to predict from."
+    return "No predictions: the component times that they start from were not measured in this run."
+
+
 def basis(comparison: JSON) -> list[Text]:
     """Says what was measured on what, and what speedups and identity refer to."""
     lines = [setting(comparison)]
     if baseline := comparison["baseline"]:
         lines.append(
-            f"speedup: mean TPOT of {baseline['architecture']} (plain decoding, width {baseline['plain_width']})"
+            "TTFT: time to the first token; TPOT: time per token after it; accept rate: share of draft tokens that the"
+            " target accepted; mean accept length: tokens a round, the target's own included;"
+            f" speedup: mean TPOT of {baseline['architecture']} (plain decoding, width {baseline['plain_width']})"
             " over that of the architecture; identical: to autoregressive (ref);"
             " bytes: between draft and target where they are apart, else at the client"
         )
@@ -62,9 +136,9 @@ def _drafts(found: JSON) -> Iterator[str]:
             yield f"accepted, {name}: {', '.join(parts)}"
     for name, of in found.items():
         if of["drafted"]:
-            rounds = ", ".join(f"{n}: {count}" for n, count in enumerate(of["rounds_by_length"]))
+            rounds = ", ".join(f"{count} with {n}" for n, count in enumerate(of["rounds_by_length"]) if count)
             mean = fmt.number(of["mean_draft_length"])
-            yield f"drafted, {name}: {mean} tokens a round on average; rounds by draft tokens: {rounds}"
+            yield f"drafted, {name}: {mean} tokens a round on average; rounds: {rounds} draft tokens"
 
 
 def rounds(comparison: JSON) -> Text:

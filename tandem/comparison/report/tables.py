@@ -108,7 +108,7 @@ def architecture_table(comparison: JSON, condition: JSON | None = None) -> Table
     heads = [Column(measure.page, brief=measure.terminal) for measure in MEASURES]
     return table(
         f"Architectures, {_setting(comparison)}",
-        [*words("architecture"), *heads, Column("speedup (95 % interval)", brief="speed\nup"), IDENTICAL],
+        [*words("architecture"), *heads, Column("speedup (95 % interval)", brief="speed\nup", leads=True), IDENTICAL],
         rows,
         "Bold: best in its column. TTFT: time to the first token; TPOT: time per token after it; both at the"
         " client. Mean acceptance length: tokens committed in a round, the target's own included. Bytes are payload:"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rich import box
 from rich.console import Console
 from rich.markup import escape
@@ -21,18 +23,44 @@ LINES = {"quiet": "dim", "warning": "yellow", "bad": "red"}
 
 def print_comparison(comparison: JSON, console: Console) -> None:
     """Prints the decision, the tables and the remarks. A part that cannot be made is reported; the rest is printed."""
-    loaded, decision = comparison.get("under_load"), comparison["decision"]
     if partial_run := reading.partial(comparison):
         console.print(escape(f"PARTIAL: {partial_run}"), style="bold red", highlight=False)
-    for headline in (decision and decision["headline"], loaded and loaded["headline"]):
-        if headline:
-            console.print(escape(headline), style="bold", highlight=False)
+    for line, style in head_lines(comparison):
+        console.print(escape(line), style=style, highlight=False)
     for block in terminal_blocks(comparison):
         if isinstance(block, Table):
             console.print(rich_table(block))
         elif isinstance(block, Text):
             for line in block.lines:
                 console.print(escape(line), style=LINES.get(block.tone, ""))
+
+
+def head_lines(comparison: JSON) -> Iterator[tuple[str, str]]:
+    """Yields what is read first, each line with its style: what to do, how sure that is, and the ratios behind it."""
+    loaded, decision = comparison.get("under_load"), comparison["decision"]
+    for caveat in comparison.get("caveats", ()):
+        yield f"Note: {caveat}", LINES["warning"]
+    if decision:
+        yield f"{decision['headline']}.", "bold"
+        yield from ((line, "") for line in doubt_lines(decision))
+        if ratios := decision.get("ratios"):
+            yield ratios, ""
+    verdicts = comparison.get("verdicts", ())
+    if len(verdicts) > 1:
+        yield "By round trip:", ""
+        yield from ((f"  {verdict['line']}", "") for verdict in verdicts)
+    if loaded and loaded["headline"]:
+        yield loaded["headline"], "bold"
+
+
+def doubt_lines(of: JSON) -> Iterator[str]:
+    """Says how sure a decision is, why, and what would make it surer. An older file says nothing of it."""
+    if "sureness" not in of:
+        return
+    yield f"How sure: {of['sureness']}{':' if of['reasons'] else '.'}"
+    yield from (f"  - {reason}" for reason in of["reasons"])
+    if of["surer"]:
+        yield f"To be surer: measure again {', '.join(of['surer'])}."
 
 
 def rich_table(table: Table) -> RichTable:

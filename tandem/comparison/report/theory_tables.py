@@ -4,40 +4,34 @@ from __future__ import annotations
 
 import statistics
 
-from tandem.comparison.measuring.architectures import PLAIN
+from tandem.comparison.analysis.doubt import MISSED
 from tandem.comparison.report import formatting as fmt
 from tandem.comparison.report import reading
-from tandem.comparison.report.blocks import Table, Text, bullets, numbers, paragraph, table, words
+from tandem.comparison.report.blocks import Block, Cell, Details, Table, Text, bullets, numbers, table, words
 from tandem.comparison.report.reading import JSON
 from tandem.comparison.report.tables import named
 
 STEPS = {"draft": "drafting g tokens", "verify": "verifying n positions"}
 
 
-def derived(comparison: JSON) -> Text:
-    """Returns what follows from the component times, or why nothing was predicted."""
-    if comparison["theory"] is not None:
-        return bullets("What follows from the component times", findings(comparison["theory"]))
-    return paragraph(why_no_theory(comparison))
+def derived(comparison: JSON) -> Text | None:
+    """Returns what follows from the component times; None if nothing was predicted."""
+    theory = comparison["theory"]
+    if theory is None:
+        return None
+    missed = [fmt.name(name) for name in reading.missed(comparison)]
+    warned = [f"Do not rely on what follows: predictions missed {fmt.joined(missed)}."] if missed else []
+    return bullets("What follows from the component times", [*warned, *findings(theory)])
 
 
-def why_no_theory(comparison: JSON) -> str:
-    if not set(reading.architectures(comparison)) & set(PLAIN):
-        return "No predictions: plain decoding did not run, and every prediction starts from the cost of its step."
-    if not any(reading.drafting(condition) for condition in comparison["conditions"]):
-        return "No predictions: nothing was drafted, so there is no acceptance to predict from."
-    return "No predictions: the component times that they start from were not measured in this run."
-
-
-def basis(comparison: JSON) -> list[Table | Text]:
-    """Returns the best lengths, and what predictions start from."""
+def basis(comparison: JSON) -> list[Block]:
+    """Returns the best lengths, and what predictions start from, folded."""
     if (theory := comparison["theory"]) is None:
         return []
+    assumed = [bullets("What the predictions assume", theory["notes"])] if theory["notes"] else []
     return [
         length_table(comparison),
-        *cost_tables(theory),
-        acceptance_table(theory),
-        *([bullets("What the predictions assume", theory["notes"])] if theory["notes"] else []),
+        Details("What the predictions start from", (*cost_tables(theory), acceptance_table(theory), *assumed)),
     ]
 
 
@@ -91,12 +85,17 @@ def prediction_table(comparison: JSON) -> Table | None:
                 named(p["architecture"]),
                 fmt.milliseconds(p["predicted_tpot_s"], 2),
                 "not measured" if p["measured_tpot_s"] is None else fmt.milliseconds(p["measured_tpot_s"], 2),
-                fmt.percent(p["error"], 1, sign=True),
+                _error(p),
             ]
             for p in comparison["theory"]["predictions"]
         ],
-        "Error: predicted / measured − 1.",
+        f"Error: predicted / measured − 1. Missed: off by more than a factor of {MISSED:g}, so not to be relied on.",
     )
+
+
+def _error(prediction: JSON) -> Cell:
+    text = fmt.percent(prediction["error"], 1, sign=True)
+    return Cell(f"{text}, missed", tone="bad") if prediction.get("missed") else Cell(text)
 
 
 def length_table(comparison: JSON) -> Table:

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tandem.comparison.report.attempt import format_error
-from tandem.comparison.report.blocks import Plot
+from tandem.comparison.report.blocks import FORMATS, Plot
 from tandem.comparison.report.figures import FIGURES, left_out
+from tandem.comparison.report.history import run_as_json, runs_until
 from tandem.comparison.report.html import html
 from tandem.comparison.report.images import inline_svg, png
 from tandem.comparison.report.markdown import markdown
 from tandem.comparison.report.reading import JSON
 from tandem.comparison.report.sections import report_of
 
-FORMATS = ("html", "md")
 PLOTS = "plots"
 
 
@@ -23,13 +23,15 @@ def write_report(comparison: JSON, folder: Path, formats: Sequence[str] = ("html
     """Writes report.html, report.md or both, and plots/*.png. Returns the paths, reports first.
 
     `comparison` is a parsed comparison.json, version 2. Without matplotlib there are no plots, and the report says so.
+    Earlier runs are those of the index beside `folder`.
     Raises ValueError for an unknown format or version, OSError if nothing can be written.
     """
     if unknown := [name for name in formats if name not in FORMATS]:
         raise ValueError(f"format: {unknown[0]!r} is not one of {', '.join(FORMATS)}")
     pngs: dict[str, bytes] = {}
     svgs: dict[str, str] = {}
-    report = report_of(comparison, _draw(comparison, pngs, svgs))
+    before = runs_until(run_as_json(comparison, folder), folder)
+    report = report_of(comparison, _draw(comparison, pngs, svgs), before)
     folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     if "html" in formats:
@@ -59,7 +61,7 @@ def _draw(comparison: JSON, pngs: dict[str, bytes], svgs: dict[str, str]) -> dic
             )
         except Exception as error:
             why = f"it could not be drawn: {format_error(error)}"
-            blocks[name] = left_out(name, blocks[name].title, why)
+            blocks[name] = left_out(name, blocks[name].title, why, failed=True)
     return blocks
 
 

@@ -71,7 +71,38 @@ def example() -> JSON:
     found["remarks"] = ["synthetic: test data, nothing here was measured"]
     found["theory"], found["decision"] = theory_and_decision(conditions)
     found["under_load"] = _under_load([c for c in conditions if c["varies"] == "load"])
+    found |= _doubts([c for c in conditions if c["varies"] in ("base", "link")])
     return found
+
+
+def _doubts(links: list[JSON]) -> JSON:
+    """Verdicts of every sureness, a statement of each kind, and a caveat."""
+    verdicts = []
+    for condition, sureness in zip(links, ("sure", "sure", "weak", "noise"), strict=True):
+        rtt = condition["link"]["rtt_ms"]
+        brief = "" if sureness == "sure" else "this machine was busy"
+        reason = "10 answers to 10 prompts" if not brief else "2.4 threads of other programs wanted each core"
+        surer = ["on an idle machine"] if brief else []
+        doubt = {"sureness": sureness, "reasons": [reason], "surer": surer, "brief": brief}
+        headline = f"At {rtt:g} ms, use fused: draft and target in one server"
+        line = f"RTT {rtt:g} ms: fused, 1.80 times as fast as plain decoding ({sureness})"
+        if sureness == "noise":
+            headline = f"At {rtt:g} ms, nothing can be decided: {doubt['brief']}"
+            line = f"RTT {rtt:g} ms: not decided ({reason})"
+        verdicts.append({"condition": condition["name"], "architecture": "fused", "headline": headline, "line": line,
+                         "ratio": 1.8, "interval": [1.6, 2.0], **doubt})  # fmt: skip
+    sure = {"sureness": "sure", "reasons": ["counted, not timed"], "surer": [], "brief": ""}
+    unsure = {"sureness": "weak", "reasons": ["it is predicted, not measured"], "brief": "it is a prediction",
+              "surer": ["in a comparison under that condition"]}  # fmt: skip
+    statements = [
+        {"about": "speed", "condition": "base", "text": "fused is 1.80 times as fast as plain decoding", "ratio": 1.8,
+         "interval": [1.6, 2.0], **{key: verdicts[0][key] for key in sure}},
+        {"about": "tokens", "condition": "base", "text": "29 of 30 outputs have the tokens of plain decoding",
+         "ratio": None, "interval": None, **sure},
+        {"about": "prediction", "condition": "base", "text": "Another link: distributed at short round trips.",
+         "ratio": None, "interval": None, **unsure},
+    ]  # fmt: skip
+    return {"verdicts": verdicts, "statements": statements, "caveats": ["synthetic: fused ran already at 127.0.0.1:1."]}
 
 
 def _under_load(conditions: list[JSON]) -> JSON:

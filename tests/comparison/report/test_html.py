@@ -7,9 +7,11 @@ import re
 from functools import cache
 from html.parser import HTMLParser
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
+from tandem.comparison.report import html as html_module
 from tandem.comparison.report.figures import FIGURES
 from tandem.comparison.report.html import html
 from tandem.comparison.report.images import inline_svg
@@ -148,6 +150,54 @@ def test_what_is_missing_is_explained():
     assert "No decision: plain decoding did not run" in text
     assert "No predictions: plain decoding did not run" in text
     assert "Left out: only one sampling setting was measured" in text
+
+
+def sections_of(page: str) -> dict[str, str]:
+    """The sections by title, with everything in them."""
+    found = re.findall(r'<section aria-labelledby="[^"]*">\n<h2 [^>]*>(.*?)</h2>(.*?)</section>', page, re.DOTALL)
+    return dict(found)
+
+
+@pytest.mark.parametrize("make", [full, least])
+def test_no_section_is_empty_and_the_contents_name_all(make):
+    found = sections_of(make())
+    assert all(re.search("<(?:table|figure|p|ul|details|pre)", body) for body in found.values())
+    listed = re.findall(r'<a href="#[^"]*">(.*?)</a>', make()[make().index("<nav") : make().index("</nav>")])
+    assert listed == list(found)
+
+
+def test_what_was_not_measured_has_no_section_and_is_said_at_the_end():
+    titles = list(sections_of(least()))
+    assert not {"Under load", "Sampling", "Theory beside measurement", "Earlier runs"} & set(titles)
+    last = Page(sections_of(least())[titles[-1]]).text
+    for said in (
+        "no load was measured (--concurrency, --rate)",
+        "one was measured (--rtt-ms 0,20,80)",
+        "No predictions",
+    ):
+        assert said in last
+
+
+def test_a_narrow_screen_has_names_and_speedups_beside_each_other():
+    """A letter is at most 0.65 of the font's size wide in the faces that the page asks for, a digit 0.56."""
+    measured = next(section for section in report_of(example()).sections if section.anchor == "architectures")
+    table = measured.blocks[0]
+    assert table.columns[1].heading.startswith("speedup")
+    style = Path(html_module.__file__).with_name("report.css.jinja").read_text(encoding="utf-8")
+    (size, padding) = (float(re.search(rf"{rule}", style)[1]) for rule in (
+        r"table \{ border-collapse: collapse; font-size: (\S+?)rem", r"th, td \{ padding: \S+ (\S+?)rem"))  # fmt: skip
+    wide = sum(max(len(row[i].text) for row in table.rows) * share for i, share in ((0, 0.65), (1, 0.56)))
+    assert 16 * (size * wide + 2 * padding) < 390 - 2 * 16, "names and speedups do not fit beside the page's margins"
+
+
+def test_ratios_are_of_architectures_and_never_of_plain_decoding_over_itself():
+    report = report_of(example())
+    base = example()["conditions"][0]["architectures"]
+    speedups = sorted(
+        (base[name]["speedup_vs_autoregressive"] for name in base if name != "autoregressive"), reverse=True
+    )
+    assert [value for value, _, _ in report.ratios] == [f"{speedup:.2f}×" for speedup in speedups]
+    assert report.ratios[0][1] == "fused" and "emulated" in report.measure
 
 
 def nulled(value):

@@ -14,6 +14,7 @@ from tandem.comparison.report.figures import FIGURES
 from tandem.comparison.report.images import inline_svg, png
 from tandem.comparison.report.reading import NothingToDraw, typical_prompt
 from tandem.comparison.report.style import LOOKS, OTHERS, THEMED, look, spread
+from tandem.comparison.report.theory_tables import prediction_table
 from tests.comparison.report.example_comparison import example, minimal
 
 FULL, LEAST = example(), minimal()
@@ -62,6 +63,24 @@ def test_pipelined_decoding_is_said_to_be_predicted_only():
     plot = next(figure for figure in FIGURES if figure.name == "tpot-by-rtt")
     assert "pipelined, predicted, not measured" in plot.finding(FULL)
     assert "pipelined" in texts(plot.draw(FULL))
+
+
+def crosses(figure) -> list[tuple[float, float]]:
+    lines = [line for line in figure.axes[0].get_lines() if line.get_marker() == "x"]
+    return [(float(line.get_xdata()[0]), float(line.get_ydata()[0])) for line in lines]
+
+
+def test_a_prediction_that_missed_is_struck_out_and_said_to_be_missed():
+    plot = next(figure for figure in FIGURES if figure.name == "tpot-by-rtt")
+    assert crosses(plot.draw(FULL)) == [] and "Missed" not in plot.finding(FULL)
+    found = copy.deepcopy(FULL)
+    missed = next(p for p in found["theory"]["predictions"] if (p["architecture"], p["rtt_ms"]) == ("fused", 20))
+    missed |= {"error": 3.0, "missed": True, "predicted_tpot_s": 4 * missed["measured_tpot_s"]}
+    (cross,) = crosses(plot.draw(found))
+    assert cross == pytest.approx((20, 1000 * missed["predicted_tpot_s"]))
+    assert "Missed by more than a factor of 1.25: fused." in plot.finding(found)
+    table = prediction_table(found)
+    assert [row[-1].text for row in table.rows if row[-1].tone == "bad"] == ["+300.0 %, missed"]
 
 
 def test_the_break_even_is_marked_with_its_interval():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import builtins
 import json
 import re
@@ -9,6 +10,7 @@ import re
 import pytest
 
 from benchmarks import screenshot
+from benchmarks.chromium import Page
 from tandem.cli.compare import main
 from tandem.comparison.report.html import no_plots
 from tandem.comparison.report.markdown import escaped
@@ -82,7 +84,24 @@ def test_a_screenshot_needs_a_report_and_a_browser_and_says_so(tmp_path, monkeyp
     assert screenshot.newest_report(tmp_path / "results") == page
 
 
-def test_a_screenshot_is_of_the_page_and_of_nothing_else(tmp_path):
-    made = screenshot.command("chromium", tmp_path / "r.html", tmp_path / "r.png", tmp_path / "profile", (1200, 1560))
-    assert made[0] == "chromium" and made[-1] == (tmp_path / "r.html").as_uri()
-    assert "--window-size=1200,1560" in made and f"--screenshot={tmp_path / 'r.png'}" in made
+class Shown(Page):
+    """A page of a browser that notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = []
+
+    def ask(self, method, **params):
+        self.asked.append((method, params))
+        return {"data": base64.b64encode(b"picture").decode(), "result": {"value": True}}
+
+
+def test_screenshots_are_of_the_page_and_of_nothing_else_wide_dark_and_narrow(tmp_path):
+    page = Shown()
+    assert set(screenshot.pictures_of_report(page, tmp_path / "r.html")) == {
+        "report.png", "report-dark.png", "report-390.png",
+    }  # fmt: skip
+    loaded = [params["url"] for method, params in page.asked if method == "Page.navigate"]
+    assert loaded == [(tmp_path / "r.html").as_uri()] * 3
+    sizes = [params["width"] for method, params in page.asked if method == "Emulation.setDeviceMetricsOverride"]
+    schemes = [params["features"][0]["value"] for method, params in page.asked if method.endswith("setEmulatedMedia")]
+    assert sizes == [1200, 1200, 390] and schemes == ["light", "dark", "light"]

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from tandem.comparison.analysis.evidence import spread
 from tandem.comparison.analysis.metrics import ratio
 from tandem.engine.batcher import Batcher
 from tandem.runners.protocol import PrefillRow, ProposeRow, Runner, VerifyRow
@@ -16,10 +17,11 @@ from tandem.speculation.types import Request, SamplingParams
 @dataclass(frozen=True, slots=True)
 class PairCosts:
     """Seconds. verify[k]: a target step over k draft tokens; 0 is plain decoding. propose[k]: k draft tokens of the
-    draft model's; empty where there is none."""
+    draft model's; empty where there is none. vary: the slowest tenth of plain steps over the fastest; None: too few."""
 
     verify: Mapping[int, float]
     propose: Mapping[int, float]
+    vary: float | None = None
 
     @property
     def draft_step(self) -> float | None:
@@ -80,8 +82,10 @@ def _measure(
             for k in range(1, longest + 1)
         }
     named = {**{("verify", k): step for k, step in steps.items()}, **{("propose", k): s for k, s in drafts.items()}}
-    seconds = _in_turn(named, repeats)
-    return PairCosts({k: seconds["verify", k] for k in steps}, {k: seconds["propose", k] for k in drafts})
+    taken = _in_turn(named, repeats)
+    seconds = {name: statistics.median(times) for name, times in taken.items()}
+    verify, propose = {k: seconds["verify", k] for k in steps}, {k: seconds["propose", k] for k in drafts}
+    return PairCosts(verify, propose, spread(taken["verify", 0]))
 
 
 def _prefill(runner: Runner, tokens: tuple[int, ...], adapter: int) -> None:
@@ -98,7 +102,7 @@ def _propose_step(runner: Runner, row: ProposeRow) -> Callable[[], object]:
     return lambda: runner.propose([row])
 
 
-def _in_turn(steps: Mapping[tuple[str, int], Callable[[], object]], repeats: int) -> dict[tuple[str, int], float]:
+def _in_turn(steps: Mapping[tuple[str, int], Callable[[], object]], repeats: int) -> dict[tuple[str, int], list[float]]:
     """Runs one step of each kind in turn, repeatedly, so that a busy moment of the machine affects all kinds."""
     taken: dict[tuple[str, int], list[float]] = {name: [] for name in steps}
     for step in steps.values():
@@ -108,4 +112,4 @@ def _in_turn(steps: Mapping[tuple[str, int], Callable[[], object]], repeats: int
             started = time.perf_counter()
             step()
             taken[name].append(time.perf_counter() - started)
-    return {name: statistics.median(times) for name, times in taken.items()}
+    return taken

@@ -6,17 +6,23 @@ import json
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from tandem.checkpoints.tokenizers import same_tokens
+from tandem.comparison.analysis.bootstrap import Interval, paired_interval
+from tandem.comparison.analysis.doubt import EARLY_TOKENS, Doubt, doubt
+from tandem.comparison.analysis.evidence import beside_loads
 from tandem.comparison.analysis.metrics import ratio, sum_counts, sum_positions
+from tandem.comparison.measuring.json_form import encoded
+from tandem.comparison.measuring.machine_load import LoadWatch, MachineLoad
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.engine.batcher import Batcher
 from tandem.engine.generators import plain_generator
 from tandem.engine.loading import Loaded, load, load_adapters, load_draft, load_draft_adapters
 from tandem.engine.model_config import ModelConfig
 from tandem.engine.model_drafter import ModelDrafter
+from tandem.host.host import usable_cores
 from tandem.speculation.drafters import Drafter, NgramDrafter
 from tandem.speculation.hybrid import HybridDrafter
 from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
@@ -54,7 +60,10 @@ class AcceptConfig:
 
 @dataclass(frozen=True, slots=True)
 class RoundFigures:
-    """A drafter's rounds at one speculation length over some prompts. asked: the rounds in which the model drafted."""
+    """A drafter's rounds at one speculation length over some prompts. asked: the rounds in which the model drafted.
+
+    by_prompt: the tokens and the rounds of each prompt.
+    """
 
     rounds: int
     tokens: int
@@ -64,6 +73,7 @@ class RoundFigures:
     drafted_by: Mapping[str, int]
     accepted_by: Mapping[str, int]
     asked: int
+    by_prompt: tuple[tuple[int, int], ...] = ()
 
     @property
     def tokens_per_round(self) -> float:
@@ -78,6 +88,12 @@ class RoundFigures:
         drafting = costs.propose[k] * self.asked / self.rounds if self.asked else 0.0
         found = ratio(self.tokens_per_round * costs.verify[0], costs.verify[k] + drafting)
         return 1.0 if found is None else found
+
+    def interval(self, speedup: float) -> Interval | None:
+        """Returns the 95 % interval of a predicted speedup, over prompts: that of the tokens per round."""
+        spread = paired_interval(*zip(*self.by_prompt, strict=True)) if self.by_prompt else None
+        each = ratio(speedup, self.tokens_per_round)
+        return None if spread is None or each is None else (each * spread[0], each * spread[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +110,12 @@ class DrafterFigures:
         k = max(speedups, key=speedups.__getitem__)
         return (k, speedups[k]) if speedups[k] > 1 else (0, 1.0)
 
+    def interval(self, costs: PairCosts) -> Interval | None:
+        """Returns the 95 % interval of the highest predicted speedup, whether or not drafting pays."""
+        speedups = {k: by_kind[ALL].speedup(costs, k) for k, by_kind in self.rounds.items()}
+        k = max(speedups, key=speedups.__getitem__)
+        return self.rounds[k][ALL].interval(speedups[k])
+
 
 @dataclass(frozen=True, slots=True)
 class PairMeasurement:
@@ -109,12 +131,29 @@ class PairMeasurement:
     max_new_tokens: int
     costs: PairCosts
     drafters: tuple[DrafterFigures, ...]
+    answers: tuple[int, ...] = ()
+    machine_load: MachineLoad = field(default_factory=MachineLoad)
+
+    def doubt_of(self, drafter: DrafterFigures) -> Doubt:
+        """Says how sure a drafter's predicted speedup is, by the rule of the comparison."""
+        evidence = replace(
+            beside_loads([self.machine_load], usable_cores()),
+            prompts=len(self.answers),
+            answers=len(self.answers),
+            timed_tokens=self.tokens,
+            early=ratio(sum(tokens < EARLY_TOKENS for tokens in self.answers), len(self.answers)),
+            interval=drafter.interval(self.costs),
+            steps_vary=self.costs.vary,
+            predicted=True,
+        )
+        return doubt(evidence)
 
     def as_json(self) -> str:
         found: dict[str, Any] = asdict(self)
         found["costs"]["ratio"] = self.costs.ratio
         for drafter, figures in zip(found["drafters"], self.drafters, strict=True):
             drafter["best_speculation_length"], drafter["predicted_speedup"] = figures.best(self.costs)
+            drafter |= encoded(self.doubt_of(figures))
         return json.dumps(found, indent=2)
 
 
@@ -129,9 +168,11 @@ async def measure(config: AcceptConfig, show: Show) -> PairMeasurement:
             target.engine.adapters.take(config.adapter),
             draft.engine.adapters.take_own(config.adapter) if draft else 0,
         )
+        watch = await LoadWatch.started()
         costs = await measure_costs(
             target.runner, runner, batcher, config.sampling, config.longest, context, config.repeats, numbers
         )
+        machine_load = watch.ended()
         vocab_size = target.runner.limits.vocab_size
         figures = await _replay_all(config, continuations, draft, vocab_size, show)
     identity = target.runner.identity
@@ -148,6 +189,8 @@ async def measure(config: AcceptConfig, show: Show) -> PairMeasurement:
         max_new_tokens=config.max_new_tokens,
         costs=costs,
         drafters=figures,
+        answers=tuple(len(one.answer) for one in continuations),
+        machine_load=machine_load,
     )
 
 
@@ -175,7 +218,7 @@ async def _continuations(config: AcceptConfig, target: Loaded, show: Show) -> li
         show(f"the target continues {prompt.name} ({number} of {len(config.prompts)})")
         request = GenerationRequest(
             text=prompt.text,
-            chat=prompt.chat,
+            chat=bool(prompt.chat),
             sampling=config.sampling,
             max_new_tokens=config.max_new_tokens,
             adapter=config.adapter,
@@ -279,4 +322,5 @@ def _rounds(parts: Sequence[tuple[Continuation, SpeculationStats, int]]) -> Roun
         drafted_by=sum_counts(s.drafted_by for s in stats),
         accepted_by=sum_counts(s.accepted_by for s in stats),
         asked=sum(asked for _, _, asked in parts),
+        by_prompt=tuple((len(one.answer), s.rounds) for one, s, _ in parts),
     )

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 
 from tandem.comparison.analysis.metrics import ratio
+from tandem.comparison.measuring.json_form import encoded
 from tandem.comparison.report.blocks import Column, Table, table
-from tandem.comparison.report.terminal import rich_table
+from tandem.comparison.report.terminal import doubt_lines, rich_table
 from tandem.workshops.training.acceptance.measure import ALL, DrafterFigures, PairMeasurement
 
 
@@ -72,11 +73,13 @@ def _sentences(found: PairMeasurement) -> list[str]:
     if found.costs.draft_step is not None and found.costs.ratio is not None:
         lines.append(f"A draft step takes {1000 * found.costs.draft_step:.2f} ms: cost ratio {found.costs.ratio:.3f}.")
     lines += [_verdict(found, drafter) for drafter in found.drafters]
-    return lines
+    best = max(found.drafters, key=lambda drafter: drafter.best(found.costs)[1])
+    return [*lines, *doubt_lines(encoded(found.doubt_of(best)))]
 
 
 def _verdict(found: PairMeasurement, drafter: DrafterFigures) -> str:
     k, speedup = drafter.best(found.costs)
+    sureness = found.doubt_of(drafter).sureness.value
     if not k:
-        return f"{drafter.name}: does not pay at any speculation length; plain decoding is as fast."
-    return f"{drafter.name}: best speculation length {k}, predicted {speedup:.2f}x over plain decoding."
+        return f"{drafter.name}: does not pay at any speculation length; plain decoding is as fast ({sureness})."
+    return f"{drafter.name}: best speculation length {k}, predicted {speedup:.2f}x over plain decoding ({sureness})."

@@ -116,7 +116,7 @@ async def _measured(
     for number, prompt in enumerate(config.prompts, 1):
         show(f"temperature {temperature:g}: {prompt.name} ({number} of {len(config.prompts)})")
         request = GenerationRequest(
-            text=prompt.text, chat=prompt.chat, sampling=sampling, max_new_tokens=config.max_new_tokens
+            text=prompt.text, chat=bool(prompt.chat), sampling=sampling, max_new_tokens=config.max_new_tokens
         )
         stats, tokens = SpeculationStats(), 0
         async for part in generator.generate(request, stats):
