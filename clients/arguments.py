@@ -61,6 +61,8 @@ def check_request(prompt: Any, sampling: Any, stop: Any, timeout: Any, options: 
         raise WrongType("sampling", "a tandem.SamplingParams, or None", sampling)
     if not (isinstance(stop, str) or _sequence_of(stop, _text)):
         raise WrongType("stop", "a string, or a list of strings", stop)
+    if stop == "" or (not isinstance(stop, str) and "" in stop):
+        raise InvalidField("stop", "an empty string would end every generation")
     if timeout is not None:
         check_seconds("timeout", timeout, "a number of seconds above 0, or None")
         if not timeout > 0:

@@ -132,7 +132,7 @@ WRONG_VALUES = [
     ({"logprobs": 21}, "logprobs: 21 is outside 0 to 20"),
     ({"rule": "majority"}, "rule: 'majority' is not one of agreement, rejection"),
     ({"speculation_length": -1}, "speculation_length: -1 is below 0"),
-    ({"stop": [""]}, "stop_strings: an empty string"),
+    ({"stop": [""]}, "stop: an empty string would end every generation"),
 ]
 
 
