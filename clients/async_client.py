@@ -17,7 +17,7 @@ from tandem.clients.signatures import with_options
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.endpoint_pool import EndpointPool, disagreement, parse_addresses
 from tandem.rpc.errors import TandemError
-from tandem.rpc.first_contact import ANSWER_SECONDS, Ask, explained, first_of, which_service
+from tandem.rpc.first_contact import ANSWER_SECONDS, Ask, explained, first_of, service_at
 from tandem.rpc.generation_client import GenerationClient
 from tandem.speculation.outcomes import SILENT, Outcome
 from tandem.speculation.request import RequestOptions
@@ -199,7 +199,7 @@ class AsyncClient:
         if self._closed:
             raise closed_error()
         if address not in self._clients:
-            service = self._service or await which_service(address, self._credentials, seconds)
+            service = self._service or await service_at(address, self._credentials, seconds)
             if self._closed:
                 raise closed_error()
             if address not in self._clients:  # another request may have connected meanwhile

@@ -52,7 +52,7 @@ async def first_of(
             except TandemError as error:
                 failures.append(await explained(error, address, credentials, service))
         if time.monotonic() >= ends or not any(map(_passing, failures)):
-            raise together(failures)
+            raise together(failures) if wait_seconds else _with_a_way_to_wait(together(failures))
         if not waiting:
             log.warning("%s; waiting up to %g s for it", together(failures).message, wait_seconds)
             waiting = True
@@ -91,18 +91,23 @@ async def which_service(
     """Returns the Tandem service that answers at `address`, `service` if given. Raises TandemError, as `first_of`."""
 
     async def ask(seconds: float) -> str:
-        for each in (service,) if service else (TARGET, FUSED, DRAFT):
-            async with GenerationClient.connect(address, each, credentials) as client:
-                try:
-                    await client.model_info(seconds, wait=False)
-                except TandemError as error:
-                    if error.outcome is not Outcome.NOT_OFFERED:
-                        raise
-                    continue
-                return each
-        raise TandemError("UNIMPLEMENTED", "")
+        return await service_at(address, credentials, seconds, service)
 
     return (await first_of({address: ask}, credentials, timeout, wait_seconds, service or ""))[1]
+
+
+async def service_at(address: str, credentials: Credentials | None, seconds: float, service: str | None = None) -> str:
+    """Asks once which service answers. Raises TandemError, not `explained` yet."""
+    for each in (service,) if service else (TARGET, FUSED, DRAFT):
+        async with GenerationClient.connect(address, each, credentials) as client:
+            try:
+                await client.model_info(seconds, wait=False)
+            except TandemError as error:
+                if error.outcome is not Outcome.NOT_OFFERED:
+                    raise
+                continue
+            return each
+    raise TandemError("UNIMPLEMENTED", "")
 
 
 async def explained(
@@ -125,6 +130,14 @@ async def explained(
     if found is None:
         return TandemError(code, f"no answer from {said}: {error.message}")
     return TandemError(code, found.said, reason=found.reason)
+
+
+def _with_a_way_to_wait(error: TandemError) -> TandemError:
+    """Adds how to wait for a server, where one may be starting."""
+    if error.reason not in ("CONNECTION_REFUSED", "NOT_ANSWERING"):
+        return error
+    how = "--connect_seconds 60 (in Python: wait_seconds=60) waits for one that still starts"
+    return TandemError(error.code, f"{error.message}; {how}", reason=error.reason)
 
 
 def _passing(error: TandemError) -> bool:

@@ -133,7 +133,7 @@ async def unknown_token(folder: Path) -> Found:
 
 
 CASES = {
-    refused: ("CONNECTION_REFUSED", "nothing listens at 127.0.0.1:"),
+    refused: ("CONNECTION_REFUSED", "start the server, or check host and port; --connect_seconds 60 (in Python: wait_"),
     no_such_name: ("UNKNOWN_HOST", "no machine has the name 'no-such-machine.invalid'"),
     tls_at_clear_text: ("NO_TLS", "speaks clear text, and this client TLS: leave out --tls_ca"),
     clear_text_at_tls: ("NEEDS_TLS", "speaks TLS, and this client clear text: give the CA"),
@@ -291,6 +291,7 @@ def test_a_server_that_starts_later_is_waited_for_if_asked(
 
     assert run(test()) == SAID
     assert f"nothing listens at {address} (connection refused)" in caplog.text
+    assert "--connect_seconds" not in caplog.text
     assert caplog.text.count("waiting up to") == 1
 
 
