@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
+import math
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from collections.abc import AsyncGenerator, Sequence
+from typing import TYPE_CHECKING
 
+from tandem.clients.arguments import check_connecting
+from tandem.clients.background_loop import closed_error
 from tandem.clients.completion import Completion, Events, Prompt, chunks_of, completion_of, request_of
 from tandem.clients.repetition import Repetition
-from tandem.rpc.channel import DRAFT, FUSED, TARGET
+from tandem.clients.signatures import with_options
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.endpoint_pool import EndpointPool, disagreement, parse_addresses
 from tandem.rpc.errors import TandemError
-from tandem.rpc.generation_client import GenerationClient, which_service
-from tandem.rpc.outcomes import SILENT, Outcome
+from tandem.rpc.first_contact import ANSWER_SECONDS, Ask, explained, first_of, service_at
+from tandem.rpc.generation_client import GenerationClient
+from tandem.speculation.outcomes import SILENT, Outcome
 from tandem.speculation.request import RequestOptions
 from tandem.speculation.retry import Persistence, RetryBudget
 from tandem.speculation.types import (
@@ -32,35 +35,18 @@ from tandem.speculation.types import (
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # which Python has from 3.11 on
 
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
-
-CONNECT_SECONDS = 10.0
-"""How long a server may take to tell what it runs."""
-
-
-def _with_options(method: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Lists the options of a request, each by its name, where help() shows the method's arguments."""
-    own = inspect.signature(method)
-    kept = [each for each in own.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-    options = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=..., annotation=kind.__forward_arg__)
-        for name, kind in inspect.get_annotations(RequestOptions).items()
-    ]
-    method.__signature__ = own.replace(parameters=[*kept, *options])  # type: ignore[attr-defined]
-    method.__doc__ = f"{inspect.getdoc(method)}\n\n{inspect.getdoc(RequestOptions)}"
-    return method
-
 
 class AsyncClient:
     """Asks Tandem servers for continuations. Many requests may run at once.
 
     `endpoints`: "HOST:PORT", or several ("HOST:PORT,HOST:PORT" or a list) that run the same model. Requests go to one
     of them. When it fails, the next one repeats the request, and only the tokens that follow those received are
-    yielded. A server that is full, or that cannot be reached, is tried again for `retry_seconds`.
+    yielded. A server that is full, or that can no longer be reached, is tried again for `retry_seconds`.
 
     `service`: "TargetVerifier", "FusedSpeculativeServer" or "DraftWorker"; by default, whichever answers.
-    `credentials`: TLS certificates and a bearer token, from files. Raises ValueError for a wrong argument.
+    `credentials`: TLS certificates and a bearer token, from files. `wait_seconds`: how long to wait for the first
+    answer while no server listens; by default, a request fails at once, and says why. Raises TandemError for a wrong
+    argument.
     """
 
     def __init__(
@@ -70,14 +56,13 @@ class AsyncClient:
         service: str | None = None,
         credentials: Credentials | None = None,
         retry_seconds: float = 60.0,
+        wait_seconds: float = 0.0,
     ) -> None:
-        if service not in (None, TARGET, FUSED, DRAFT):
-            raise ValueError(f"service: {service!r} is not one of {TARGET}, {FUSED}, {DRAFT}")
-        given = endpoints if isinstance(endpoints, str) else ",".join(endpoints)
+        given = check_connecting(endpoints, service, credentials, retry_seconds, wait_seconds)
         self._pool = EndpointPool(parse_addresses(given, "endpoints"))
         self._service, self._credentials = service, credentials or Credentials()
         self._credentials.check(given)
-        self._persistence = Persistence(retry_seconds)
+        self._persistence, self._wait_seconds = Persistence(retry_seconds), wait_seconds
         self._clients: dict[str, GenerationClient] = {}
         self._checked: set[str] = set()  # addresses whose model is known to be the expected one
         self._expected: ModelInfo | None = None
@@ -97,52 +82,47 @@ class AsyncClient:
         clients, self._clients = list(self._clients.values()), {}
         await asyncio.gather(*(client.close() for client in clients))
 
-    async def model_info(self, timeout: float = CONNECT_SECONDS) -> ModelInfo:
-        """Returns what the first server to answer runs. Raises TandemError."""
-        end = time.monotonic() + timeout
-        asked: list[str] = []
-        while True:
-            address = self._pool.following(self._pool.current, asked)
-            assert address is not None, "the last one asked raises"
-            asked.append(address)
-            last = self._pool.following(address, asked) is None
-            try:
-                client = await self._client(address, end, wait=last)
-                return await client.model_info(_left(end), wait=last)
-            except TandemError:
-                if last:
-                    raise
+    async def model_info(self, timeout: float = ANSWER_SECONDS) -> ModelInfo:
+        """Returns what the first server to answer runs. Each may take `timeout` seconds. Raises TandemError."""
+        return (await self._first(timeout, self._wait_seconds))[1]
 
-    @_with_options
+    async def _first(self, timeout: float, wait_seconds: float) -> tuple[str, ModelInfo]:
+        def asking(address: str) -> Ask[ModelInfo]:
+            async def ask(seconds: float) -> ModelInfo:
+                client = await self._client(address, seconds)
+                return await client.model_info(seconds, wait=False)
+
+            return ask
+
+        asks = {address: asking(address) for address in self._pool.turns(self._pool.current)}
+        return await first_of(asks, self._credentials, timeout, wait_seconds, self._service or "")
+
+    @with_options
     async def generate(
         self,
-        prompt: Prompt,
+        prompt: Prompt | None = None,
         sampling: SamplingParams | None = None,
         *,
         stop: str | Sequence[str] = (),
         timeout: float | None = None,
         **options: Unpack[RequestOptions],
     ) -> Completion:
-        """Returns the whole continuation; `stream` explains the arguments. Raises TandemError, ValueError."""
-        request = request_of(prompt, sampling, stop, **options)
+        """Returns the whole continuation, once it has ended."""
+        request = request_of(prompt, sampling, stop, timeout, **options)
         return await completion_of(self.events(request, timeout))
 
-    @_with_options
+    @with_options
     def stream(
         self,
-        prompt: Prompt,
+        prompt: Prompt | None = None,
         sampling: SamplingParams | None = None,
         *,
         stop: str | Sequence[str] = (),
         timeout: float | None = None,
         **options: Unpack[RequestOptions],
     ) -> AsyncGenerator[Chunk, None]:
-        """Yields chunks as they are committed. Closing the generator cancels the request.
-
-        `prompt`: text, or token ids. `sampling`: by default, the server's defaults. `stop`: a string, or several, that
-        end the output. `timeout`: seconds for the whole request, retries included. Raises TandemError, ValueError.
-        """
-        request = request_of(prompt, sampling, stop, **options)
+        """Yields chunks as they are committed. Closing the generator cancels the request."""
+        request = request_of(prompt, sampling, stop, timeout, **options)
         return chunks_of(self.events(request, timeout))
 
     async def events(self, request: GenerationRequest, timeout: float | None = None) -> Events:
@@ -152,7 +132,13 @@ class AsyncClient:
         received, address = Repetition(), self._pool.current
         while True:
             try:
-                client = await self._ready(address, deadline)
+                most = math.inf if deadline is None else _left(deadline)
+                if self._expected is None:
+                    address, info = await self._first(min(ANSWER_SECONDS, most), min(self._wait_seconds, most))
+                    self._expected = self._expected or info
+                    if self._expected is info:
+                        self._checked.add(address)
+                client = await self._ready(address, self._expected, min(ANSWER_SECONDS, most))
                 left = None if deadline is None else _left(deadline)
                 async with contextlib.aclosing(client.generate(request, left)) as events:
                     async for event in events:
@@ -188,7 +174,7 @@ class AsyncClient:
             if not self._pool.refuse(address, error.message):
                 raise error
             return 0.0, self._pool.current
-        if error.outcome not in SILENT or budget.over:
+        if error.outcome not in SILENT or budget.over or self._expected is None:
             raise error
         self._pool.failed(address, str(error))
         pause = budget.wait()
@@ -196,28 +182,26 @@ class AsyncClient:
             raise error
         return pause, self._pool.current
 
-    async def _ready(self, address: str, deadline: float | None) -> GenerationClient:
+    async def _ready(self, address: str, expected: ModelInfo, seconds: float) -> GenerationClient:
         """Returns the client of an endpoint that runs the expected model. Raises TandemError."""
-        if self._closed:
-            raise TandemError("CANCELLED", "the client is closed")
-        if address in self._checked:
-            return self._clients[address]
-        end = time.monotonic() + CONNECT_SECONDS
-        end = end if deadline is None else min(end, deadline)
-        client = await self._client(address, end, wait=False)
-        info = await client.model_info(_left(end), wait=False)
-        self._expected = self._expected or info
-        if (other := disagreement(self._expected, info)) is not None:
+        try:
+            client = await self._client(address, seconds)
+            info = expected if address in self._checked else await client.model_info(seconds, wait=False)
+        except TandemError as error:
+            raise await explained(error, address, self._credentials) from None
+        if (other := disagreement(expected, info)) is not None:
             raise TandemError("FAILED_PRECONDITION", f"the server at {address}: {other}", reason=_OTHER_MODEL)
         self._checked.add(address)
         return client
 
-    async def _client(self, address: str, end: float, wait: bool) -> GenerationClient:
+    async def _client(self, address: str, seconds: float) -> GenerationClient:
         """Returns the connection to an endpoint, once it is known which service listens there."""
+        if self._closed:
+            raise closed_error()
         if address not in self._clients:
-            service = self._service or await which_service(address, self._credentials, _left(end), wait)
+            service = self._service or await service_at(address, self._credentials, seconds)
             if self._closed:
-                raise TandemError("CANCELLED", "the client is closed")
+                raise closed_error()
             if address not in self._clients:  # another request may have connected meanwhile
                 self._clients[address] = GenerationClient.connect(address, service, self._credentials)
         return self._clients[address]

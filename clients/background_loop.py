@@ -26,12 +26,12 @@ class BackgroundLoop:
         """Waits for `work` and returns its result, or raises what it raised. Raises TandemError once closed."""
         if self._closed:
             work.close()
-            raise _closed_error()
+            raise closed_error()
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
         except concurrent.futures.CancelledError:
-            raise _closed_error() from None
+            raise closed_error() from None
         except BaseException:
             future.cancel()
             raise
@@ -81,5 +81,5 @@ async def _end_all() -> None:
     await asyncio.get_running_loop().shutdown_asyncgens()
 
 
-def _closed_error() -> TandemError:
-    return TandemError("CANCELLED", "the client is closed")
+def closed_error() -> TandemError:
+    return TandemError("CANCELLED", "the client is closed", reason="CLOSED")

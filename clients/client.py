@@ -55,8 +55,15 @@ class Client:
         service: str | None = None,
         credentials: Credentials | None = None,
         retry_seconds: float = 60.0,
+        wait_seconds: float = 0.0,
     ) -> None:
-        self._client = AsyncClient(endpoints, service=service, credentials=credentials, retry_seconds=retry_seconds)
+        self._client = AsyncClient(
+            endpoints,
+            service=service,
+            credentials=credentials,
+            retry_seconds=retry_seconds,
+            wait_seconds=wait_seconds,
+        )
         self._loop = BackgroundLoop("tandem-client")
 
     def __enter__(self) -> Client:

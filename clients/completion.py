@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from tandem.clients.arguments import check_request
+from tandem.clients.messages import chat_of
 from tandem.speculation.request import RequestOptions, members
 from tandem.speculation.types import (
     SAMPLING_FIELDS,
@@ -79,20 +81,19 @@ async def chunks_of(events: Events) -> AsyncGenerator[Chunk, None]:
 
 
 def request_of(
-    prompt: Prompt,
+    prompt: Prompt | None,
     sampling: SamplingParams | None,
     stop: str | Sequence[str],
+    timeout: float | None = None,
     deadline: float | None = None,
     **options: Unpack[RequestOptions],
 ) -> GenerationRequest:
-    """Builds a request. `sampling` None leaves every field to the server. Raises InvalidField, a ValueError."""
-    if unknown := sorted(options.keys() - RequestOptions.__annotations__):
-        raise TypeError(f"a request has no option {', '.join(unknown)}")
-    text, tokens = (prompt, None) if isinstance(prompt, str) else (None, tuple(prompt))
-    given: dict[str, Any] = {**options, **members(options)}
+    """Builds a request. `sampling` None leaves every field to the server. Raises InvalidField, a TandemError."""
+    check_request(prompt, sampling, stop, timeout, options)
+    given: dict[str, Any] = {**options, **members(options), "messages": chat_of(options.get("messages"))}
     return GenerationRequest(
-        text=text,
-        token_ids=tokens,
+        text=prompt if isinstance(prompt, str) else None,
+        token_ids=None if prompt is None or isinstance(prompt, str) else tuple(prompt),
         sampling=sampling or SamplingParams(),
         unset_sampling=frozenset() if sampling else frozenset(SAMPLING_FIELDS),
         stop_strings=(stop,) if isinstance(stop, str) else tuple(stop),

@@ -27,6 +27,9 @@ from tandem.speculation.round_statistics import RoundStatistics
 from tandem.speculation.types import GenerationRequest, ModelInfo, Rule, SpeculationStats
 from tandem.speculation.verification_mode import ChosenRounds, ModeChoice
 
+TARGET_SECONDS = 120.0
+"""How long a draft waits for a target that is still starting, unless told otherwise."""
+
 
 async def open_distributed(
     config: ModelConfig,

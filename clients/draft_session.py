@@ -8,13 +8,18 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+from tandem.clients.arguments import check_connecting
 from tandem.clients.background_loop import BackgroundLoop
 from tandem.clients.completion import Completion, Events, Prompt, chunks_of, completion_of, request_of
+from tandem.clients.signatures import explained
 from tandem.engine.generator import Generator
+from tandem.rpc.channel import TARGET
 from tandem.rpc.credentials import Credentials
+from tandem.rpc.endpoint_pool import parse_addresses
 from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.verifier_client import VerifierClient
 from tandem.rpc.verify_stream import RemoteVerifier
+from tandem.speculation.errors import InvalidField, WrongType
 from tandem.speculation.loop import DraftThenVerify, Rounds
 from tandem.speculation.retry import Persistence
 from tandem.speculation.stopping import NoText, TextStream
@@ -59,7 +64,8 @@ class DraftSession:
     `target`: "HOST:PORT", or several with commas that run the same model; when a verifier fails, the request goes on
     at the next one. `tokenizer`: for text; without it, prompts are token ids and outputs have no text.
     `speculation_length`: draft tokens to ask for per round. `retry_seconds`: how long a request tries to go on while no
-    verifier answers. `connect_seconds`: how long to wait for the first answer. Raises ValueError, TandemError.
+    verifier answers. `wait_seconds`: how long to wait for the first answer while no server listens; by default, that is
+    said at once. Raises TandemError.
     """
 
     def __init__(
@@ -71,14 +77,18 @@ class DraftSession:
         speculation_length: int | None = None,
         credentials: Credentials | None = None,
         retry_seconds: float = 60.0,
-        connect_seconds: float = 30.0,
+        wait_seconds: float = 0.0,
     ) -> None:
+        target = check_connecting(target, TARGET, credentials, retry_seconds, wait_seconds, "target")
+        parse_addresses(target, "target")
+        if not callable(getattr(drafter, "propose", None)):
+            raise WrongType("drafter", "an object with a method propose(tokens, k)", drafter)
         (credentials or Credentials()).check(target)
         self._drafter, self._tokenizer = drafter, tokenizer
         persistence = Persistence(retry_seconds)
         self._loop = BackgroundLoop("tandem-draft-session")
         try:
-            self._client, self.target = self._loop.run(_connected(target, persistence, credentials, connect_seconds))
+            self._client, self.target = self._loop.run(_connected(target, persistence, credentials, wait_seconds))
             self._length = _checked_length(speculation_length, self.target)
         except BaseException:
             self.close()
@@ -95,6 +105,7 @@ class DraftSession:
         client = getattr(self, "_client", None)
         self._loop.close(client.close() if client else asyncio.sleep(0))
 
+    @explained
     def generate(
         self,
         prompt: Prompt,
@@ -106,14 +117,11 @@ class DraftSession:
         adapter: str = "",
         timeout: float | None = None,
     ) -> Completion:
-        """Returns the whole continuation.
+        """Returns the whole continuation, once it has ended."""
+        events = self._events(prompt, sampling, max_new_tokens, stop, timeout, logprobs, adapter)
+        return self._loop.run(completion_of(events))
 
-        `logprobs`: report log-probabilities, and so many likeliest tokens for each token, 0 to 20. `adapter`: the name
-        of a LoRA adapter of the target. `timeout`: seconds for the request. Raises TandemError, ValueError.
-        """
-        asked = (prompt, sampling, max_new_tokens, stop, timeout, logprobs, adapter)
-        return self._loop.run(completion_of(self._events(*asked)))
-
+    @explained
     def stream(
         self,
         prompt: Prompt,
@@ -125,9 +133,9 @@ class DraftSession:
         adapter: str = "",
         timeout: float | None = None,
     ) -> Iterator[Chunk]:
-        """Yields chunks as they are committed; leaving early frees the slot. Raises TandemError, ValueError."""
-        asked = (prompt, sampling, max_new_tokens, stop, timeout, logprobs, adapter)
-        return self._loop.iterate(chunks_of(self._events(*asked)))
+        """Yields chunks as they are committed; leaving early frees the slot."""
+        events = self._events(prompt, sampling, max_new_tokens, stop, timeout, logprobs, adapter)
+        return self._loop.iterate(chunks_of(events))
 
     def _events(
         self,
@@ -140,11 +148,12 @@ class DraftSession:
         adapter: str,
     ) -> Events:
         if self._tokenizer is None and (isinstance(prompt, str) or stop):
-            raise ValueError("tokenizer: text prompts and stop strings need one; pass tokenizer= to DraftSession")
+            raise InvalidField("tokenizer", "text prompts and stop strings need one; pass tokenizer= to DraftSession")
         request = request_of(
             prompt,
             sampling,
             stop,
+            timeout,
             max_new_tokens=max_new_tokens,
             speculation_length=self._length,
             logprobs=logprobs,
@@ -169,11 +178,11 @@ class _Drafter:
         """Does nothing: each proposal is given all tokens."""
 
     async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
-        """Cuts the draft at the first id outside the vocabulary. Raises ValueError if it has more than `k` tokens."""
+        """Cuts the draft at the first id outside the vocabulary. Raises InvalidField if it has more than `k` tokens."""
         began = time.perf_counter()
         proposed = [int(token) for token in await asyncio.to_thread(self._drafter.propose, tuple(tokens), k)]
         if len(proposed) > k:
-            raise ValueError(f"propose: returned {len(proposed)} tokens, but at most {k} were requested")
+            raise InvalidField("propose", f"returned {len(proposed)} tokens, but at most {k} were requested")
         unknown = (i for i, token in enumerate(proposed) if not 0 <= token < self._vocab_size)
         return Draft(tuple(proposed[: next(unknown, k)]), compute_seconds=time.perf_counter() - began)
 
@@ -231,10 +240,12 @@ async def _connected(
 
 
 def _checked_length(requested: int | None, target: ModelInfo) -> int:
-    """Returns the draft tokens per round. Raises ValueError if the target does not verify so many."""
+    """Returns the draft tokens per round. Raises InvalidField if the target does not verify so many."""
     most = target.max_speculation_length
     if requested is None:
         return min(USUAL_LENGTH, most)
+    if not isinstance(requested, int):
+        raise WrongType("speculation_length", "an integer from 0 on, or None", requested)
     if not 0 <= requested <= most:
-        raise ValueError(f"speculation_length: {requested} is outside 0 to {most}, the target's maximum")
+        raise InvalidField("speculation_length", f"{requested} is outside 0 to {most}, the target's maximum")
     return requested

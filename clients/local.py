@@ -12,6 +12,7 @@ from tandem.engine.batcher import Batcher
 from tandem.engine.generators import plain_generator
 from tandem.engine.loading import load, load_adapters
 from tandem.engine.model_config import ModelConfig
+from tandem.rpc.first_contact import foresee
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.retry import Persistence
 from tandem.speculation.types import GenerationRequest
@@ -21,6 +22,7 @@ async def run_draft(
     config: ClientConfig, models: ModelConfig, connect_seconds: float, pipeline: Pipeline = Pipeline.AUTO
 ) -> int:
     """Runs --role draft: drafts locally and verifies at a TargetVerifier."""
+    await foresee(config.address, config.credentials)
     batcher, persistence = Batcher("draft"), Persistence(config.reconnect_seconds)
     generator, client = await open_distributed(
         models, config.address, connect_seconds, batcher, pipeline, config.credentials, persistence

@@ -19,14 +19,15 @@ from tandem.engine.page_copies import PageLayout, PageRun
 from tandem.engine.prefill_pace import SLOWER, Pace
 from tandem.engine.remote_prefill import MIN_TOKENS
 from tandem.engine.transfers import PrefillFailed, Wanted
-from tandem.rpc.channel import open_channel
+from tandem.rpc.channel import PREFILL, open_channel
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.endpoint_pool import parse_addresses
 from tandem.rpc.errors import TandemError, from_rpc
-from tandem.rpc.outcomes import Outcome
+from tandem.rpc.first_contact import explained
 from tandem.rpc.request_context import Attributes, Request, current, current_span, new_id, outgoing
 from tandem.rpc.wire_checks import MOST_NAME
 from tandem.runners.pages import PAGE
+from tandem.speculation.outcomes import Outcome
 from tandem.speculation.retry import doubled
 from tandem.v1 import prefill_worker_pb2 as pb
 from tandem.v1.prefill_worker_pb2_grpc import PrefillWorkerStub
@@ -88,7 +89,7 @@ class PrefillEndpoint:
         most = max(_MESSAGE_BYTES, layout.page_bytes + 2**16)
         # A name may stand for many workers: calls go to them in turn.
         options = (("grpc.max_receive_message_length", most), ("grpc.lb_policy_name", "round_robin"))
-        self._channel = open_channel(address, credentials, options)
+        self._channel, self._credentials = open_channel(address, credentials, options), credentials
         self._stub: Any = PrefillWorkerStub(self._channel)
         self._thread = ThreadPoolExecutor(1, "pages")
         self.running = 0
@@ -104,7 +105,8 @@ class PrefillEndpoint:
             reply = await self._stub.GetModelInfo(pb.PrefillWorkerGetModelInfoRequest(), timeout=self._seconds)
             self._same(reply.layout)
         except grpc.RpcError as error:
-            raise self.failed(_from_call(from_rpc(error))) from None
+            why = await explained(from_rpc(error), self.address, self._credentials, PREFILL)
+            raise self.failed(_from_call(why)) from None
         except PrefillFailed as error:
             raise self.failed(error) from None
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from tandem.engine.generator import Generator
 from tandem.engine.generators import drafted_generator
 from tandem.engine.loading import Loaded
+from tandem.rpc.channel import DRAFT
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.errors import TandemError
+from tandem.rpc.first_contact import first_of
 from tandem.rpc.propose_stream import StreamedDrafts
 from tandem.rpc.remote_drafter import DraftClient, RemoteDrafter
 from tandem.rpc.traced import traced
@@ -34,7 +38,8 @@ async def open_remote_draft(
     client = DraftClient(draft_address, target.tokenizer.sha256, draft_seconds, credentials)
     name = draft_address
     try:
-        name = (await client.info(draft_seconds)).draft_name
+        asks = {draft_address: partial(client.info, wait=False)}
+        name = (await first_of(asks, credentials, draft_seconds, draft_seconds, DRAFT))[1].draft_name
     except TandemError as error:
         client.health.failed(error)
     except ValueError:

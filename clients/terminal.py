@@ -13,6 +13,7 @@ from tandem.clients.completion import Events
 from tandem.clients.profile import Profile
 from tandem.rpc.channel import DRAFT, FUSED, TARGET
 from tandem.rpc.credentials import Credentials
+from tandem.rpc.endpoint_pool import parse_addresses
 from tandem.rpc.printable import printable
 from tandem.rpc.request_context import Request, begin, current, new_id
 from tandem.rpc.tracing import Tracing, open_tracing
@@ -27,7 +28,8 @@ MAX_AT_ONCE = 64  # concurrent prompts, because a server's queue is limited
 class ClientConfig:
     """Server, prompts and output options of a client role. `timeout`: seconds that a request may take.
 
-    `reconnect_seconds`: how long a request is retried if a server is full or a verifier is gone.
+    `reconnect_seconds`: how long a request is retried if a server is full or a verifier is gone. `connect_seconds`: how
+    long a server that does not listen yet is waited for.
     """
 
     address: str
@@ -38,6 +40,7 @@ class ClientConfig:
     timeout: float | None = None
     otlp_endpoint: str | None = None
     reconnect_seconds: float = 60.0
+    connect_seconds: float = 0.0
     credentials: Credentials = field(default_factory=Credentials)
 
     def __post_init__(self) -> None:
@@ -46,13 +49,15 @@ class ClientConfig:
 
 async def run_client(config: ClientConfig, service: str | None) -> int:
     """Runs --role client or fused_client. `service` None detects which of the three services answers."""
-    from tandem.rpc.generation_client import GenerationClient, which_service
+    from tandem.rpc.first_contact import which_service
+    from tandem.rpc.generation_client import GenerationClient
 
     if service not in (None, TARGET, FUSED, DRAFT):
         raise ValueError(f"service: {service!r} is not one of {TARGET}, {FUSED}, {DRAFT}")
-    if "," in config.address:
+    if len(parse_addresses(config.address)) > 1:
         raise ValueError("target_host: this role calls one server; several are for --role draft and draft_worker")
-    service = service or await which_service(config.address, config.credentials)
+    wait = config.connect_seconds
+    service = await which_service(config.address, config.credentials, wait_seconds=wait, service=service)
     async with GenerationClient.connect(config.address, service, config.credentials) as client:
 
         def generate(request: GenerationRequest) -> Events:
@@ -72,7 +77,8 @@ async def run_prompts(config: ClientConfig, generate: Generate, name: str) -> in
         screen = _Screen(None if alone else number, config.token_by_token)
         async with turns:
             with _as_request(tracing, name):
-                return await _run_prompt(screen, generate, replace(config.request, text=prompt))
+                request = config.request if config.request.messages else replace(config.request, text=prompt)
+                return await _run_prompt(screen, generate, request)
 
     try:
         outcomes = await asyncio.gather(*(in_turn(i, prompt) for i, prompt in enumerate(config.prompts)))
@@ -157,7 +163,6 @@ async def _run_prompt(screen: _Screen, generate: Generate, request: GenerationRe
     from tandem.rpc.errors import TandemError
     from tandem.runners.protocol import RowFailed
     from tandem.speculation.pipeline import OutOfStep
-    from tandem.speculation.types import InvalidField, TooLong
 
     known = current()
     outcome, started = Outcome(request_id=known.id if known else ""), time.perf_counter()
@@ -175,7 +180,7 @@ async def _run_prompt(screen: _Screen, generate: Generate, request: GenerationRe
                 screen.show(event)
         if not outcome.completion:
             outcome.error = "the stream ended without a completion"
-    except (TandemError, InvalidField, TooLong, OutOfStep, RowFailed, DeviceLost) as error:
+    except (TandemError, OutOfStep, RowFailed, DeviceLost) as error:
         outcome.error = str(error)
     outcome.seconds = time.perf_counter() - started
     screen.end(outcome)

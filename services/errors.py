@@ -20,7 +20,6 @@ from tandem.engine.batcher import DeviceLost, StepHung
 from tandem.engine.fair_turns import TooManyWaiting
 from tandem.engine.slots import NoFreeSlot
 from tandem.rpc.errors import TandemError
-from tandem.rpc.outcomes import Outcome, outcome_of
 from tandem.rpc.printable import printable
 from tandem.rpc.request_context import current
 from tandem.runners.protocol import RowFailed
@@ -29,6 +28,7 @@ from tandem.services.http.problems import BodyLate, BodyTooLarge, NoSuchModel, N
 from tandem.services.layers import Call, Layer
 from tandem.services.security.limits import LimitReached
 from tandem.services.sessions.table import SessionConflict, SessionExpired, SessionNotFound
+from tandem.speculation.outcomes import Outcome, outcome_of
 from tandem.speculation.pipeline import OutOfStep
 from tandem.speculation.types import InvalidField, TooLong
 from tandem.v1 import generation_pb2
@@ -123,9 +123,10 @@ def to_status(error: Exception, log_prompts: bool = False) -> status_pb2.Status:
         status = to_status(error.cause, log_prompts)
         status.details.append(_packed(_partial(error.produced)))
         return status
-    if isinstance(error, TandemError) and error.outcome is Outcome.DENIED:  # our credentials, not the caller's
+    own = isinstance(error, InvalidField | TooLong)
+    if isinstance(error, TandemError) and not own and error.outcome is Outcome.DENIED:  # our credentials are at fault
         return _status(code_pb2.INTERNAL, f"another server refused this server's call: {error}")
-    if isinstance(error, TandemError):  # from another server, passed on
+    if isinstance(error, TandemError) and not own:  # from another server, passed on
         details = [_info(error.reason)] if error.reason else []
         details += [_violation(error.field, error.message)] if error.field else []
         details += [_retry(error.retry_seconds)] if error.retry_seconds else []

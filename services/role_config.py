@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tandem.clients.distributed import TARGET_SECONDS
 from tandem.clients.prefill_client import PrefillConfig
 from tandem.engine.generator import RequestDefaults
 from tandem.engine.model_config import ModelConfig
@@ -40,7 +41,6 @@ class RoleConfig:
     target_address: str | None
     draft_address: str | None
     draft_seconds: float
-    connect_seconds: float
     lease_seconds: float
     profile: bool
     pipeline: Pipeline
@@ -59,6 +59,7 @@ class RoleConfig:
     own_length: bool = False
     own_slots: bool = False
     kv_cache_mb: int | None = None
+    connect_seconds: float = TARGET_SECONDS
 
     def __post_init__(self) -> None:
         for address in (self.target_address, self.draft_address, self.prefill.addresses if self.prefill else None):

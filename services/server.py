@@ -134,7 +134,7 @@ async def serve(
     port = bind("port", f"{config.host}:{config.port}", partial(config.security.add_port, server))
     probes = ProbePort(config.host, config.health_port, config.security.limits)
     engine = EnginePorts(config.engine, config.security, outermost, _OPTIONS) if config.engine else None
-    http = bound_http_port(config, outermost)
+    http = bound_http_port(config, outermost, port)
     ending.begin()
     stopping = _stop_signals(ending, config.drain_seconds)
     building = asyncio.create_task(_as_task(build()))
@@ -247,13 +247,13 @@ def _stop_signals(ending: ShutdownDeadline, drain_seconds: float) -> asyncio.Eve
     return stopping
 
 
-def bound_http_port(config: ServeConfig, outermost: Sequence[Layer]) -> HttpPort | None:
+def bound_http_port(config: ServeConfig, outermost: Sequence[Layer], grpc_port: int = 0) -> HttpPort | None:
     """Binds the port for OpenAI clients, if there is to be one. Imports what only it needs."""
     if config.http is None:
         return None
     from tandem.services.http.http_port import HttpPort
 
-    return HttpPort(config.http, config.security, outermost)
+    return HttpPort(config.http, config.security, outermost, grpc_port)
 
 
 def _announce(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tandem.clients.draft_session import DraftSession
     from tandem.comparison.api import compare
     from tandem.rpc.credentials import Credentials
-    from tandem.rpc.errors import TandemError
+    from tandem.speculation.errors import TandemError
     from tandem.speculation.types import (
         Chunk,
         FinishReason,
@@ -66,7 +66,7 @@ _MODULES = {
     "SpeculationStats": "tandem.speculation.types",
     "Structure": "tandem.speculation.types",
     "StructureKind": "tandem.speculation.types",
-    "TandemError": "tandem.rpc.errors",
+    "TandemError": "tandem.speculation.errors",
     "TokenLogprobs": "tandem.speculation.types",
     "compare": "tandem.comparison.api",
 }

@@ -187,6 +187,7 @@ async def target_site(
     features: Sequence[int] | None = None,
     opening_seconds: float = OPENING_SECONDS,
     queue: int | None = None,
+    port: int = 0,
 ) -> AsyncIterator[Site]:
     """A TargetVerifier. `features`: after which layers it hands out hidden states; empty: the usual ones."""
     batcher, lifecycle, limits = Batcher("test-target"), Lifecycle(), security.limits if security else None
@@ -201,7 +202,7 @@ async def target_site(
     expiring = asyncio.create_task(service.checkout.expire_forever())
     try:
         register = partial(add_TargetVerifierServicer_to_server, service)
-        async with listening(register, interceptors=interceptors, security=security) as address:
+        async with listening(register, port, interceptors, security) as address:
             yield Site(TARGET, address, generator, engine, lifecycle, service, method=generate)
     finally:
         expiring.cancel()

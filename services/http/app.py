@@ -27,12 +27,17 @@ PROBES = ("/health", "/health/live", "/readiness")
 
 
 class HttpApp:
-    """An ASGI application. `layers`: what is done around every call."""
+    """An ASGI application. `layers`: what is done around every call. `grpc_port`: told to those who ask for health."""
 
     def __init__(
-        self, service: HttpService, limits: ServerLimits, layers: Sequence[Layer], health: HealthService
+        self,
+        service: HttpService,
+        limits: ServerLimits,
+        layers: Sequence[Layer],
+        health: HealthService,
+        grpc_port: int = 0,
     ) -> None:
-        self._health, self._page = health, PAGE.read_bytes()
+        self._health, self._page, self._grpc_port = health, PAGE.read_bytes(), grpc_port
         self._service, self._calls = service, TransportInterceptor(limits, layers)
         self._routes: dict[str, tuple[str, str, Handler]] = {
             "/v1/chat/completions": ("POST", "Generate", service.chat),
@@ -57,7 +62,8 @@ class HttpApp:
     async def _probe(self, exchange: Exchange, path: str) -> None:
         """Answers anybody who asks whether this server serves, or that it lives."""
         serving = path.endswith("live") or self._health.serving
-        await exchange.answer(200 if serving else 503, {"status": "serving" if serving else "not serving"})
+        told = {"grpc_port": self._grpc_port} if self._grpc_port else {}
+        await exchange.answer(200 if serving else 503, {"status": "serving" if serving else "not serving", **told})
 
     async def _called(self, exchange: Exchange, path: str, method: str) -> None:
         wanted, name, handler = self._route(path)

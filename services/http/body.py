@@ -6,10 +6,10 @@ import json
 import re
 from typing import Any
 
+from tandem.speculation.chat import MOST_DEPTH, deeper_than
 from tandem.speculation.types import InvalidField
 
 _SURROGATES = re.compile(rb"\\u[dD][89a-fA-F]")
-MOST_DEPTH = 64
 
 
 def read_json(data: bytes) -> dict[str, Any]:
@@ -28,7 +28,8 @@ def read_json(data: bytes) -> dict[str, Any]:
         raise InvalidField("body", f"not JSON: {error}") from None
     if not isinstance(value, dict):
         raise InvalidField("body", "not a JSON object")
-    _check_depth(value)
+    if deeper_than(value, MOST_DEPTH):
+        raise InvalidField("body", f"nested deeper than {MOST_DEPTH} levels")
     return value
 
 
@@ -42,15 +43,3 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _finite(name: str) -> Any:
     raise InvalidField("body", f"{name} is not JSON")
-
-
-def _check_depth(value: Any) -> None:
-    level, depth = [value], 0
-    while level:
-        if depth > MOST_DEPTH:
-            raise InvalidField("body", f"nested deeper than {MOST_DEPTH} levels")
-        inner: list[Any] = []
-        for each in level:
-            inside = each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
-            inner += [one for one in inside if isinstance(one, dict | list)]
-        level, depth = inner, depth + 1

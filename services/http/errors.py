@@ -9,7 +9,7 @@ from typing import Any
 from google.protobuf.any_pb2 import Any as Packed
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
-from tandem.rpc.outcomes import Outcome, outcome_of
+from tandem.speculation.outcomes import Outcome, outcome_of
 
 RETRY_SECONDS = 1
 """When to try again, where nobody knows better."""

@@ -16,15 +16,17 @@ from tandem.services.security.config import Security
 class HttpPort:
     """Binds at once and answers from `start` on. Raises AddressInUse."""
 
-    def __init__(self, address: HttpAddress, security: Security, outermost: Sequence[Layer] = ()) -> None:
-        self._security, self._outermost = security, outermost
+    def __init__(
+        self, address: HttpAddress, security: Security, outermost: Sequence[Layer] = (), grpc_port: int = 0
+    ) -> None:
+        self._security, self._outermost, self._grpc_port = security, outermost, grpc_port
         self._listener = Listener(address, security.tls)
         self.port, self.url = self._listener.port, self._listener.url
         self._service: HttpService | None = None
 
     async def start(self, service: HttpService, health: HealthService) -> None:
         self._service, layers = service, self._security.layers(self._outermost)
-        await self._listener.start(HttpApp(service, self._security.limits, layers, health))
+        await self._listener.start(HttpApp(service, self._security.limits, layers, health, self._grpc_port))
 
     async def stop(self) -> None:
         """Ends what still runs with an error, and closes."""

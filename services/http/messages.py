@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 from tandem.services.http.values import Parse, as_happens, known, mapping, one_of, refused, sequence, string
+from tandem.speculation.chat import MAX_MESSAGES, ROLES
 from tandem.speculation.types import InvalidField
 
-_ROLES = ("system", "developer", "user", "assistant", "tool")
 _NOTHING = as_happens([], "", why="not served in a message")
 
 
@@ -16,11 +16,13 @@ def messages(name: str, value: Any) -> list[dict[str, Any]]:
     """Parses messages of text. Raises InvalidField naming the message and what it has that is not served."""
     if not sequence(name, value):
         raise InvalidField(name, "empty: at least one message is needed")
+    if len(value) > MAX_MESSAGES:
+        raise InvalidField(name, f"{len(value)} are above the limit of {MAX_MESSAGES}")
     return [_message(f"{name}[{i}]", each) for i, each in enumerate(value)]
 
 
 def _message(name: str, value: Any) -> dict[str, Any]:
-    role = one_of(*_ROLES)(f"{name}.role", mapping(name, value).get("role"))
+    role = one_of(*ROLES)(f"{name}.role", mapping(name, value).get("role"))
     keys: dict[str, Parse] = {"role": string, "name": string, "content": _text}
     if role == "assistant":
         keys |= {"tool_calls": _calls, "refusal": string, "annotations": _NOTHING}
@@ -29,9 +31,9 @@ def _message(name: str, value: Any) -> dict[str, Any]:
     found = known(name, value, keys)
     if "content" not in found and not found.get("tool_calls"):
         raise InvalidField(f"{name}.content", "missing")
-    found.pop("annotations", None)
-    refusal = found.pop("refusal", "")
-    return {**found, "role": "system" if role == "developer" else role, "content": found.get("content", "") or refusal}
+    text = found.get("content", "") or found.get("refusal", "")
+    rest: dict[str, Any] = {key: found[key] for key in ("name", "tool_call_id", "tool_calls") if key in found}
+    return {"role": "system" if role == "developer" else role, "content": text, **rest}
 
 
 def _text(name: str, value: Any) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from tandem.checkpoints.tokenizers import ChatTokenizer, Tokenizer
+from tandem.engine.chats import TEMPLATE
 from tandem.engine.generator import LONG_TEXT, Generator
 from tandem.services.http.fields import MAX_CHOICES
 from tandem.services.http.problems import NoSuchModel
@@ -27,8 +28,6 @@ STRUCTURES = ("response_format", "structured_outputs", "guided_json", "guided_re
 _SAMPLING = [each.name for each in fields(SamplingParams) if each.name != "structure"]
 PROMPTS = {"chat": "messages", "completions": "prompt"}
 """The field that a prompt comes in."""
-TEMPLATE = {"add_generation_prompt": True, "continue_final_message": False}
-"""What a template is told of the end of a chat, where the request says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,4 +213,4 @@ def own_name(error: InvalidField, of: str, given: Mapping[str, Any]) -> InvalidF
     structured = next((name for name in STRUCTURES if given.get(name) is not None), "tools")
     names = {"structure": structured, "max_new_tokens": "max_tokens", "stop_strings": "stop", "adapter": "model"}
     names["prompt"] = PROMPTS[of]
-    return InvalidField(names.get(error.field, error.field), error.reason)
+    return InvalidField(names.get(error.field, error.field), error.fault)

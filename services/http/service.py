@@ -81,6 +81,9 @@ class HttpService:
             await self._answered(call, exchange, asked)
         except InvalidField as error:
             raise own_name(error, of, given) from None
+        except NoSuchModel:
+            exchange.param = "model"
+            raise
         except TooLong as error:
             message = str(error).replace("max_new_tokens", "max_tokens")
             exchange.param = "max_tokens" if message != str(error) else PROMPTS[of]

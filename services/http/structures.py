@@ -22,7 +22,7 @@ def made(name: str, kind: StructureKind, text: str) -> Structure:
     try:
         return Structure(kind, text)
     except InvalidField as error:
-        raise InvalidField(name, error.reason) from None
+        raise InvalidField(name, error.fault) from None
 
 
 def response_format(name: str, value: Any) -> Structure | None:

@@ -157,7 +157,7 @@ class RequiredCalls(Parser):
                 call, end = _DECODER.raw_decode(self._rest, begin)
             except ValueError:
                 break
-            found.append(self._call(call["name"], json.dumps(call["arguments"], ensure_ascii=False)))
+            found.append(self._call(call["name"], _compact(call["arguments"])))
             self._rest = self._rest[end:]
         return found
 
@@ -204,7 +204,7 @@ class MarkedCalls(Parser):
             call = json.loads(text)
             if call["name"] in self._names and isinstance(call.get("arguments", {}), dict):
                 self._after_call = True
-                return [self._call(call["name"], json.dumps(call.get("arguments", {}), ensure_ascii=False))]
+                return [self._call(call["name"], _compact(call.get("arguments", {})))]
         except (ValueError, KeyError, TypeError, RecursionError):
             pass
         self._after_call = False
@@ -227,3 +227,8 @@ def folded(deltas: list[Delta]) -> Delta:
             calls[part["index"]]["function"]["arguments"] += part["function"]["arguments"]
     message: Delta = {"role": "assistant", "content": content if content or not calls else None, "refusal": None}
     return {**message, "tool_calls": calls} if calls else message
+
+
+def _compact(arguments: Any) -> str:
+    """Returns the arguments of a call as JSON, without whitespace, as all JSON that is generated."""
+    return json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))

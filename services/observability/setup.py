@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import tandem
 from tandem.engine.batcher import Batcher
 from tandem.engine.generator import Generator
 from tandem.engine.slots import SlotPool
@@ -167,8 +167,5 @@ def _build(info: ModelInfo) -> dict[str, str]:
 
 
 def version() -> str:
-    """Returns Tandem's installed version, or "checkout"."""
-    try:
-        return importlib.metadata.version("tandem-speculative")
-    except importlib.metadata.PackageNotFoundError:
-        return "checkout"
+    """Returns the version of the running code, which need not be that of an installed package."""
+    return tandem.__version__

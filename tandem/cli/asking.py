@@ -9,6 +9,7 @@ from typing import Any
 from tandem.cli.flags import Options
 from tandem.cli.option import built
 from tandem.cli.values import auto_or_count, credentials, split_list, with_default_ports
+from tandem.clients.messages import read_chat
 from tandem.clients.prompts import read_prompts
 from tandem.clients.terminal import ClientConfig, run_client
 from tandem.installing import install_command
@@ -31,12 +32,12 @@ def fused_client(args: Options) -> Run:
 
 def draft(args: Options) -> Run:
     from tandem.cli.models import model_config
+    from tandem.clients.distributed import TARGET_SECONDS
     from tandem.clients.local import run_draft
 
     models = model_config(args.with_own_draft(), args.target_model or args.model)
-    return run_draft(
-        client_config(args), models, args.connect_seconds, member_named(Pipeline, "pipeline", args.pipeline)
-    )
+    wait = TARGET_SECONDS if args.connect_seconds is None else args.connect_seconds
+    return run_draft(client_config(args), models, wait, member_named(Pipeline, "pipeline", args.pipeline))
 
 
 def verify_target(args: Options) -> Run:
@@ -62,12 +63,16 @@ def _alone(args: Options, model: str | None, name: str) -> Run:
 def client_config(args: Options) -> ClientConfig:
     """Builds a client's prompts, request and addresses."""
     prompts = (*args.prompt, *_file_prompts(args.prompt_text))
-    if not prompts:
-        raise ValueError("prompt: give --prompt TEXT or --prompt_text FILE")
+    chat = None if args.messages is None else read_chat(args.messages)
+    if chat is not None and prompts:
+        raise ValueError("messages: a chat is a prompt of its own; leave --prompt and --prompt_text out")
+    if chat is None and not prompts:
+        raise ValueError("prompt: give --prompt TEXT, --prompt_text FILE or --messages FILE")
     request = built(
         GenerationRequest,
         args,
-        text="",
+        text="" if chat is None else None,
+        messages=chat,
         sampling=sampling(args),
         unset_sampling=frozenset(name for name in SAMPLING_FIELDS if getattr(args, name) is None),
         max_total_tokens=args.sequence_length,
@@ -80,7 +85,7 @@ def client_config(args: Options) -> ClientConfig:
         ClientConfig,
         args,
         address=with_default_ports(args.target_host, args.port),
-        prompts=prompts,
+        prompts=prompts or ("",),
         request=request,
         credentials=credentials(args),
     )

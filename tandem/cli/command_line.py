@@ -169,8 +169,8 @@ def _refuse_backend(flag: Flag, role: str, backend: str) -> None:
 
 
 def _wants_port(hosts: str) -> bool:
-    """Returns whether one of the hosts has no port, or is a bare IPv6 address."""
+    """Returns whether one of the hosts has no port, is a bare IPv6 address, or has a scheme, which is refused later."""
     return any(
-        ":" not in host.rpartition("]")[2] or (host.count(":") > 1 and not host.startswith("["))
+        "://" in host or ":" not in host.rpartition("]")[2] or (host.count(":") > 1 and not host.startswith("["))
         for host in map(str.strip, hosts.split(","))
     )

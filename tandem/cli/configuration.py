@@ -18,6 +18,7 @@ from tandem.engine.generator import RequestDefaults
 from tandem.engine.prefix_cache import PrefixSharing
 from tandem.engine.step_watch import parse_step_seconds
 from tandem.installing import install_command
+from tandem.rpc.endpoint_pool import parse_addresses
 from tandem.runners.startup import Startup
 from tandem.services.adapter_admin import AdapterAdminConfig
 from tandem.services.engine_port.port import EngineAddress
@@ -99,11 +100,8 @@ def engine_address(args: Options) -> EngineAddress | None:
 
 def draft_address(given: str | None) -> str | None:
     """Checks HOST:PORT. There is no default port."""
-    if given is None:
-        return None
-    host, _, port = given.rpartition(":")
-    if not (host and port.isdecimal() and 0 < int(port) < 65536):
-        raise ValueError(f"draft_host: {given!r} is not HOST:PORT")
+    if given is not None and len(parse_addresses(given, "draft_host")) > 1:
+        raise ValueError(f"draft_host: {given!r} names several; a target asks one DraftWorker")
     return given
 
 

@@ -243,7 +243,10 @@ class Options:
         "a longer device step counts as hung; auto: from measured times; 0: no limit", LISTENING, default="auto"
     )
     lease_seconds: SECONDS = option("how long a session lives without a Verify", SESSIONS, default=60.0)
-    connect_seconds: SECONDS = option("how long to wait for the TargetVerifier", APART, default=120.0)
+    connect_seconds: SECONDS | None = option(
+        "how long to wait for a server that does not listen yet (default: client, fused_client: 0; else 120)",
+        (*ASKING, "draft_worker"),
+    )
     reconnect_seconds: SECONDS = option(
         "how long to retry a request while no server answers, or all are full", (*ASKING, "draft_worker"), default=60.0
     )
@@ -333,6 +336,9 @@ class Options:
         group="requests (on a server: the defaults for requests that leave them out)",
     )
     prompt_text: FILE | None = option("a file with one prompt per line", PROMPTS, also="prompt_file")
+    messages: FILE | None = option(
+        "a file with a chat in its place: a JSON list of messages, as OpenAI has them", PROMPTED
+    )
     chat: bool = switch("put each prompt into the model's chat template", PROMPTS)
     max_new_tokens: int | None = option(
         "maximum tokens to generate (default: a server's, else up to the sequence length)", GENERATING

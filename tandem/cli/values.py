@@ -42,6 +42,8 @@ def with_default_ports(hosts: str, port: int) -> str:
 
 
 def _with_default_port(host: str, port: int) -> str:
+    if "://" in host:
+        return host  # which is refused where addresses are checked
     if host.count(":") > 1 and not host.startswith("["):
         host = f"[{host}]"  # a bare IPv6 address
     return host if ":" in host.rpartition("]")[2] else f"{host}:{port}"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from tandem.checkpoints.tokenizers import Tokenizer
+from tandem.engine.chats import chat_length, chat_tokens
 from tandem.engine.fair_turns import FairThread
 from tandem.speculation.length import AdaptiveLength, FixedLength, LengthPolicy
 from tandem.speculation.loop import Rounds, speculate
@@ -130,9 +132,12 @@ class Generator:
         """Returns the prompt's token ids, checked against the vocabulary. Raises InvalidField."""
         if request.token_ids is not None:
             prompt = list(request.token_ids)
+        elif (chat := request.messages) is not None:
+            prompt = await self._encoded(partial(chat_tokens, self.tokenizer, chat), chat_length(chat))
         else:
+            text = request.text or ""
             try:
-                prompt = await self._encoded(request.text or "", request.chat)
+                prompt = await self._encoded(partial(self.tokenizer.encode, text, request.chat), len(text))
             except ValueError as error:
                 raise InvalidField("chat", str(error).removeprefix("chat: ")) from None
         if not prompt:
@@ -140,11 +145,9 @@ class Generator:
         check_tokens("prompt", prompt, self.info.vocab_size)
         return prompt
 
-    async def _encoded(self, text: str, chat: bool) -> list[int]:
+    async def _encoded(self, encode: Callable[[], list[int]], length: int) -> list[int]:
         """Tokenizes; long texts one at a time in a thread, since a megabyte would block the event loop for seconds."""
-        if len(text) <= LONG_TEXT:
-            return self.tokenizer.encode(text, chat)
-        return await self.encoding.run(self.tokenizer.encode, text, chat)
+        return encode() if length <= LONG_TEXT else await self.encoding.run(encode)
 
     def _total(self, request: GenerationRequest) -> int:
         limit = self.info.max_sequence_length

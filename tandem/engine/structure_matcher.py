@@ -99,7 +99,7 @@ class RemoteMatcher:
                 return self._process.answer()
             except (Refused, Died) as error:
                 if isinstance(error, Refused) or error.signal in LIMITS:
-                    self._failed = refusal(self._structure, error, "follow").reason
+                    self._failed = refusal(self._structure, error, "follow").fault
                 else:
                     self._again()
         if self._failed:

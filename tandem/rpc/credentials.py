@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.rpc.secret_files import check_readable, lines_of, signature, warn_if_others_read
+from tandem.speculation.errors import InvalidField, WrongType
 
 log = logging.getLogger("tandem.security")
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A caller's TLS files and token. Raises ValueError.
+    """A caller's TLS files and token. Raises InvalidField, a TandemError, with the name that its flag has.
 
     With `ca`, calls are encrypted and the server must present a certificate signed by one of these authorities. `cert`
     and `key` are the caller's own (mTLS); `server_name` is the name to expect in the server's certificate if it is not
@@ -33,14 +34,17 @@ class Credentials:
     insecure: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("ca", "cert", "key", "server_name", "token_file", "token_env"):
+            if not isinstance(value := getattr(self, name), str | os.PathLike | None):
+                raise WrongType(name, "a string, or None", value)
         if (self.cert is None) != (self.key is None):
             one, other = ("cert", "key") if self.key is None else ("key", "cert")
-            raise ValueError(f"tls_client_{one}: given without tls_client_{other}")
+            raise InvalidField(f"tls_client_{one}", f"given without tls_client_{other}")
         for flag, value in (("tls_client_cert", self.cert), ("tls_server_name", self.server_name)):
             if value is not None and self.ca is None:
-                raise ValueError(f"{flag}: given without tls_ca")
+                raise InvalidField(flag, "given without tls_ca")
         if self.token_file is not None and self.token_env is not None:
-            raise ValueError("token_file: give either token_file or token_env")
+            raise InvalidField("token_file", "give either token_file or token_env")
         self._check_files()
 
     def _check_files(self) -> None:
@@ -50,14 +54,14 @@ class Credentials:
             try:
                 context.load_verify_locations(self.ca)
             except ssl.SSLError:
-                raise ValueError(f"tls_ca: {self.ca} holds no PEM certificate") from None
+                raise InvalidField("tls_ca", f"{self.ca} holds no PEM certificate") from None
         if self.cert is not None and self.key is not None:
             check_readable("tls_client_cert", self.cert)
             check_readable("tls_client_key", self.key)
             try:
                 context.load_cert_chain(self.cert, self.key, password="")
             except (ssl.SSLError, ValueError):
-                raise ValueError(f"tls_client_key: {self.key} is not the key of {self.cert}") from None
+                raise InvalidField("tls_client_key", f"{self.key} is not the key of {self.cert}") from None
             warn_if_others_read("tls_client_key", self.key)
         self.token()
 
@@ -87,9 +91,8 @@ class Credentials:
         away = [one for one in address.split(",") if not on_this_machine(one.rpartition(":")[0])]
         if away and self.ca is None and not self.insecure and (self.token_file or self.token_env):
             flag = "token_file" if self.token_file else "token_env"
-            raise ValueError(
-                f"{flag}: the token would be sent to {address} in clear text; give --tls_ca, or pass --insecure"
-            )
+            clear = f"the token would be sent to {address} in clear text; give --tls_ca, or pass --insecure"
+            raise InvalidField(flag, clear)
 
 
 class Token:
@@ -123,15 +126,15 @@ class TokenFile(Token):
 def _read(file: str) -> str:
     lines = lines_of("token_file", file)
     if len(lines) != 1:
-        raise ValueError(f"token_file: {file} has {len(lines)} lines; it holds one token")
+        raise InvalidField("token_file", f"{file} has {len(lines)} lines; it holds one token")
     return _checked("token_file", file, lines[0][1])
 
 
 def _checked(flag: str, where: str, token: str) -> str:
     if not token:
-        raise ValueError(f"{flag}: {where} holds no token")
+        raise InvalidField(flag, f"{where} holds no token")
     if len(token.split()) != 1 or not token.isascii() or not token.isprintable():
-        raise ValueError(f"{flag}: {where} holds more than one token, or characters not allowed in a token")
+        raise InvalidField(flag, f"{where} holds more than one token, or characters not allowed in a token")
     return token
 
 

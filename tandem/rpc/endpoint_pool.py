@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from tandem.speculation.types import ModelInfo
+from tandem.speculation.types import InvalidField, ModelInfo
 
 log = logging.getLogger("tandem.endpoints")
 
@@ -38,11 +38,14 @@ class EndpointPool:
         """Returns the next address after `address` that is not refused; `address` itself if there is no other."""
         return self.following(address, (address,)) or address
 
+    def turns(self, preferred: str) -> tuple[str, ...]:
+        """Returns the addresses that are not refused, from `preferred` on."""
+        at = self.addresses.index(preferred)
+        return tuple(each for each in (*self.addresses[at:], *self.addresses[:at]) if each not in self.refused)
+
     def following(self, preferred: str, exclude: Collection[str] = ()) -> str | None:
         """Returns the first address from `preferred` on that is neither in `exclude` nor refused; None if none is."""
-        at = self.addresses.index(preferred)
-        turns = (*self.addresses[at:], *self.addresses[:at])
-        return next((each for each in turns if each not in exclude and each not in self.refused), None)
+        return next((each for each in self.turns(preferred) if each not in exclude), None)
 
     def failed(self, address: str, reason: str) -> None:
         """Records that a server failed, or does not answer, and switches to the next one."""
@@ -94,8 +97,12 @@ def parse_addresses(given: str, field: str = "target_host") -> tuple[str, ...]:
     addresses = tuple(part.strip() for part in given.split(","))
     for address in addresses:
         host, _, port = address.rpartition(":")
+        if scheme := address.partition("://")[0] if "://" in address else "":
+            bare = address[len(scheme) + 3 :].partition("/")[0]
+            like = f", as {bare!r}" if ":" in bare else ""
+            raise InvalidField(field, f"{address!r} has the scheme {scheme}://; give HOST:PORT alone{like}")
         if not (host and port.isdecimal() and 0 < int(port) < 65536):
-            raise ValueError(f"{field}: {address!r} is not HOST:PORT")
+            raise InvalidField(field, f"{address!r} is not HOST:PORT")
     if len(set(addresses)) < len(addresses):
-        raise ValueError(f"{field}: {given!r} names a server twice")
+        raise InvalidField(field, f"{given!r} names a server twice")
     return addresses

@@ -1,4 +1,4 @@
-"""Defines TandemError, the exception for every failed call, and builds it from a gRPC error."""
+"""Builds TandemError, the exception for every failed call, from a gRPC error."""
 
 from __future__ import annotations
 
@@ -10,42 +10,13 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from tandem.rpc.outcomes import Outcome, outcome_of
 from tandem.rpc.printable import printable
-from tandem.speculation.types import InvalidField
+from tandem.speculation.errors import InvalidField
+from tandem.speculation.errors import TandemError as TandemError
 from tandem.v1 import generation_pb2
 
 LEAST_RETRY_SECONDS = 0.01
 """A server that asks for an earlier retry is asked again after this long."""
-
-
-class TandemError(Exception):
-    """A failed call. `code` is the gRPC status name; `retry_seconds` is set if the server says when to retry.
-
-    `reason` is the server's ErrorInfo reason, if it sent one (docs/sessions.md lists them). `field` names the field of
-    the request that is at fault, if one is. `produced` holds the tokens that a generation had committed before it
-    failed; if they come from the status alone, only the last ones. `request_id` identifies the request in the server's
-    log lines, if the server sent it.
-    """
-
-    def __init__(
-        self,
-        code: str,
-        message: str,
-        retry_seconds: float | None = None,
-        reason: str = "",
-        produced: tuple[int, ...] = (),
-        request_id: str | None = None,
-        field: str = "",
-    ) -> None:
-        super().__init__(f"{code}: {message}")
-        self.code, self.message, self.retry_seconds = code, message, retry_seconds
-        self.reason, self.produced, self.request_id, self.field = reason, produced, request_id, field
-
-    @property
-    def outcome(self) -> Outcome:
-        """Why the call failed, by its code."""
-        return outcome_of(self.code)
 
 
 class BrokenContract(TandemError):

@@ -11,11 +11,11 @@ from typing import Any
 import grpc
 
 from tandem.rpc import calls, wire
-from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, TARGET, open_channel, stub
+from tandem.rpc.channel import MESSAGES, open_channel, stub
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.errors import TandemError, contract, from_rpc
-from tandem.rpc.outcomes import SILENT, Outcome
 from tandem.rpc.request_context import MAX_REQUEST_ID, Request, current, current_span, new_id, outgoing, valid_id
+from tandem.speculation.outcomes import Outcome
 from tandem.speculation.retry import RetryBudget
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, InvalidField, ModelInfo
 
@@ -124,23 +124,6 @@ class GenerationClient:
             call.cancel()
             if about.span:
                 about.span.end(failed)
-
-
-async def which_service(
-    address: str, credentials: Credentials | None = None, timeout: float = 10.0, wait: bool = True
-) -> str:
-    """Returns the Tandem service that answers at `address`. Raises TandemError."""
-    for service in (TARGET, FUSED, DRAFT):
-        async with GenerationClient.connect(address, service, credentials) as client:
-            try:
-                await client.model_info(timeout, wait)
-            except TandemError as error:
-                if error.outcome is Outcome.NOT_OFFERED:
-                    continue
-                who = "no server at" if error.outcome in SILENT else "refused by the server at"
-                raise TandemError(error.code, f"{who} {address}: {error.message}") from None
-            return service
-    raise TandemError("UNIMPLEMENTED", f"the server at {address} has none of Tandem's services")
 
 
 def _check_logprobs(request: GenerationRequest, chunk: Chunk) -> None:

@@ -15,7 +15,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.rpc.errors import TandemError
-from tandem.rpc.outcomes import SILENT, outcome_of
+from tandem.speculation.outcomes import SILENT, outcome_of
 
 Reply = TypeVar("Reply")
 

@@ -14,13 +14,13 @@ from tandem.rpc import wire
 from tandem.rpc import wire_checks as check
 from tandem.rpc.duplex import Duplex, RoundTrips
 from tandem.rpc.errors import TandemError
-from tandem.rpc.outcomes import REQUESTS_OWN
 from tandem.rpc.remote_drafter import DraftClient
 from tandem.rpc.request_context import outgoing
 from tandem.speculation.acceptance import known_prefix
 from tandem.speculation.ahead import DraftingAhead
 from tandem.speculation.draft_store import MAX_NODES
 from tandem.speculation.fallible import Attempt
+from tandem.speculation.outcomes import REQUESTS_OWN
 from tandem.speculation.retry import Backoff
 from tandem.speculation.types import Draft, ModelInfo, Request, SpeculationStats
 from tandem.v1 import draft_worker_pb2 as pb

@@ -15,9 +15,9 @@ from tandem.rpc.closing import SessionCloses
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.errors import BrokenContract, TandemError, contract
 from tandem.rpc.generation_client import GenerationClient
-from tandem.rpc.outcomes import REQUESTS_OWN, Outcome
 from tandem.rpc.request_context import outgoing
 from tandem.speculation.fallible import DrafterHealth, DrafterLate, DrafterRefused
+from tandem.speculation.outcomes import REQUESTS_OWN, Outcome
 from tandem.speculation.step_times import MeasuredTimes
 from tandem.speculation.types import (
     Draft,
@@ -55,10 +55,10 @@ class DraftClient:
         self._info: ModelInfo | None = None
         self.closes = SessionCloses()
 
-    async def info(self, timeout: float) -> ModelInfo:
+    async def info(self, timeout: float, wait: bool = True) -> ModelInfo:
         """Returns the worker's model info, cached until it fails. Raises TandemError or TokenizerMismatch."""
         if self._info is None:
-            info = await GenerationClient(self.channel, DRAFT).model_info(timeout)
+            info = await GenerationClient(self.channel, DRAFT).model_info(timeout, wait)
             if info.tokenizer_sha256 != self.tokenizer_sha256:
                 raise TokenizerMismatch(
                     f"the tokenizer of the draft worker at {self.address} ({info.tokenizer_sha256[:12]}) is not the "

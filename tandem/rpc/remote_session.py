@@ -20,7 +20,6 @@ from tandem.rpc.answer_times import Waits
 from tandem.rpc.endpoint_pool import CHECK_SECONDS
 from tandem.rpc.errors import BrokenContract, TandemError, contract
 from tandem.rpc.liveness import answered, watch
-from tandem.rpc.outcomes import LOST, Outcome
 from tandem.rpc.race import Race
 from tandem.rpc.request_context import outgoing
 from tandem.rpc.verifier_client import VerifierClient, VerifierEndpoint
@@ -31,6 +30,7 @@ from tandem.rpc.wire_verdicts import (
     opening_to_wire,
 )
 from tandem.speculation.features import FeatureInbox
+from tandem.speculation.outcomes import LOST, Outcome
 from tandem.speculation.retry import RetryBudget
 from tandem.speculation.types import InvalidField, Request, SparseDistribution, SpeculationStats
 from tandem.v1 import target_verifier_pb2 as pb

@@ -8,6 +8,8 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
+from tandem.speculation.errors import InvalidField
+
 log = logging.getLogger("tandem.security")
 
 Signature = tuple[tuple[int, int, int], ...]
@@ -19,7 +21,7 @@ def check_readable(flag: str, file: str) -> None:
         with Path(file).open("rb"):
             pass
     except OSError as error:
-        raise ValueError(f"{flag}: {file}: {error.strerror}") from None
+        raise InvalidField(flag, f"{file}: {error.strerror}") from None
 
 
 def warn_if_others_read(flag: str, file: str) -> None:
@@ -40,6 +42,6 @@ def lines_of(flag: str, file: str) -> Sequence[tuple[int, str]]:
     try:
         text = Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{flag}: {file}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
+        raise InvalidField(flag, f"{file}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
     numbered = ((number, line.strip()) for number, line in enumerate(text.splitlines(), 1))
     return [(number, line) for number, line in numbered if line and not line.startswith("#")]

@@ -16,6 +16,7 @@ from tandem.rpc.closing import SessionCloses
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.endpoint_pool import CHECK_SECONDS, EndpointPool, disagreement, parse_addresses
 from tandem.rpc.errors import TandemError, contract
+from tandem.rpc.first_contact import model_at, together
 from tandem.rpc.generation_client import GenerationClient
 from tandem.rpc.liveness import Health, check_health
 from tandem.speculation.retry import Persistence
@@ -99,7 +100,7 @@ class VerifierClient:
         persistence: Persistence | None = None,
         credentials: Credentials | None = None,
     ) -> None:
-        self.tokenizer_sha256 = tokenizer_sha256
+        self.tokenizer_sha256, self._credentials = tokenizer_sha256, credentials
         self.deadlines, self.persistence = deadlines or Deadlines(), persistence or Persistence()
         self.pool = EndpointPool(parse_addresses(addresses))
         self.endpoints = {address: VerifierEndpoint(address, credentials) for address in self.pool.addresses}
@@ -116,11 +117,12 @@ class VerifierClient:
     def endpoint(self) -> VerifierEndpoint:
         return self.endpoints[self.pool.current]
 
-    async def model_info(self, timeout: float = 30.0) -> ModelInfo:
-        """Returns the model info of the first verifier to answer within `timeout` seconds. Raises TandemError."""
+    async def model_info(self, wait_seconds: float = 30.0) -> ModelInfo:
+        """Returns the model info of the first verifier to answer; they may still be starting. Raises TandemError."""
 
         async def ask(endpoint: VerifierEndpoint) -> tuple[VerifierEndpoint, ModelInfo]:
-            return endpoint, await GenerationClient(endpoint.channel, TARGET).model_info(timeout)
+            client = GenerationClient(endpoint.channel, TARGET)
+            return endpoint, await model_at(client, endpoint.address, self._credentials, wait_seconds, TARGET)
 
         asking = [asyncio.create_task(ask(endpoint)) for endpoint in self.endpoints.values()]
         try:
@@ -133,9 +135,7 @@ class VerifierClient:
             for task in asking:
                 task.cancel()
             ended = await asyncio.gather(*asking, return_exceptions=True)
-        first = ended[0]
-        assert isinstance(first, TandemError)
-        raise TandemError(first.code, f"no TargetVerifier at {self.pool}: {first.message}")
+        raise together([error for error in ended if isinstance(error, TandemError)])
 
     def is_only(self, endpoint: VerifierEndpoint) -> bool:
         """True if `endpoint` is the only usable verifier."""

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from tandem.rpc import wire_checks as check
 from tandem.rpc.printable import printable
+from tandem.rpc.wire_chat import chat_from_wire, chat_to_wire
 from tandem.rpc.wire_sampling import logprobs_from_wire, logprobs_to_wire
 from tandem.rpc.wire_sampling import sampling_from_wire as sampling_from_wire
 from tandem.rpc.wire_sampling import sampling_to_wire as sampling_to_wire
@@ -94,7 +95,7 @@ def distributions_from_wire(
         try:
             distributions.append(SparseDistribution(tuple(message.token_ids), tuple(message.weights)))
         except InvalidField as error:
-            raise InvalidField(f"distributions[{i}].{error.field}", error.reason) from None
+            raise InvalidField(f"distributions[{i}].{error.field}", error.fault) from None
         if token not in message.token_ids:
             raise InvalidField("draft_tokens", f"token {token} at {i} is not in the support of distributions[{i}]")
     return tuple(distributions)
@@ -184,7 +185,9 @@ def generation_to_wire(request: GenerationRequest) -> pb.Generation:
         adapter=request.adapter,
         drafts=_DRAFTS[request.drafts],
     )
-    if request.token_ids is not None:
+    if request.messages is not None:
+        message.messages.CopyFrom(chat_to_wire(request.messages))
+    elif request.token_ids is not None:
         message.token_ids.ids.extend(request.token_ids)
         message.token_ids.SetInParent()
     else:
@@ -196,11 +199,12 @@ def generation_from_wire(message: pb.Generation) -> GenerationRequest:
     """Raises InvalidField naming the field."""
     kind = message.WhichOneof("prompt")
     if kind is None:
-        raise InvalidField("prompt", "missing: give text or token_ids")
+        raise InvalidField("prompt", "missing: give text, token_ids or messages")
     optional = ("max_new_tokens", "speculation_length", "max_total_tokens", "logprobs")
     return GenerationRequest(
         text=message.text if kind == "text" else None,
         token_ids=tuple(message.token_ids.ids) if kind == "token_ids" else None,
+        messages=chat_from_wire(message.messages) if kind == "messages" else None,
         chat=message.chat,
         sampling=sampling_from_wire(message.sampling),
         stop_token_ids=tuple(message.stop_token_ids),

@@ -7,20 +7,18 @@ the place that reads it.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
+from tandem.speculation.chat import ChatMessage, check_chat
+from tandem.speculation.errors import TooLong as TooLong
 from tandem.speculation.sampling import InvalidField, SamplingParams, member_named
 
 if TYPE_CHECKING:
     from tandem.speculation.features import FeatureSpec  # which imports numpy
 
 MAX_LOGPROBS = 20
-
-
-class TooLong(ValueError):
-    """The prompt and the tokens to generate exceed the sequence length."""
 
 
 class Rule(enum.Enum):
@@ -97,12 +95,13 @@ class Request:
 class GenerationRequest(Request):
     """A request for one continuation, with its prompt and where its text ends.
 
-    Exactly one of `text` and `token_ids` is set. The fields of `sampling` named in `unset_sampling` take the server's
-    defaults, and are not sent.
+    Exactly one of `text`, `token_ids` and `messages`, a chat for the model's template, is set. The fields of `sampling`
+    named in `unset_sampling` take the server's defaults, and are not sent.
     """
 
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
+    messages: tuple[ChatMessage, ...] | None = None
     chat: bool = False
     stop_token_ids: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()
@@ -111,8 +110,10 @@ class GenerationRequest(Request):
 
     def __post_init__(self) -> None:
         Request.__post_init__(self)
-        if (self.text is None) == (self.token_ids is None):
-            raise InvalidField("prompt", "give exactly one of text and token_ids")
+        if (self.text is not None) + (self.token_ids is not None) + (self.messages is not None) != 1:
+            raise InvalidField("prompt", "give exactly one of text, token_ids and messages")
+        if self.messages is not None:
+            check_chat(self.messages, self.chat)
         if any(not s for s in self.stop_strings):
             raise InvalidField("stop_strings", "an empty string would end every generation")
 
@@ -123,23 +124,53 @@ class GenerationRequest(Request):
 
 
 class RequestOptions(TypedDict, total=False):
-    """Options of a request as callers in Python give them; enumerations by the names of their members' values.
+    """Options of a request as callers in Python give them, each with what it must be and what it means.
 
-    `max_new_tokens`: by default, what the sequence length leaves. `chat`: puts the text into the model's chat template.
-    `ignore_end_of_sequence`: goes on past the end-of-sequence token. `speculation_length`: draft tokens per round; by
-    default, the server decides. `rule`: "agreement" or "rejection". `logprobs`: report log-probabilities, and so many
-    likeliest tokens for each token, 0 to 20. `adapter`: the name of a LoRA adapter of the server (ModelInfo.adapters).
-    `drafts`: "auto", "none", or of what the server has, "lookup", "model" or "head" alone.
+    Enumerations are given by the names of their members' values.
     """
 
-    max_new_tokens: int | None
-    chat: bool
-    ignore_end_of_sequence: bool
-    speculation_length: int | None
-    rule: str
-    logprobs: int | None
-    adapter: str
-    drafts: str
+    max_new_tokens: Annotated[
+        int | None,
+        "a positive integer, or None",
+        "tokens to produce at most, 1 or more. None: the server's default, else what the sequence length leaves.",
+    ]
+    chat: Annotated[
+        bool, "True or False", "whether to put the text into the model's chat template, as a message of the user."
+    ]
+    messages: Annotated[
+        Sequence[Mapping[str, Any]] | None,
+        'a list of dictionaries with "role" and "content", or None',
+        'a chat instead of a prompt: dictionaries with "role" (system, developer, user, assistant, tool) and "content" '
+        'for the model\'s template; of an assistant also "tool_calls", of a tool "tool_call_id", as OpenAI has them. '
+        "The answer is the assistant's next message.",
+    ]
+    ignore_end_of_sequence: Annotated[bool, "True or False", "whether to go on past the model's end-of-sequence token."]
+    speculation_length: Annotated[
+        int | None,
+        "an integer from 0 on, or None",
+        "draft tokens per round, 0 or more; 0 is plain decoding. None: the server decides.",
+    ]
+    rule: Annotated[
+        str,
+        '"agreement" or "rejection"',
+        'how drafts are verified, "agreement" or "rejection". The tokens of the former do not depend on drafts.',
+    ]
+    logprobs: Annotated[
+        int | None,
+        "an integer from 0 to 20, or None",
+        "report the log-probability of every token, and of so many likeliest ones in its place, 0 to 20. None: report "
+        "none.",
+    ]
+    adapter: Annotated[
+        str,
+        "a string, the name of an adapter",
+        'the name of a LoRA adapter of the server (ModelInfo.adapters). "": none.',
+    ]
+    drafts: Annotated[
+        str,
+        '"auto", "none", "lookup", "model" or "head"',
+        'what drafts: "auto", "none", or of what the server has, "lookup", "model" or "head" alone.',
+    ]
 
 
 _ENUMERATIONS: Mapping[str, type[enum.Enum]] = {"rule": Rule, "drafts": Drafts}

@@ -6,8 +6,13 @@ import enum
 import itertools
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from numbers import Integral, Real
+from typing import Any, TypeVar
+
+from tandem.speculation.errors import InvalidField as InvalidField
+from tandem.speculation.errors import WrongType
 
 Member = TypeVar("Member", bound=enum.Enum)
 
@@ -16,14 +21,6 @@ LEAST_REPETITION_PENALTY = 0.01
 """Far below it, a logit divided by it is infinite in 32 bits."""
 LONGEST_STRUCTURE = 65536
 """Characters of a structure's text."""
-
-
-class InvalidField(ValueError):
-    """A field of a request has an invalid value. `field` is its name."""
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(f"{field}: {message}")
-        self.field, self.reason = field, message
 
 
 def member_named(kind: type[Member], field: str, name: str) -> Member:
@@ -56,6 +53,10 @@ class Structure:
     text: str
 
     def __post_init__(self) -> None:
+        if not isinstance(self.kind, StructureKind):
+            raise WrongType("kind", "a tandem.StructureKind", self.kind)
+        if not isinstance(self.text, str):
+            raise WrongType("text", "a string", self.text)
         if not self.text:
             raise InvalidField("structure", f"the {self.kind.value} is empty")
         if len(self.text) > LONGEST_STRUCTURE:
@@ -111,6 +112,10 @@ class SamplingParams:
     structure: Structure | None = None
 
     def __post_init__(self) -> None:
+        for names, kind, expected in _TYPES:
+            for name in names:
+                if not isinstance(value := getattr(self, name), kind) or isinstance(value, bool):
+                    raise WrongType(name, expected, value)
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise InvalidField("temperature", f"{self.temperature} is not a finite number >= 0")
         if self.top_k < 0:
@@ -132,6 +137,9 @@ class SamplingParams:
     def _check_biases(self) -> None:
         if len(self.logit_bias) > MAX_BIASES:
             raise InvalidField("logit_bias", f"{len(self.logit_bias)} tokens are above the limit of {MAX_BIASES}")
+        for pair in self.logit_bias:
+            if not (isinstance(pair, Sequence) and list(map(isinstance, pair, (Integral, Real))) == [True, True]):
+                raise WrongType("logit_bias", "pairs of token id and bias", pair)
         for token, bias in self.logit_bias:
             if token < 0:
                 raise InvalidField("logit_bias", f"token id {token} is below 0")
@@ -150,6 +158,14 @@ class SamplingParams:
         """The fields that change logits depending on the tokens before them; usually none."""
         return tuple(name for name, plain in _PLAIN if getattr(self, name) != plain)
 
+
+_TYPES: tuple[tuple[tuple[str, ...], Any, str], ...] = (
+    (("temperature", "top_p", "min_p"), Real, "a number"),
+    (("presence_penalty", "frequency_penalty", "repetition_penalty"), Real, "a number"),
+    (("top_k", "seed"), Integral, "an integer"),
+    (("logit_bias",), Sequence, "pairs of token id and bias"),
+    (("structure",), Structure | None, "a tandem.Structure, or None"),
+)
 
 SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty")
 """The fields for which a server may have defaults of its own."""

@@ -129,10 +129,41 @@ class SparseDistribution(_message.Message):
     weights: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[float]] = ...) -> None: ...
 
+class ToolCall(_message.Message):
+    __slots__ = ("id", "name", "arguments")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    name: str
+    arguments: str
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., arguments: _Optional[str] = ...) -> None: ...
+
+class ChatMessage(_message.Message):
+    __slots__ = ("role", "content", "name", "tool_calls", "tool_call_id")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALL_ID_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    content: str
+    name: str
+    tool_calls: _containers.RepeatedCompositeFieldContainer[ToolCall]
+    tool_call_id: str
+    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., name: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., tool_call_id: _Optional[str] = ...) -> None: ...
+
+class ChatMessages(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ...) -> None: ...
+
 class Generation(_message.Message):
-    __slots__ = ("text", "token_ids", "chat", "sampling", "max_new_tokens", "speculation_length", "stop_token_ids", "stop_strings", "ignore_end_of_sequence", "report_margins", "max_total_tokens", "rule", "logprobs", "adapter", "drafts")
+    __slots__ = ("text", "token_ids", "messages", "chat", "sampling", "max_new_tokens", "speculation_length", "stop_token_ids", "stop_strings", "ignore_end_of_sequence", "report_margins", "max_total_tokens", "rule", "logprobs", "adapter", "drafts")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -148,6 +179,7 @@ class Generation(_message.Message):
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     text: str
     token_ids: TokenIds
+    messages: ChatMessages
     chat: bool
     sampling: Sampling
     max_new_tokens: int
@@ -161,7 +193,7 @@ class Generation(_message.Message):
     logprobs: int
     adapter: str
     drafts: Drafts
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: bool = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., speculation_length: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., stop_strings: _Optional[_Iterable[str]] = ..., ignore_end_of_sequence: bool = ..., report_margins: bool = ..., max_total_tokens: _Optional[int] = ..., rule: _Optional[_Union[VerificationRule, str]] = ..., logprobs: _Optional[int] = ..., adapter: _Optional[str] = ..., drafts: _Optional[_Union[Drafts, str]] = ...) -> None: ...
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., messages: _Optional[_Union[ChatMessages, _Mapping]] = ..., chat: bool = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., speculation_length: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., stop_strings: _Optional[_Iterable[str]] = ..., ignore_end_of_sequence: bool = ..., report_margins: bool = ..., max_total_tokens: _Optional[int] = ..., rule: _Optional[_Union[VerificationRule, str]] = ..., logprobs: _Optional[int] = ..., adapter: _Optional[str] = ..., drafts: _Optional[_Union[Drafts, str]] = ...) -> None: ...
 
 class GenerateChunk(_message.Message):
     __slots__ = ("token_ids", "text", "margins", "logprobs", "adapter")

@@ -163,7 +163,11 @@ def test_a_wrong_argument_is_a_value_error(arguments: dict, said: str) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [({"max_new_tokens": 0}, "max_new_tokens: 0"), ({"rule": "majority"}, "rule"), ({"stop": [""]}, "stop_strings")],
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens: 0"),
+        ({"rule": "majority"}, "rule"),
+        ({"stop": [""]}, "stop: an empty string"),
+    ],
 )
 def test_a_wrong_request_is_a_value_error_before_anything_is_sent(arguments: dict, said: str) -> None:
     with tandem.Client(unused_address()) as client:

@@ -13,7 +13,7 @@ from tandem.clients.terminal import MAX_AT_ONCE, ClientConfig, run_prompts
 from tandem.engine.batcher import DeviceLost
 from tandem.rpc.channel import TARGET
 from tandem.rpc.errors import TandemError
-from tandem.rpc.generation_client import which_service
+from tandem.rpc.first_contact import which_service
 from tandem.runners.protocol import RowFailed
 from tandem.speculation.types import Chunk, FinishReason, GenerationEnd, GenerationRequest, SpeculationStats
 from tests.support import fused_site, listening, run, target_site, worker_site

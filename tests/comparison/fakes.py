@@ -58,7 +58,7 @@ class FakeGenerator:
     def sharing(self) -> FakeGenerator:
         return replace(self, bytes_up=0, bytes_down=0)
 
-    async def model_info(self) -> ModelInfo:
+    async def model_info(self, wait: bool = True) -> ModelInfo:
         return self.model
 
     async def __aenter__(self) -> FakeGenerator:

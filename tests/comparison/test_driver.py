@@ -208,11 +208,17 @@ def test_a_server_that_refuses_its_arguments_gives_exit_code_2_and_its_own_line(
     ]
 
 
+def test_a_folder_that_cannot_be_made_is_one_line(config: ComparisonConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_comparison(replace(config, output_dir=Path("/proc/nowhere")), Network().connect) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("compare_architectures.py: error: output-dir: /proc/nowhere: ")
+
+
 def test_an_address_that_does_not_answer_is_one_line(
     config: ComparisonConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Absent(FakeGenerator):
-        async def model_info(self):  # type: ignore[no-untyped-def]
+        async def model_info(self, wait=True):  # type: ignore[no-untyped-def]
             raise FakeError("UNAVAILABLE", "connection refused")
 
     network = Network(generators=[Absent("fused")])
@@ -228,7 +234,7 @@ def test_an_address_where_something_else_answers_is_said_to_refuse(
     config: ComparisonConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Another(FakeGenerator):
-        async def model_info(self):  # type: ignore[no-untyped-def]
+        async def model_info(self, wait=True):  # type: ignore[no-untyped-def]
             raise FakeError("UNIMPLEMENTED", "Method not found!")
 
     network = Network(generators=[Another("fused")])

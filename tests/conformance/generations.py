@@ -9,13 +9,14 @@ from typing import Any
 import grpc
 
 from tandem.rpc.errors import TandemError
+from tandem.speculation.chat import ChatMessage
 from tandem.speculation.request import Drafts
 from tandem.speculation.types import Chunk, FinishReason, GenerationRequest, InvalidField, SamplingParams
 from tandem.v1 import generation_pb2
 from tests.conformance.bench import Bench, refused
 from tests.reliability.faults import Fault, Schedule
 from tests.services.prefill_sites import asks, prefill_site, wake
-from tests.support import HANG, toy
+from tests.support import HANG, Answer, answer, toy
 
 GREEDY = SamplingParams()
 SAMPLED = SamplingParams(temperature=0.9, top_k=40, top_p=0.95, seed=7)
@@ -68,6 +69,20 @@ async def chosen_drafts_equal_plain(bench: Bench) -> None:
                 assert f"drafts: {drafts.value} is not available" in str(refusal), refusal
                 refusals.append(drafts)
     assert not {Drafts.AUTO, Drafts.NONE} & set(refusals) and len(set(refusals)) < 3, refusals
+
+
+async def messages_equal_a_chat(bench: Bench) -> None:
+    """A chat of one message says what its text with the option `chat` says; each further message is in the prompt."""
+
+    async def asked(**prompt: Any) -> Answer:
+        request = GenerationRequest(max_new_tokens=COUNT, ignore_end_of_sequence=True, **prompt)
+        return await asyncio.wait_for(answer(bench.generate, request), HANG)
+
+    last = ChatMessage("user", "Name a colour.")
+    one, same = await asked(messages=(last,)), await asked(text=last.content, chat=True)
+    assert one.token_ids == same.token_ids and one.completion.prompt_tokens == same.completion.prompt_tokens
+    turns = (ChatMessage("user", "Hello."), ChatMessage("assistant", "Hello, what shall I do?"), last)
+    assert (await asked(messages=turns)).completion.prompt_tokens > one.completion.prompt_tokens
 
 
 async def neighbours_change_nothing(bench: Bench) -> None:
@@ -161,6 +176,8 @@ async def bad_fields_are_named(bench: Bench) -> None:
         ("stop_strings", {"token_ids": good, "stop_strings": [""]}),
         ("rule", {"token_ids": good, "rule": 77}),
         ("drafts", {"token_ids": good, "drafts": 77}),
+        ("messages", {"messages": {}}),
+        ("messages[0].role", {"messages": {"messages": [{"role": "nobody", "content": "x"}]}}),
         *(() if bench.combination.architecture == "distributed" else (too_many,)),
     ):
         request = message(generation=generation_pb2.Generation(**fields))

@@ -116,7 +116,7 @@ async def door(
     service = HttpService(generate, lambda: adapters or {}, security.max_message_bytes)
     health, layer = HealthService(), CallLayer([RequestLog("test")])
     health.set(SERVING, "")
-    opened = HttpPort(HttpAddress(0, "127.0.0.1"), security, [layer])
+    opened = HttpPort(HttpAddress(0, "127.0.0.1"), security, [layer], grpc_port=4242)
     await opened.start(service, health)
     try:
         async with httpx2.AsyncClient(base_url=opened.url, timeout=HANG) as http:

@@ -286,7 +286,7 @@ def test_a_list_of_calls_is_told_as_each_is_complete() -> None:
     (first,) = parser.add('"}},{"name":')
     (second,) = parser.add('"b","arguments":{}}]')
     assert [each["tool_calls"][0]["index"] for each in (first, second)] == [0, 1]
-    assert first["tool_calls"][0]["function"] == {"name": "a", "arguments": '{"x": "}"}'}
+    assert first["tool_calls"][0]["function"] == {"name": "a", "arguments": '{"x":"}"}'}
     assert parser.end() == []
 
 

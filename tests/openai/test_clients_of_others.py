@@ -1,4 +1,4 @@
-"""Runs OpenAI clients and load tools of others, unmodified, against a server of the embedded pair (`make clients` installs them)."""
+"""Runs OpenAI clients and load tools of others, unmodified, against a server; `make clients` installs them."""
 
 from __future__ import annotations
 

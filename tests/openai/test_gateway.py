@@ -274,6 +274,8 @@ def test_a_full_server_is_a_429_with_the_time_to_wait(gate: Gateway, client: ope
         for stream in busy:
             stream.leave()
     assert refused.status == 429 and int(refused.headers["retry-after"]) > 0
+    said = json.loads(refused.body)["error"]["message"]
+    assert re.fullmatch(r"(\d+) requests are under way: \d+ slots of the workers and a queue of \d+ \(--queue\)", said)
     while (reply := gate.post(max_tokens=1)).status == 429:  # the gateway learns in its own time that they left
         assert time.monotonic() < give_up
         time.sleep(min(1, int(reply.headers["retry-after"])))

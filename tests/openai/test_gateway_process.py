@@ -152,11 +152,24 @@ def test_a_port_that_is_taken_is_said_before_anything_starts(tmp_path: Path) -> 
     assert result.stderr == f"main.py: http_port: cannot listen on 127.0.0.1:{port}; is another server there?\n"
 
 
-def test_workers_that_do_not_answer_are_named_while_it_waits_for_them(tmp_path: Path) -> None:
-    process, log = start(tmp_path, "--workers", "127.0.0.1:9"), tmp_path / "gateway.log"
-    give_up = time.monotonic() + HANG
+def test_workers_that_do_not_answer_are_named_each_with_its_reason_while_it_waits_for_them(tmp_path: Path) -> None:
+    with server_process(tmp_path, "--role", "target", "--http_port", "0", ready_file="t.json") as server:
+        grpc = server.wait_ready()
+        http = f"127.0.0.1:{json.loads(server.ready_file.read_text())['http_port']}"
+        check_waiting(
+            tmp_path,
+            ("127.0.0.1:9", "nothing listens at 127.0.0.1:9 (connection refused): start the server"),
+            ("no-such-machine.invalid:1", "no machine has the name 'no-such-machine.invalid'"),
+            (grpc, f"{grpc} is no engine port: name the one that its server has by --engine_port"),
+            (http, f"{http} is an HTTP port: name the one that its server has by --engine_port"),
+        )
+
+
+def check_waiting(folder: Path, *workers: tuple[str, str]) -> None:
+    process = start(folder, "--workers", ",".join(address for address, _ in workers))
+    log, give_up = folder / "gateway.log", time.monotonic() + HANG
     try:
-        while "gateway: waits for 127.0.0.1:9: no server answers there\n" not in log.read_text():
+        while not all(f"gateway: waits for a server: {said}" in log.read_text() for _, said in workers):
             assert process.poll() is None and time.monotonic() < give_up, log.read_text()
             time.sleep(0.02)
     finally:

@@ -63,6 +63,7 @@ def check(client: openai.OpenAI, model: str, address: str) -> None:
     events = client.completions.create(**again, stream=True)
     assert "".join(event.choices[0].text for event in events if event.choices) == sampled
     check_turns(client, model)
+    check_messages(client, model, address)
     check_features(client, model, address)
     check_json_ends(client, model)
     word = sampled.split()[2]
@@ -131,6 +132,27 @@ def check_json_ends(client: openai.OpenAI, model: str) -> None:
             jsonschema.validate(order, ORDER)
             assert order.keys() <= {"items", "paid"} and all(
                 each.keys() == {"title", "count"} for each in order["items"]
+            )
+
+
+def check_messages(client: openai.OpenAI, model: str, address: str) -> None:
+    """A chat of several turns gets by gRPC the tokens that it gets by HTTP, streamed or not, sampled too."""
+    chat: Any = [
+        {"role": "system", "content": "You are a pirate. Be brief."},
+        {"role": "user", "content": "Who are you?"},
+        {"role": "assistant", "content": "Arr, a pirate!"},
+        {"role": "user", "content": "What do you drink, and why?"},
+    ]
+    asked: Any = {"model": model, "messages": chat, "max_tokens": 16, "seed": 3}
+    with Client(address) as ours:
+        for temperature in (0.0, 0.9):
+            theirs = client.chat.completions.create(**asked, temperature=temperature)
+            sampling = SamplingParams(temperature=temperature, seed=3)
+            own = ours.generate(messages=chat, sampling=sampling, max_new_tokens=16)
+            assert own.text == theirs.choices[0].message.content
+            assert theirs.usage and own.prompt_tokens == theirs.usage.prompt_tokens
+            assert (
+                "".join(each.text for each in ours.stream(None, sampling, messages=chat, max_new_tokens=16)) == own.text
             )
 
 

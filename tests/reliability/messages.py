@@ -11,6 +11,8 @@ from typing import Any
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from hypothesis import strategies as st
 
+from tandem.speculation.chat import ROLES
+
 VOCABULARY, LONGEST = 258, 64
 ADAPTER = "red"
 """That of every server."""
@@ -88,6 +90,7 @@ def _single(field: FieldDescriptor) -> st.SearchStrategy[Any]:
         return _fields(field.message_type)
     if field.type == FieldDescriptor.TYPE_STRING:
         named = {"session_id": _session, "adapter": _mostly(st.sampled_from(["", ADAPTER]), _string)}
+        named |= {"role": _mostly(st.sampled_from(ROLES), _string), "arguments": _mostly(st.just("{}"), _string)}
         return named.get(field.name, _string)
     if field.name in TOKEN_FIELDS:
         return _token

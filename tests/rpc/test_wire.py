@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tandem.rpc import wire
 from tandem.rpc.wire_checks import MOST_ROWS, MOST_TOKENS
 from tandem.rpc.wire_verdicts import VerdictBounds, answer_from_wire
+from tandem.speculation.chat import ChatMessage, ToolCall
 from tandem.speculation.draft_store import MAX_NODES
 from tandem.speculation.request import Drafts
 from tandem.speculation.types import (
@@ -74,7 +75,19 @@ common = {
     "drafts": st.sampled_from([each for each in Drafts if each is not Drafts.NONE]),
     "logprobs": st.none() | st.integers(0, 20),
 }
-requests = st.builds(GenerationRequest, text=text, **common) | st.builds(GenerationRequest, token_ids=ids, **common)
+tool_calls = st.builds(
+    ToolCall, id=text, name=st.text(min_size=1, max_size=9), arguments=st.just("") | st.just('{"a":1}')
+)
+messages = st.builds(ChatMessage, role=st.sampled_from(["system", "user"]), content=text, name=text) | st.builds(
+    ChatMessage, role=st.just("assistant"), content=text, tool_calls=st.lists(tool_calls, max_size=2).map(tuple)
+)
+answers = st.builds(ChatMessage, role=st.just("tool"), content=text, tool_call_id=text)
+chats = st.lists(messages | answers, min_size=1, max_size=4).map(tuple)
+requests = (
+    st.builds(GenerationRequest, text=text, **common)
+    | st.builds(GenerationRequest, token_ids=ids, **common)
+    | st.builds(GenerationRequest, messages=chats, **(common | {"chat": st.just(False)}))
+)
 distributions = st.dictionaries(
     uint32, st.floats(0, width=32, exclude_min=True, allow_infinity=False), min_size=1, max_size=8
 ).map(lambda weights: SparseDistribution(tuple(sorted(weights)), tuple(weights[v] for v in sorted(weights))))

@@ -60,6 +60,15 @@ def text(length: int) -> Any:
     return target_verifier_pb2.TargetVerifierGenerateRequest(generation=generation)
 
 
+def chat(*messages: dict[str, Any]) -> Any:
+    generation = generation_pb2.Generation(messages={"messages": [{"role": "user"} | each for each in messages]})
+    return target_verifier_pb2.TargetVerifierGenerateRequest(generation=generation)
+
+
+def calls(*each: dict[str, Any]) -> Any:
+    return chat({"role": "assistant", "tool_calls": each})
+
+
 def sampling(**values: Any) -> Any:
     message = generating()
     message.generation.sampling.MergeFrom(generation_pb2.Sampling(**values))
@@ -105,6 +114,16 @@ CLOSE, END = target_verifier_pb2.CloseSessionRequest, draft_worker_pb2.EndPropos
 # Each field one beyond its limit: service, method, request, the limit as the refusal names it.
 BEYOND: dict[str, list[tuple[str, str, Any, int]]] = {
     "Generation.text": [(TARGET, "Generate", text(64 * LENGTH + 1), 64 * LENGTH)],
+    "ChatMessages.messages": [(TARGET, "Generate", chat(*[{"role": ""}] * 4097), 4096)],
+    **{
+        f"ChatMessage.{name}": [(TARGET, "Generate", chat({name: "x" * (64 * LENGTH + 1)}), 64 * LENGTH)]
+        for name in ("role", "content", "name", "tool_call_id")
+    },
+    "ChatMessage.tool_calls": [(TARGET, "Generate", calls(*[{"name": "f"}] * 129), 128)],
+    **{
+        f"ToolCall.{name}": [(TARGET, "Generate", calls({name: "x" * (64 * LENGTH + 1)}), 64 * LENGTH)]
+        for name in ("id", "name", "arguments")
+    },
     "TokenIds.ids": [(TARGET, "Generate", generating([1] * (LENGTH + 1)), LENGTH)],
     "Generation.stop_token_ids": [(TARGET, "Generate", generating(stop_token_ids=[1] * 1025), 1024)],
     "Generation.stop_strings": [
@@ -153,6 +172,7 @@ def test_every_field_that_can_grow_has_a_limit_in_the_documentation() -> None:
 @pytest.mark.parametrize("field", BEYOND)
 def test_beyond_its_limit_a_field_is_refused_and_the_limit_is_named(field: str, monkeypatch: Any) -> None:
     monkeypatch.setattr(ToyTokenizer, "encode", None)  # nobody gets as far
+    monkeypatch.setattr(ToyTokenizer, "render", None)
 
     async def test() -> list[tuple[str, str, list[str]]]:
         async with (

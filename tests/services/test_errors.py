@@ -17,11 +17,11 @@ from tandem.engine.batcher import DeviceLost
 from tandem.rpc import wire
 from tandem.rpc.channel import MESSAGES, TARGET
 from tandem.rpc.errors import TandemError
-from tandem.rpc.outcomes import Outcome, outcome_of
 from tandem.rpc.verifier_client import Deadlines, VerifierClient
 from tandem.runners.protocol import RowFailed
 from tandem.runners.toy import ToyConfig, ToyRunner
 from tandem.services.errors import _TABLE, DOMAIN, to_status
+from tandem.speculation.outcomes import Outcome, outcome_of
 from tandem.speculation.types import Request
 from tandem.v1 import generation_pb2
 from tandem.v1 import target_verifier_pb2 as pb

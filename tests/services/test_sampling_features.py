@@ -455,7 +455,7 @@ def test_a_model_that_keeps_its_logits_on_the_device_refuses_each_feature_by_nam
         for params in FEATURES.values():
             with pytest.raises(InvalidField) as caught:
                 engine.admit(Request(params))
-            assert caught.value.field == params.processed[0] and "on the device" in caught.value.reason
+            assert caught.value.field == params.processed[0] and "on the device" in caught.value.fault
         with pytest.raises(InvalidField) as caught:
             engine.admit(Request(GREEDY, logprobs=0))
         assert caught.value.field == "logprobs"

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import grpc
 
+from tandem.rpc.reach import obstacle
+
 ANSWER_SECONDS = 5.0
 
 
@@ -19,6 +21,15 @@ async def slots_of(workers: Sequence[str]) -> int:
 async def running_at(workers: Sequence[str]) -> int:
     """Returns how many requests run or wait at all workers together, of those that answer within a second."""
     return sum(await asyncio.gather(*(_running(worker) for worker in workers)))
+
+
+async def trouble_of(worker: str) -> str:
+    """Returns why a worker's slots are not known, and what to do."""
+    found = await obstacle(worker, None)
+    if found is None or found.reason == "HTTP_PORT":
+        what = "an HTTP port" if found else "no engine port"
+        return f"{worker} is {what}: name the one that its server has by --engine_port"
+    return found.said
 
 
 async def _running(worker: str) -> int:

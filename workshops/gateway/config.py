@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tandem.installing import install_command
 from tandem.rpc.credentials import on_this_machine
+from tandem.rpc.endpoint_pool import parse_addresses
 from tandem.rpc.secret_files import lines_of, warn_if_others_read
 from tandem.services.security.tls import TlsConfig
 from tandem.services.security.tokens import read_tokens
@@ -47,10 +48,7 @@ class GatewayConfig:
             raise ValueError(f"queue: {self.queue} is below 0")
         if not self.workers:
             raise ValueError("workers: give --workers HOST:PORT,..., of servers; one server has its own --http_port")
-        for worker in self.workers:
-            host, _, number = worker.rpartition(":")
-            if not (host and number.isdecimal() and 0 < int(number) < 65536):
-                raise ValueError(f"workers: {worker!r} is not HOST:PORT, of a server's --engine_port")
+        parse_addresses(",".join(self.workers), "workers")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert: give --tls_cert and --tls_key together")
         if self.tls_cert is None and not self.insecure and not on_this_machine(self.host):

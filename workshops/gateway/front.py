@@ -34,6 +34,8 @@ PASSED = frozenset(
 """Fields that smg 1.13 passes on to its workers, or answers itself."""
 SEEDS = 2**31
 _NOT_PASSED = "the gateway's router, smg, does not pass it on; a server's own HTTP port serves it"
+_FULL = b"concurrency limit reached and queuing is disabled"
+"""What smg says when it is full: not true, since its limit has the queue in it."""
 _HOP = (b"connection", b"keep-alive", b"transfer-encoding", b"te", b"upgrade", b"expect", b"content-length", b"host")
 """Headers of one connection, which are not passed on."""
 
@@ -53,10 +55,10 @@ def check(of: str, body: Mapping[str, Any]) -> None:
 
 
 class Front:
-    """An ASGI application in front of smg, which listens on this machine."""
+    """An ASGI application in front of smg, which listens on this machine. `full`: what it says while it is full."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self, port: int, full: str = "") -> None:
+        self._port, self._full = port, full.encode()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         exchange = Exchange(scope, receive, send)
@@ -82,18 +84,21 @@ class Front:
 
     async def _pass_on(self, scope: Any, body: bytes, send: Any) -> None:
         """Sends a request to smg, and its answer back as it comes. Leaving early closes smg's connection."""
-        begun = events = False
+        begun = events = full = False
         try:
             async with self._connection() as (reader, writer):
                 smg = h11.Connection(h11.CLIENT)
                 writer.write(_request(scope, body, self._port, smg))
                 async for event in _events(reader, smg):
                     if isinstance(event, h11.Response):
-                        headers = [(name, value) for name, value in event.headers if name not in _HOP[:5]]
+                        full = bool(self._full) and event.status_code == 429
+                        left_out = _HOP if full else _HOP[:5]  # another text has another length
+                        headers = [(name, value) for name, value in event.headers if name not in left_out]
                         begun, events = True, dict(headers).get(b"content-type", b"").startswith(b"text/event-stream")
                         await send({"type": "http.response.start", "status": event.status_code, "headers": headers})
                     elif isinstance(event, h11.Data):
-                        await send({"type": "http.response.body", "body": bytes(event.data), "more_body": True})
+                        data = bytes(event.data).replace(_FULL, self._full) if full else bytes(event.data)
+                        await send({"type": "http.response.body", "body": data, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
         except (OSError, h11.RemoteProtocolError):
             if not begun:

@@ -22,7 +22,7 @@ from tandem.ports import free_port
 from tandem.services.health_port import AddressInUse
 from tandem.services.http.address import HttpAddress
 from tandem.services.http.listener import Listener
-from tandem.workshops.gateway.capacity import running_at, slots_of
+from tandem.workshops.gateway.capacity import running_at, slots_of, trouble_of
 from tandem.workshops.gateway.config import GatewayConfig
 from tandem.workshops.gateway.front import Front
 
@@ -74,12 +74,13 @@ async def _serve(config: GatewayConfig, listener: Listener, stopping: asyncio.Ev
         smg: Process | None = None
         try:
             if not await slots_of(config.workers):
-                waits = f"gateway: waits for {', '.join(config.workers)}: no server answers there"
-                print(waits, file=sys.stderr, flush=True)
+                for said in await asyncio.gather(*map(trouble_of, config.workers)):
+                    print(f"gateway: waits for a server: {said}", file=sys.stderr, flush=True)
             slots = await _until(partial(slots_of, config.workers), smg, stopping)
             port, metrics_port = free_port(), config.metrics_port or free_port()
             smg = await stack.enter_async_context(_started(config.arguments(slots, port, metrics_port)))
-            await listener.start(Front(port))
+            taken = f"{slots} slots of the workers and a queue of {config.queue} (--queue)"
+            await listener.start(Front(port, f"{slots + config.queue} requests are under way: {taken}"))
             model = await _until(partial(asyncio.to_thread, _model_of, config), smg, stopping)
             _announce(config, model)
             await _until(_never, smg, stopping)

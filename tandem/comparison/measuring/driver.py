@@ -27,10 +27,13 @@ from tandem.comparison.measuring.servers import Fleet, ServerFailed
 from tandem.comparison.measuring.template import decide_template
 from tandem.comparison.report.attempt import format_error
 from tandem.comparison.report.publishing import FAILED, OK, SERVER_DIED, USAGE, publish
+from tandem.rpc.errors import TandemError
+from tandem.rpc.first_contact import explained
 from tandem.speculation.types import ModelInfo
 
 if TYPE_CHECKING:
     from tandem.clients.encoding import Tokenizer
+    from tandem.rpc.credentials import Credentials
     from tandem.rpc.generation_client import GenerationClient
 
 Connect = Callable[[str, str], "AbstractAsyncContextManager[GenerationClient]"]
@@ -57,7 +60,12 @@ def run_comparison(config: ComparisonConfig, connect: Connect) -> int:
     If measuring ends early, the measurements so far are reported. A second signal ends the process at once.
     """
     with Interruption() as interruption:
-        with RecordLog(started(config)) as log:
+        try:
+            opened = RecordLog(started(config))
+        except OSError as error:
+            print(f"compare_architectures.py: error: output-dir: {error.filename}: {error.strerror}", file=sys.stderr)
+            return USAGE
+        with opened as log:
             code = _measured(log, connect, interruption)
         if log.measured.records:
             print("writing the report", file=sys.stderr)
@@ -123,7 +131,7 @@ async def measure(log: RecordLog, connect: Connect, interruption: Interruption, 
                 async with contextlib.AsyncExitStack() as stack:
                     stack.enter_context(interruption.killing(fleet.kill))  # also while the fleet stops its servers
                     await stack.enter_async_context(fleet)
-                    endpoints = await deploy(config, fleet, _describing(connect), link, names)
+                    endpoints = await deploy(config, fleet, _describing(connect, config.credentials), link, names)
                     log.servers(in_report_order(config, [*log.measured.endpoints, *endpoints]))
                     _check_tokenizer(tokenizer, endpoints)
                     wide = any(each.architecture == AUTOREGRESSIVE and wants_width_1(each) for each in endpoints)
@@ -180,13 +188,14 @@ def _check_tokenizer(tokenizer: Tokenizer | None, endpoints: Sequence[Endpoint])
             )
 
 
-def _describing(connect: Connect) -> Describe:
+def _describing(connect: Connect, credentials: Credentials) -> Describe:
     async def describe(address: str, service: str) -> ModelInfo:
         try:
             async with connect(address, service) as client:
-                return await client.model_info()
+                return await client.model_info(wait=False)
         except Exception as error:
-            failure = failure_of(error)
+            why = await explained(error, address, credentials, service) if isinstance(error, TandemError) else error
+            failure = failure_of(why)
             how = "does not answer" if failure.code in _SILENT else "refuses the call"
             raise Unreachable(f"{service} at {address} {how}: {failure.code}: {failure.message}") from error
 

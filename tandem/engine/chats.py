@@ -1,0 +1,29 @@
+"""Puts a chat into the model's template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tandem.checkpoints.tokenizers import ChatTokenizer, Tokenizer
+from tandem.speculation.chat import ChatMessage
+from tandem.speculation.types import InvalidField
+
+TEMPLATE = {"add_generation_prompt": True, "continue_final_message": False}
+"""What a template is told of the end of a chat, unless a request says something else."""
+
+
+def chat_tokens(tokenizer: Tokenizer, messages: Sequence[ChatMessage]) -> list[int]:
+    """Token ids of a chat, up to where the assistant speaks next. Raises InvalidField."""
+    if not isinstance(tokenizer, ChatTokenizer):
+        raise InvalidField("messages", "this server's tokenizer renders no chats")
+    shown = [each.for_template for each in messages]
+    try:
+        text = tokenizer.render(shown, **TEMPLATE, tools=None, documents=None)
+    except ValueError as error:
+        raise InvalidField("messages", str(error)) from None
+    return tokenizer.tokens(text, special=False)
+
+
+def chat_length(messages: Sequence[ChatMessage]) -> int:
+    """Characters of a chat; each message counts as some."""
+    return sum(16 + each.length for each in messages)

@@ -1,0 +1,48 @@
+"""Converts the messages of a chat to protobuf and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tandem.speculation.chat import MAX_MESSAGES, MAX_TOOL_CALLS, ChatMessage, ToolCall
+from tandem.speculation.errors import InvalidField
+from tandem.v1 import generation_pb2 as pb
+
+
+def chat_to_wire(messages: Sequence[ChatMessage]) -> pb.ChatMessages:
+    return pb.ChatMessages(messages=map(_message_to_wire, messages))
+
+
+def _message_to_wire(message: ChatMessage) -> pb.ChatMessage:
+    calls = [pb.ToolCall(id=each.id, name=each.name, arguments=each.arguments) for each in message.tool_calls]
+    return pb.ChatMessage(
+        role=message.role,
+        content=message.content,
+        name=message.name,
+        tool_calls=calls,
+        tool_call_id=message.tool_call_id,
+    )
+
+
+def said_in(chat: pb.ChatMessages) -> str:
+    """Returns all texts of a chat, to measure them."""
+    texts = [(each.role, each.content, each.name, each.tool_call_id) for each in chat.messages]
+    calls = [(call.id, call.name, call.arguments) for each in chat.messages for call in each.tool_calls]
+    return "".join(text for some in (*texts, *calls) for text in some)
+
+
+def chat_from_wire(chat: pb.ChatMessages) -> tuple[ChatMessage, ...]:
+    """Raises InvalidField naming the message and its field. Counts are checked before anything is read."""
+    if len(chat.messages) > MAX_MESSAGES:
+        raise InvalidField("messages", f"{len(chat.messages)} are above the limit of {MAX_MESSAGES}")
+    return tuple(_message_from_wire(i, message) for i, message in enumerate(chat.messages))
+
+
+def _message_from_wire(i: int, message: pb.ChatMessage) -> ChatMessage:
+    try:
+        if (given := len(message.tool_calls)) > MAX_TOOL_CALLS:
+            raise InvalidField("tool_calls", f"{given} are above the limit of {MAX_TOOL_CALLS}")
+        calls = tuple(ToolCall(each.id, each.name, each.arguments) for each in message.tool_calls)
+        return ChatMessage(message.role, message.content, message.name, calls, message.tool_call_id)
+    except InvalidField as error:
+        raise InvalidField(f"messages[{i}].{error.field}", error.fault) from None

@@ -1,0 +1,69 @@
+"""The family of errors: TandemError, and those of arguments, which are ValueErrors or TypeErrors too."""
+
+from __future__ import annotations
+
+from tandem.speculation.outcomes import Outcome, outcome_of
+
+_LONGEST_QUOTED = 60
+
+
+class TandemError(Exception):
+    """A failed call, or a wrong argument. `code` is the gRPC status name; `retry_seconds` says when to retry, if known.
+
+    `reason` is the server's ErrorInfo reason, or the client's own (docs/sessions.md lists them). `field` names the
+    field of the request that is at fault, if one is. `produced` holds the tokens that a generation had committed before
+    it failed; if they come from the status alone, only the last ones. `request_id` identifies the request in the
+    server's log lines, if the server sent it.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        retry_seconds: float | None = None,
+        reason: str = "",
+        produced: tuple[int, ...] = (),
+        request_id: str | None = None,
+        field: str = "",
+    ) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code, self.message, self.retry_seconds = code, message, retry_seconds
+        self.reason, self.produced, self.request_id, self.field = reason, produced, request_id, field
+
+    @property
+    def outcome(self) -> Outcome:
+        """Why the call failed, by its code."""
+        return outcome_of(self.code)
+
+
+class InvalidField(TandemError, ValueError):
+    """A field of a request, or an argument, is wrong: `field` is its name, `fault` what is wrong with it."""
+
+    def __init__(self, field: str, fault: str, message: str = "") -> None:
+        said = message or f"{field}: {fault}"
+        super().__init__("INVALID_ARGUMENT", said, reason="INVALID_FIELD", field=field)
+        self.args, self.fault = (said,), fault
+
+
+class WrongType(InvalidField, TypeError):
+    """An argument is of the wrong type. `expected`: what it must be, with its article."""
+
+    def __init__(self, field: str, expected: str, given: object) -> None:
+        quoted = repr(given)
+        quoted = quoted if len(quoted) <= _LONGEST_QUOTED else f"{quoted[: _LONGEST_QUOTED - 3]}..."
+        super().__init__(field, fault := f"must be {expected}, not {quoted}", f"{field} {fault}")
+
+
+class NoSuchOption(InvalidField, TypeError):
+    """An argument has the name of none."""
+
+    def __init__(self, name: str, hint: str = "") -> None:
+        super().__init__(name, "no such option", f"a request has no option {name}{hint}")
+
+
+class TooLong(TandemError, ValueError):
+    """The prompt and the tokens to generate exceed the sequence length."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("OUT_OF_RANGE", message, reason="SEQUENCE_TOO_LONG")
+        self.args = (message,)

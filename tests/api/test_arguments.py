@@ -1,0 +1,202 @@
+"""What Python callers may pass: help() says it, a wrong argument is named before any call, errors are one family."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+import pytest
+
+import tandem
+from tandem.clients.arguments import check_request
+from tandem.clients.signatures import MEANINGS
+from tandem.speculation.request import RequestOptions
+from tests.support import REPOSITORY
+
+NOWHERE = "127.0.0.1:1"
+KINDS = (tandem.Client, tandem.AsyncClient)
+DEFAULTS = {
+    "prompt": None,
+    "sampling": None,
+    "stop": (),
+    "timeout": None,
+    "max_new_tokens": None,
+    "chat": False,
+    "messages": None,
+    "ignore_end_of_sequence": False,
+    "speculation_length": None,
+    "rule": "agreement",
+    "logprobs": None,
+    "adapter": "",
+    "drafts": "auto",
+}
+
+
+class Repeat:
+    def propose(self, tokens: Any, k: int) -> Any:
+        return tokens[-1:] * k
+
+
+# --- signatures ---
+
+
+@pytest.mark.parametrize("name", ["generate", "stream"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_signature_has_every_argument_with_its_type_and_default(kind: Any, name: str) -> None:
+    signature = inspect.signature(getattr(kind, name))
+    _, *arguments = signature.parameters.values()
+    assert {each.name: each.default for each in arguments} == DEFAULTS
+    assert all(each.annotation not in (inspect.Parameter.empty, "...") for each in arguments)
+    assert {each.name for each in arguments if each.kind is inspect.Parameter.KEYWORD_ONLY} == (
+        DEFAULTS.keys() - {"prompt", "sampling"}
+    )
+
+
+@pytest.mark.parametrize("name", ["generate", "stream"])
+@pytest.mark.parametrize("kind", [*KINDS, tandem.DraftSession])
+def test_the_help_says_what_each_argument_means(kind: Any, name: str) -> None:
+    method = getattr(kind, name)
+    shown = inspect.getdoc(method)
+    assert shown is not None
+    _, *arguments = inspect.signature(method).parameters
+    for each in arguments:
+        (meaning,) = re.findall(rf"^    {each}: (.+)$", shown, re.MULTILINE)
+        assert meaning == MEANINGS[each] and len(meaning) > 20
+    assert "Raises:\n    TandemError:" in shown
+
+
+def test_the_clients_do_not_drift_apart() -> None:
+    """The blocking client's methods have the asynchronous one's arguments and words; only what they return differs."""
+    own = {name for name in vars(tandem.Client) if not name.startswith("_")}
+    assert own == {name for name in vars(tandem.AsyncClient) if not name.startswith("_")} - {"events"} | {
+        "last_statistics"
+    }
+    for name in ("generate", "stream", "model_info", "close"):
+        one, other = getattr(tandem.Client, name), getattr(tandem.AsyncClient, name)
+        assert inspect.signature(one).parameters == inspect.signature(other).parameters
+        assert inspect.getdoc(one) == inspect.getdoc(other)
+    made = [inspect.signature(kind.__init__).parameters for kind in KINDS]
+    assert made[0] == made[1] and "wait_seconds" in made[0]
+
+
+def test_every_option_of_a_request_is_explained_and_checked() -> None:
+    assert MEANINGS.keys() == DEFAULTS.keys()
+    for name in RequestOptions.__annotations__:
+        with pytest.raises(tandem.TandemError, match=rf"^{name} must be "):
+            check_request("x", None, (), None, {name: object()})
+
+
+# --- wrong arguments ---
+
+WRONG_TYPES = [
+    ({"max_new_tokens": "12"}, "max_new_tokens must be a positive integer, or None, not '12'"),
+    ({"max_new_tokens": 12.0}, "max_new_tokens must be a positive integer, or None, not 12.0"),
+    ({"max_new_tokens": True}, "max_new_tokens must be a positive integer, or None, not True"),
+    ({"prompt": 7}, "prompt must be a text, or a list of token ids, not 7"),
+    ({"prompt": ["a", "b"]}, "prompt must be a text, or a list of token ids, not ['a', 'b']"),
+    ({"prompt": [1.5]}, "prompt must be a text, or a list of token ids, not [1.5]"),
+    ({"prompt": ["x" * 500]}, "prompt must be a text, or a list of token ids, not ['xxx"),
+    ({"sampling": {"temperature": 1}}, "sampling must be a tandem.SamplingParams, or None, not {'temperature': 1}"),
+    ({"stop": 5}, "stop must be a string, or a list of strings, not 5"),
+    ({"stop": ["a", None]}, "stop must be a string, or a list of strings, not ['a', None]"),
+    ({"timeout": "3"}, "timeout must be a number of seconds above 0, or None, not '3'"),
+    ({"chat": "yes"}, "chat must be True or False, not 'yes'"),
+    ({"ignore_end_of_sequence": 1}, "ignore_end_of_sequence must be True or False, not 1"),
+    ({"speculation_length": "auto"}, "speculation_length must be an integer from 0 on, or None, not 'auto'"),
+    ({"rule": None}, 'rule must be "agreement" or "rejection", not None'),
+    ({"logprobs": True}, "logprobs must be an integer from 0 to 20, or None, not True"),
+    ({"adapter": None}, "adapter must be a string, the name of an adapter, not None"),
+    ({"drafts": None}, 'drafts must be "auto", "none", "lookup", "model" or "head", not None'),
+    ({"max_tokens": 5}, "a request has no option max_tokens; did you mean max_new_tokens?"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), WRONG_TYPES, ids=[said[:40] for _, said in WRONG_TYPES])
+def test_an_argument_of_the_wrong_type_is_named_with_what_was_expected(arguments: dict[str, Any], said: str) -> None:
+    with tandem.Client(NOWHERE) as client:
+        for method in (client.generate, client.stream):
+            with pytest.raises(TypeError) as told:
+                method(**({"prompt": "x"} | arguments))
+            error = told.value
+            assert isinstance(error, tandem.TandemError) and str(error).startswith(said) and len(str(error)) < 200
+            assert (error.code, error.reason) == ("INVALID_ARGUMENT", "INVALID_FIELD")
+            assert error.field == next(iter(arguments))
+
+
+WRONG_VALUES = [
+    ({"max_new_tokens": 0}, "max_new_tokens: 0 is below 1"),
+    ({"timeout": 0}, "timeout: 0 is not above 0"),
+    ({"timeout": -1}, "timeout: -1 is below 0"),
+    ({"timeout": float("nan")}, "timeout: nan is no number of seconds"),
+    ({"logprobs": 21}, "logprobs: 21 is outside 0 to 20"),
+    ({"rule": "majority"}, "rule: 'majority' is not one of agreement, rejection"),
+    ({"speculation_length": -1}, "speculation_length: -1 is below 0"),
+    ({"stop": [""]}, "stop: an empty string would end every generation"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), WRONG_VALUES, ids=[said[:40] for _, said in WRONG_VALUES])
+def test_a_wrong_value_is_a_value_error_of_the_family(arguments: dict[str, Any], said: str) -> None:
+    with tandem.Client(NOWHERE) as client, pytest.raises(ValueError) as told:
+        client.generate("x", **arguments)
+    assert isinstance(told.value, tandem.TandemError) and not isinstance(told.value, TypeError)
+    assert said in str(told.value) and told.value.field in said
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: tandem.Client(7), "endpoints must be a string"),  # type: ignore[arg-type]
+        (lambda: tandem.Client([]), "endpoints must be a string"),
+        (lambda: tandem.Client("a:1,a:1"), "endpoints: 'a:1,a:1' names a server twice"),
+        (lambda: tandem.Client(NOWHERE, service="Nobody"), "service: 'Nobody' is not one of TargetVerifier"),
+        (lambda: tandem.Client(NOWHERE, credentials="token"), "credentials must be a tandem.Credentials"),  # type: ignore[arg-type]
+        (lambda: tandem.Client(NOWHERE, retry_seconds="1"), "retry_seconds must be a number of seconds"),  # type: ignore[arg-type]
+        (lambda: tandem.Client(NOWHERE, retry_seconds=-1), "retry_seconds: -1 is below 0"),
+        (lambda: tandem.Client(NOWHERE, wait_seconds=None), "wait_seconds must be a number"),  # type: ignore[arg-type]
+        (lambda: tandem.DraftSession(NOWHERE, None), "drafter must be an object with a method propose"),  # type: ignore[arg-type]
+        (lambda: tandem.SamplingParams(temperature="0.8"), "temperature must be a number, not '0.8'"),  # type: ignore[arg-type]
+        (lambda: tandem.SamplingParams(seed=1.5), "seed must be an integer, not 1.5"),  # type: ignore[arg-type]
+        (lambda: tandem.SamplingParams(top_p=None), "top_p must be a number, not None"),  # type: ignore[arg-type]
+        (lambda: tandem.SamplingParams(temperature=-1), "temperature: -1 is not a finite number >= 0"),
+        (lambda: tandem.SamplingParams(logit_bias={5: 1.0}), "logit_bias must be pairs of token id and bias"),  # type: ignore[arg-type]
+        (lambda: tandem.SamplingParams(logit_bias=(("a", 1.0),)), "logit_bias must be pairs of token id"),  # type: ignore[arg-type]
+        (lambda: tandem.Credentials(ca=7), "ca must be a string, or None, not 7"),  # type: ignore[arg-type]
+        (lambda: tandem.SamplingParams(structure="x"), "structure must be a tandem.Structure, or None, not 'x'"),  # type: ignore[arg-type]
+        (lambda: tandem.Structure("regex", "x"), "kind must be a tandem.StructureKind, not 'regex'"),  # type: ignore[arg-type]
+        (lambda: tandem.Structure(tandem.StructureKind.JSON_SCHEMA, {}), "text must be a string, not {}"),  # type: ignore[arg-type]
+        (lambda: tandem.Credentials(ca="/nowhere/ca.pem"), "/nowhere/ca.pem"),
+        (lambda: tandem.Credentials(cert="x"), "given without"),
+        (lambda: tandem.Credentials(token_env="NOT_SET_ANYWHERE"), "NOT_SET_ANYWHERE holds no token"),
+        (
+            lambda: tandem.Client("10.1.2.3:1", credentials=tandem.Credentials(token_env="PATH_OF_TOKEN")),
+            "the token would be sent to 10.1.2.3:1 in clear text",
+        ),
+    ],
+)
+def test_what_is_made_of_wrong_arguments_raises_the_family_too(
+    make: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH_OF_TOKEN", "a-long-enough-token")
+    with pytest.raises(tandem.TandemError) as told:
+        make()
+    assert said in str(told.value) and told.value.field and told.value.code == "INVALID_ARGUMENT"
+    assert isinstance(told.value, ValueError)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    numpy = pytest.importorskip("numpy")
+    check_request(numpy.array([1, 2]).tolist(), None, (), numpy.float32(1), {"max_new_tokens": numpy.int64(3)})
+    tandem.SamplingParams(temperature=numpy.float32(0.5), seed=numpy.int64(7))
+
+
+def test_the_page_lists_the_family_and_its_reasons() -> None:
+    page = (REPOSITORY / "docs" / "python.md").read_text(encoding="utf-8")
+    from tandem.rpc import reach
+
+    source = (REPOSITORY / "tandem" / "rpc" / "reach.py").read_text(encoding="utf-8")
+    reasons = set(re.findall(r'Obstacle\("([A-Z_]+)"', source))
+    assert set(reach.PASSING) < reasons and len(reasons) == 11
+    for reason in (*reasons, "NO_SUCH_SERVICE", "INVALID_FIELD", "SEQUENCE_TOO_LONG", "CLOSED"):
+        assert f"`{reason}`" in page

@@ -1,0 +1,409 @@
+"""A server that does not answer is told at once, with its own reason; one that starts is waited for if asked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.server
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tandem
+from tandem.cli import main
+from tandem.clients.terminal import ClientConfig, run_client
+from tandem.ports import free_port
+from tandem.rpc.channel import FUSED, TARGET
+from tandem.rpc.first_contact import foresee, which_service
+from tandem.rpc.reach import obstacle
+from tandem.services.security.config import Security
+from tandem.services.security.tokens import AcceptedTokens
+from tandem.speculation.types import GenerationRequest
+from tests.http.site import door
+from tests.services.certificates import Authority, token_file
+from tests.support import GREEDY, HANG, oracle, run, target_site
+
+PROMPT = b"who is there"
+SAID = oracle(PROMPT, GREEDY, 8)
+AT_ONCE = 5.0
+"""Seconds, on a very busy machine; some 0.05 on an idle one. Where a connection was waited for, it took 10."""
+
+Found = AsyncIterator[tuple[str, tandem.Credentials | None]]
+
+
+@contextlib.asynccontextmanager
+async def _listening(answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]) -> Any:
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+@contextlib.asynccontextmanager
+async def _says(words: bytes) -> AsyncIterator[str]:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if words:
+            await reader.read(10)
+            writer.write(words)
+        writer.close()
+
+    async with _listening(answer) as address:
+        yield address
+
+
+@contextlib.asynccontextmanager
+async def refused(folder: Path) -> Found:
+    yield f"127.0.0.1:{free_port()}", None
+
+
+@contextlib.asynccontextmanager
+async def no_such_name(folder: Path) -> Found:
+    yield "no-such-machine.invalid:50051", None
+
+
+@contextlib.asynccontextmanager
+async def tls_at_clear_text(folder: Path) -> Found:
+    async with target_site() as site:
+        yield site.address, Authority(folder).client()
+
+
+@contextlib.asynccontextmanager
+async def clear_text_at_tls(folder: Path) -> Found:
+    async with target_site(security=Security(tls=Authority(folder).server())) as site:
+        yield site.address, None
+
+
+@contextlib.asynccontextmanager
+async def another_authority(folder: Path) -> Found:
+    async with target_site(security=Security(tls=Authority(folder / "its").server())) as site:
+        yield site.address, Authority(folder / "ours").client()
+
+
+@contextlib.asynccontextmanager
+async def no_certificate(folder: Path) -> Found:
+    authority = Authority(folder)
+    async with target_site(security=Security(tls=authority.server(mutual=True))) as site:
+        yield site.address, authority.client()
+
+
+@contextlib.asynccontextmanager
+async def an_http_port(folder: Path) -> Found:
+    async with door() as site:
+        yield site.url.removeprefix("http://"), None
+
+
+@contextlib.asynccontextmanager
+async def an_http_port_with_tls(folder: Path) -> Found:
+    authority = Authority(folder)
+    async with door(security=Security(tls=authority.server())) as site:
+        yield site.url.removeprefix("https://"), authority.client()
+
+
+@contextlib.asynccontextmanager
+async def another_protocol(folder: Path) -> Found:
+    async with _says(b"SSH-2.0-OpenSSH_9.9\r\n") as address:
+        yield address, None
+
+
+@contextlib.asynccontextmanager
+async def closed_at_once(folder: Path) -> Found:
+    async with _says(b"") as address:
+        yield address, None
+
+
+def _tokens(folder: Path) -> Security:
+    return Security(tokens=AcceptedTokens(token_file(folder / "accepted", "alice one-long-enough-token\n")))
+
+
+@contextlib.asynccontextmanager
+async def no_token(folder: Path) -> Found:
+    async with target_site(security=_tokens(folder)) as site:
+        yield site.address, None
+
+
+@contextlib.asynccontextmanager
+async def unknown_token(folder: Path) -> Found:
+    async with target_site(security=_tokens(folder)) as site:
+        shown = token_file(folder / "shown", "another-long-enough-token\n")
+        yield site.address, tandem.Credentials(token_file=shown)
+
+
+CASES = {
+    refused: ("CONNECTION_REFUSED", "start the server, or check host and port; --connect_seconds 60 (in Python: wait_"),
+    no_such_name: ("UNKNOWN_HOST", "no machine has the name 'no-such-machine.invalid'"),
+    tls_at_clear_text: ("NO_TLS", "speaks clear text, and this client TLS: leave out --tls_ca"),
+    clear_text_at_tls: ("NEEDS_TLS", "speaks TLS, and this client clear text: give the CA"),
+    another_authority: ("UNTRUSTED", "is not accepted: "),
+    no_certificate: ("NEEDS_CERTIFICATE", "check --tls_client_cert"),
+    an_http_port: ("HTTP_PORT", "is an HTTP port; gRPC is at 127.0.0.1:4242"),
+    an_http_port_with_tls: ("HTTP_PORT", "is an HTTP port; gRPC is at 127.0.0.1:4242"),
+    another_protocol: ("OTHER_PROTOCOL", "does not speak gRPC: check the port"),
+    closed_at_once: ("CLOSES_CONNECTIONS", "closes connections at once"),
+    no_token: (
+        "UNAUTHENTICATED",
+        "no token: this server requires one, as metadata `authorization: Bearer TOKEN`; give",
+    ),
+    unknown_token: ("UNAUTHENTICATED", "unknown token: it is wrong, or was revoked; check the token sent"),
+}
+
+
+async def _asynchronous(address: str, credentials: tandem.Credentials | None) -> None:
+    async with tandem.AsyncClient(address, credentials=credentials) as client:
+        await client.generate(PROMPT, max_new_tokens=8)
+
+
+async def _blocking(address: str, credentials: tandem.Credentials | None) -> None:
+    def ask() -> None:
+        with tandem.Client(address, credentials=credentials, service=TARGET) as client:
+            list(client.stream(PROMPT, max_new_tokens=8))
+
+    await asyncio.to_thread(ask)
+
+
+async def _own_drafts(address: str, credentials: tandem.Credentials | None) -> None:
+    class Nothing:
+        def propose(self, tokens: Any, k: int) -> list[int]:
+            return []
+
+    await asyncio.to_thread(lambda: tandem.DraftSession(address, Nothing(), credentials=credentials).close())
+
+
+async def _terminal(address: str, credentials: tandem.Credentials | None) -> None:
+    config = ClientConfig(address, ("x",), GenerationRequest(text=""), credentials=credentials or tandem.Credentials())
+    await run_client(config, None)
+
+
+@pytest.mark.parametrize("ask", [_asynchronous, _blocking, _own_drafts, _terminal], ids=lambda ask: ask.__name__)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_why_no_server_answers_is_said_at_once_with_what_to_do(case: Any, ask: Any, tmp_path: Path) -> None:
+    async def test() -> tuple[tandem.TandemError, float, str]:
+        async with case(tmp_path) as (address, credentials):
+            began = time.monotonic()
+            with pytest.raises(tandem.TandemError) as told:
+                await ask(address, credentials)
+            return told.value, time.monotonic() - began, address
+
+    error, seconds, address = run(test())
+    reason, said = CASES[case]
+    assert error.reason == reason and said in error.message, error
+    assert "\n" not in error.message and error.message.count(address) <= 1, error
+    assert seconds < AT_ONCE
+
+
+def test_no_two_reasons_are_said_alike() -> None:
+    assert len({said for _, said in CASES.values()}) == len(CASES) - 1  # HTTP with and without TLS
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        (
+            "http://localhost:50051",
+            "'http://localhost:50051' has the scheme http://; give HOST:PORT alone, as 'localhost",
+        ),
+        ("grpc://localhost:50051/x", "has the scheme grpc://; give HOST:PORT alone, as 'localhost:50051'"),
+        ("localhost", "'localhost' is not HOST:PORT"),
+        ("localhost:http", "is not HOST:PORT"),
+    ],
+)
+def test_an_address_of_another_form_is_refused_before_any_call(address: str, said: str) -> None:
+    for make in (tandem.Client, tandem.AsyncClient, lambda each: tandem.DraftSession(each, _Repeat())):
+        with pytest.raises(tandem.TandemError) as told:
+            make(address)
+        assert said in str(told.value) and told.value.code == "INVALID_ARGUMENT"
+        assert told.value.field in ("endpoints", "target")
+
+
+class _Repeat:
+    def propose(self, tokens: Any, k: int) -> Any:
+        return tokens[-1:] * k
+
+
+def test_a_server_that_takes_connections_but_does_not_answer_yet_is_told_apart() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as loading:  # as a server that still loads its model
+        address = f"127.0.0.1:{loading.getsockname()[1]}"
+        with tandem.Client(address) as client, pytest.raises(tandem.TandemError) as told:
+            client.model_info(timeout=0.3)
+    assert told.value.reason == "NOT_ANSWERING" and "still starts, or hangs" in told.value.message
+
+
+def test_a_service_that_the_server_does_not_have_is_named() -> None:
+    async def test() -> None:
+        async with target_site() as site, tandem.AsyncClient(site.address, service=FUSED) as client:
+            with pytest.raises(tandem.TandemError, match=f"{site.address} has no {FUSED}: ask for another") as told:
+                await client.generate(PROMPT)
+            assert (told.value.code, told.value.reason) == ("UNIMPLEMENTED", "NO_SUCH_SERVICE")
+
+    run(test())
+
+
+def test_a_closed_client_says_so_and_calls_nobody() -> None:
+    client = tandem.Client(f"127.0.0.1:{free_port()}")
+    client.close()
+
+    async def asynchronous() -> None:
+        other = tandem.AsyncClient(f"127.0.0.1:{free_port()}")
+        await other.close()
+        await other.generate("x")
+
+    for ask in (lambda: client.generate("x"), lambda: run(asynchronous())):
+        with pytest.raises(tandem.TandemError, match="the client is closed") as told:
+            ask()
+        assert (told.value.code, told.value.reason) == ("CANCELLED", "CLOSED")
+
+
+# --- waiting, where it is asked for ---
+
+
+@pytest.mark.parametrize("ask", ["client", "draft session", "terminal"])
+def test_a_server_that_starts_later_is_waited_for_if_asked(
+    ask: str, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = free_port()
+    address = f"127.0.0.1:{port}"
+
+    async def asked() -> tuple[int, ...]:
+        if ask == "terminal":
+            request = GenerationRequest(text="", max_new_tokens=8)
+            config = ClientConfig(address, (PROMPT.decode(),), request, connect_seconds=HANG)
+            assert await run_client(config, TARGET) == 0
+            return SAID
+        if ask == "client":
+            async with tandem.AsyncClient(address, wait_seconds=HANG) as client:
+                return (await client.generate(PROMPT, max_new_tokens=8)).token_ids
+
+        def drafting() -> tuple[int, ...]:
+            with tandem.DraftSession(address, _Repeat(), wait_seconds=HANG) as session:
+                return session.generate(list(PROMPT), max_new_tokens=8).token_ids
+
+        return await asyncio.to_thread(drafting)
+
+    async def test() -> tuple[int, ...]:
+        asking = asyncio.create_task(asked())
+        while "waiting up to" not in caplog.text:
+            await asyncio.sleep(0.01)
+        async with target_site(port=port):
+            return await asking
+
+    assert run(test()) == SAID
+    assert f"nothing listens at {address} (connection refused)" in caplog.text
+    assert "--connect_seconds" not in caplog.text
+    assert caplog.text.count("waiting up to") == 1
+
+
+def test_waiting_ends_in_time_and_says_why() -> None:
+    began = time.monotonic()
+    address = f"127.0.0.1:{free_port()}"
+    with tandem.Client(address, wait_seconds=0.4) as client, pytest.raises(tandem.TandemError) as told:
+        client.generate("x")
+    assert told.value.reason == "CONNECTION_REFUSED" and 0.4 <= time.monotonic() - began < 0.4 + AT_ONCE
+
+
+def test_what_no_waiting_mends_is_not_waited_for(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with clear_text_at_tls(tmp_path) as (address, _):
+            began = time.monotonic()
+            with pytest.raises(tandem.TandemError, match="speaks TLS"):
+                await which_service(address, wait_seconds=HANG)
+            assert time.monotonic() - began < AT_ONCE
+
+    run(test())
+
+
+def test_several_servers_of_which_none_answers_are_all_named() -> None:
+    first, second = f"127.0.0.1:{free_port()}", "no-such-machine.invalid:1"
+    with tandem.Client([first, second]) as client, pytest.raises(tandem.TandemError) as told:
+        client.generate("x")
+    assert f"nothing listens at {first}" in told.value.message and "no-such-machine" in told.value.message
+
+
+def test_a_server_that_answered_before_is_still_tried_again() -> None:
+    """The first contact is told at once; a server that goes later may return, as `retry_seconds` says."""
+    port = free_port()
+
+    async def test() -> tuple[int, ...]:
+        async with tandem.AsyncClient(f"127.0.0.1:{port}", retry_seconds=HANG) as client:
+            async with target_site(port=port):
+                await client.generate(PROMPT, max_new_tokens=8)
+            asking = asyncio.create_task(client.generate(PROMPT, max_new_tokens=8))
+            await asyncio.sleep(0.3)
+            async with target_site(port=port):
+                return (await asking).token_ids
+
+    assert run(test()) == SAID
+
+
+# --- servers that name their peers ---
+
+
+def test_a_peer_that_cannot_be_called_is_told_before_a_model_is_loaded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        async with an_http_port(tmp_path) as (address, _):
+            with pytest.raises(ValueError, match="is an HTTP port; gRPC is at 127"):
+                await foresee(address, tandem.Credentials())
+        await foresee(f"127.0.0.1:{free_port()}", tandem.Credentials())
+        await foresee(None, tandem.Credentials())
+        async with target_site() as site:
+            await foresee(site.address, tandem.Credentials())
+
+    run(test())
+    (said,) = (record.message for record in caplog.records if "is asked again" in record.message)
+    assert said.startswith("nothing listens at 127.0.0.1:")
+
+
+@pytest.mark.parametrize(
+    "role",
+    [
+        "--role draft_worker --port 0 --target_port PORT",
+        "--role target --port 0 --draft_host 127.0.0.1:PORT",
+        "--role draft --port PORT --prompt x",
+        "--role client --port PORT --prompt x",
+    ],
+)
+def test_a_role_whose_peer_speaks_no_grpc_ends_with_one_line(role: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        backend = "" if "client" in role else " --backend toy"
+        code = main.main(f"{role}{backend}".replace("PORT", str(server.server_port)).split())
+        server.shutdown()
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("main.py: ")]
+    assert code in (1, 2) and len(said) == 1
+    assert f"127.0.0.1:{server.server_port} is an HTTP port; give the port of gRPC" in said[0]
+
+
+def test_what_a_stranger_says_is_read_within_bounds_and_believed_in_nothing() -> None:
+    """Whoever listens there may send what he likes: a port that is none, deep JSON, a text without end."""
+
+    async def told(words: bytes) -> Any:
+        async with _says(words) as address:
+            return await obstacle(address, None)
+
+    async def test() -> None:
+        head = b"HTTP/1.1 200 OK\r\n\r\n"
+        for port in (b'"rm"', b"99999999", b"true", b"-1", b"[" * 3000, b"["):
+            body = b'{"grpc_port": ' + port + b"}"
+            found = await told(head + body)
+            assert found.reason == "HTTP_PORT" and "give the port of gRPC" in found.said
+        found = await told(b"\x1b[2J" * 100_000)
+        assert found.reason == "OTHER_PROTOCOL" and found.said.isprintable()
+
+        async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.closing(writer), contextlib.suppress(OSError):
+                while not writer.is_closing():
+                    writer.write(b"HTTP/1.1 ")
+                    await writer.drain()
+                    await asyncio.sleep(0.05)
+
+        began = time.monotonic()
+        async with _listening(endless) as address:
+            found = await obstacle(address, None)
+            assert found is not None and time.monotonic() - began < 9
+
+    run(test())
+    assert not [each for each in threading.enumerate() if each.name.startswith("reach")]
