@@ -12,4 +12,7 @@ from nbclient import NotebookClient
 notebook = nbformat.read(sys.argv[1], as_version=4)
 NotebookClient(notebook, timeout=300).execute()
 cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-print(json.dumps(["".join(output.get("text", "") for output in cell.outputs) for cell in cells]))
+said = [
+    [output.get("text") or output.get("data", {}).get("text/plain", "") for output in cell.outputs] for cell in cells
+]
+print(json.dumps(["".join(texts) for texts in said]))

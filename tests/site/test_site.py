@@ -78,3 +78,11 @@ def test_language_models_find_every_page_as_markdown(pages: dict[Path, Page]) ->
     assert all(f"<!-- {address} -->" in whole for address in listed)
     source = (REPOSITORY / "docs" / "sessions.md").read_text(encoding="utf-8")
     assert source.partition("\n")[0] in whole and "](benchmarks.md)" in (SITE / "sessions.md").read_text("utf-8")
+
+
+def test_githubs_workflows_have_githubs_schema() -> None:
+    """The schema that check-jsonschema brings with it."""
+    files = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
+    check = [PYTHON.with_name("check-jsonschema"), "--builtin-schema", "vendor.github-workflows", *files]
+    done = subprocess.run(check, capture_output=True, text=True, timeout=60, check=False)
+    assert files and done.returncode == 0, done.stdout
