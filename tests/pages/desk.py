@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.pages.blocks import ROOT
 from tests.recipes import models
 
-SECONDS = 300.0
+SECONDS = 600.0
 CHAT = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
 TANDEM = "#!/bin/sh\nexec python -c 'import sys; from tandem.cli.main import console; sys.exit(console())' \"$@\"\n"
 """The command that an installation adds; the wheel's own is run by tests/packaging/."""

@@ -3,8 +3,8 @@
     python -m tests.pages.walk [PAGE...]       # default: all of PAGES
 
 Every page begins without servers. A command that starts a server starts it beside what follows, until another one takes
-its port or the page ends; every other command must end with 0. Prints each command with `ran`, `elsewhere` (with the
-reason: ELSEWHERE has them all) or `failed`; exits with 1 if one failed.
+its port or the page ends; every other command must end with 0. Prints each command with `ran`, `elsewhere` or `failed`,
+then those that run elsewhere with the reason (ELSEWHERE), and exits with 1 if one failed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Step:
     seconds: float
 
     def __str__(self) -> str:
-        return f"  {self.verdict:9} {self.seconds:5.1f} s  {self.snippet.title}" + (f"\n{self.how}" if self.how else "")
+        return f"  {self.verdict:9} {self.seconds:5.1f} s  {self.snippet.title}{self.how and f' ({self.how})'}"
 
 
 def walk(page: Path, folder: Path, done: set[str]) -> Iterator[Step]:
@@ -130,6 +130,10 @@ def main(arguments: list[str]) -> int:
             for step in walk(page, Path(folder), done):
                 steps.append(step)
                 print(step, flush=True)
+    print("not run by this walk:")
+    for step in steps:
+        if step.verdict == "elsewhere":
+            print(f"  {step.snippet.title.partition(' #')[0].strip()}: {step.how}")
     counts = {verdict: sum(step.verdict == verdict for step in steps) for verdict in ("ran", "elsewhere", "failed")}
     print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
     return int(counts["failed"] > 0)
