@@ -23,7 +23,7 @@ help:
 	@echo 'make thorough    run the tests that take long: real models in every format, planted mistakes, graphs, gateways,'
 	@echo '                 Ray Serve, the comparison of the seeds, recipe pages walked, the commands of README and of the'
 	@echo '                 pages for users as written, native steps under sanitizers, every lie of a server'
-	@echo 'make clients     install OpenAI clients of others in an environment of their own (some 900 MB), and run them unmodified'
+	@echo 'make clients     install OpenAI clients and load tools of others in an environment of their own (some 2 GB), run them unmodified'
 	@echo 'make docs        build the documentation site into build/site, in an environment of its own, check its links, and run'
 	@echo '                 the notebook of examples/ (needs npm for the program that draws diagrams)'
 	@echo 'make images      install the pip steps of each image of deploy/Dockerfile here (downloads some hundred MB), with'

@@ -68,6 +68,7 @@ def draw(points: dict[str, Points], file: Path) -> None:
     axes.set_yticks([0.5, 0.7, 1, 2, 3, 5, 10], labels=["0.5", "0.7", "1", "2", "3", "5", "10"])
     axes.minorticks_off()
     axes.set_xticks([0, 20, 50, 100, 200])
+    axes.set_xlim(-8, 216)
     axes.set_xlabel("round trip between client and target, ms (emulated link)")
     axes.set_ylabel("time per token, plain decoding = 1")
     axes.set_title("SmolLM2-135M-Instruct with the shipped draft, bfloat16, greedy, on a CPU", fontsize=10)
