@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tandem.cli import compare
 from tests.pages import walk
 from tests.pages.blocks import ROOT, snippets_of
 
@@ -74,8 +76,20 @@ def test_what_makes_a_comparison_short_is_said_by_its_page() -> None:
     assert f"`{walk.SHORT_LOAD.rpartition(' ')[0]} N`" in page
 
 
+COMPARISONS = [line for line in dict.fromkeys(COMMANDS) if walk.COMPARISON.match(line)]
+
+
+@pytest.mark.parametrize("line", [line for line in COMPARISONS if not walk.why_elsewhere(line)])
+def test_a_shortened_comparison_of_a_page_is_one_that_can_be_configured(line: str) -> None:
+    words = shlex.split(walk.shortened(line), comments=True)
+    arguments = shlex.split(words[2].removeprefix("ARGS=")) if words[0] == "make" else words[2:]
+    config = compare.build_config(compare.build_parser().parse_args(arguments))
+    assert config.max_new_tokens == 8 and len(config.prompts) in (2, 5)
+
+
 def test_a_shortened_comparison_is_the_written_one_with_more_words() -> None:
     more = f"{walk.SHORT} {walk.SHORT_LOAD}"
+    assert walk.shortened("tandem compare --prompt-file FILE") == "tandem compare --prompt-file FILE --max-new-tokens 8"
     assert walk.shortened("make compare      # text") == f'make compare       ARGS="{walk.SHORT}"'
     assert walk.shortened('make compare ARGS="--seed 1"') == f'make compare ARGS="--seed 1 {walk.SHORT}"'
     assert walk.shortened("tandem compare --rate 1") == f"tandem compare --rate 1 {more}"

@@ -42,8 +42,8 @@ ELSEWHERE = {
 tests/test_readme.py."""
 
 SHORT = "--prompts-per-workload 1 --max-new-tokens 8"
-"""What the comparison's page says makes a comparison short: added to each one."""
-SHORT_LOAD = "--max-num-completed-requests 4"
+"""What the comparison's page says makes a comparison short: added to each one; to own prompts only the second half."""
+SHORT_LOAD = "--max-num-completed-requests 2"
 """The same for each load, by the page's table of flags."""
 COMPARISON = re.compile(r"(?:make compare|python compare_architectures\.py|tandem compare)\b")
 SERVERS = ("target", "fused_target", "draft_worker", "prefill", "serve", "gateway")
@@ -97,7 +97,8 @@ def why_elsewhere(line: str) -> str:
 
 
 def shortened(line: str) -> str:
-    more = f"{SHORT} {SHORT_LOAD}" if "--concurrency" in line or "--rate" in line else SHORT
+    more = SHORT[SHORT.index("--max-new") :] if "--prompt-file" in line else SHORT
+    more += f" {SHORT_LOAD}" if "--concurrency" in line or "--rate" in line else ""
     if not line.startswith("make "):
         return f"{line} {more}"
     return f'{line.removesuffix(chr(34))} {more}"' if "ARGS=" in line else f'{line.partition("#")[0]} ARGS="{more}"'
