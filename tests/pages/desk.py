@@ -80,21 +80,27 @@ class Desk:
 
     def run(self, words: Sequence[str], text: str = "") -> str:
         """Runs a command to its end. Raises AssertionError with what it and the servers said if it fails."""
-        done = subprocess.run(
+        process = subprocess.Popen(
             words,
             cwd=self.folder,
             env=self.environment,
-            input=text,
-            capture_output=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=SECONDS,
-            check=False,
+            start_new_session=True,
         )
+        try:
+            said, errors = process.communicate(text, SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # with what the shell started
+            said, errors = process.communicate()
+            raise AssertionError(f"took more than {SECONDS:.0f} s: {said[-2000:]}{errors[-3000:]}") from None
         ended = [
             f"{server.line} ended:\n{_tail(server.log)}" for server in self.servers if server.process.poll() is not None
         ]
-        assert done.returncode == 0 and not ended, "\n".join([done.stdout[-2000:], done.stderr[-3000:], *ended])
-        return done.stdout
+        assert process.returncode == 0 and not ended, "\n".join([said[-2000:], errors[-3000:], *ended])
+        return said
 
     def serve(self, line: str, grpc_port: int, http_port: int) -> None:
         """Starts a server, in place of those on its ports, and waits until it is ready."""
