@@ -19,16 +19,18 @@ ARGS ?=
 PIP_ARGS ?=
 SECONDS ?= 3600
 
-.PHONY: help setup compare serve wheels screenshot test thorough clients images reliability soak proto lint format clean distclean
+.PHONY: help setup compare serve wheels screenshot test thorough clients docs images reliability soak proto lint format clean distclean
 
 help:
 	@echo 'make compare     run the architectures on the embedded models and compare them'
 	@echo 'make serve       serve the embedded models to OpenAI clients, at http://127.0.0.1:8080/v1'
 	@echo 'make test        run the tests, without those of make thorough'
 	@echo 'make thorough    run the tests that take long: real models in every format, planted mistakes, graphs, gateways,'
-	@echo '                 Ray Serve, the comparison of the seeds, recipe pages walked, native steps under sanitizers,'
-	@echo '                 every lie of a server'
+	@echo '                 Ray Serve, the comparison of the seeds, recipe pages walked, the commands of README and of the'
+	@echo '                 pages for users as written, native steps under sanitizers, every lie of a server'
 	@echo 'make clients     install OpenAI clients and load tools of others in an environment of their own (some 2 GB), run them unmodified'
+	@echo 'make docs        build the documentation site into build/site, in an environment of its own, check its links, and run'
+	@echo '                 the notebook of examples/ (needs npm for the program that draws diagrams)'
 	@echo 'make images      install the pip steps of each image of deploy/Dockerfile here (downloads some hundred MB), with'
 	@echo '                 stand-ins for the packages of AWS, and start every server command of every overlay in them'
 	@echo 'make reliability run fault schedules, kill -9, fuzzing and soak at full size, and print the totals'
@@ -42,7 +44,7 @@ help:
 	@echo 'make lint        run ruff, mypy and buf'
 	@echo 'make format      reformat with ruff and buf'
 	@echo 'make clean       remove caches'
-	@echo 'make distclean   remove caches and $(VENV)'
+	@echo 'make distclean   remove caches, $(VENV) and .venv-docs'
 	@echo
 	@echo 'ARGS="..." is passed to compare_architectures.py, main.py or pytest:  make compare ARGS="--num-runs 3"'
 	@echo 'PYTHON=...  selects the interpreter for $(VENV):  make setup PYTHON=python3.12'
@@ -129,6 +131,15 @@ thorough: $(STAMP)
 clients: $(STAMP) .venv-clients/.set-up
 	@$(BIN)/python -m pytest -q -m clients tests/openai/test_clients_of_others.py $(ARGS)
 
+.venv-docs/.set-up: requirements-docs.txt
+	@$(BIN)/python -m venv --clear .venv-docs
+	@.venv-docs/bin/python -m pip install -q $(PIP_ARGS) -r requirements-docs.txt
+	@touch $@
+
+docs: $(STAMP) .venv-docs/.set-up
+	@$(BIN)/python -m pytest -q -m docs tests/site $(ARGS)
+	@echo 'the site is in build/site; to read it at http://127.0.0.1:8000: $(BIN)/python -m http.server -d build/site --bind 127.0.0.1'
+
 # Makes and removes two virtual environments of about 1.5 GB.
 images: $(STAMP)
 	@$(BIN)/python -m pytest -q -m images tests/deploy/test_images.py $(ARGS)
@@ -163,4 +174,4 @@ clean:
 	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 distclean: clean
-	@rm -rf $(VENV)
+	@rm -rf $(VENV) .venv-docs

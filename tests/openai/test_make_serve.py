@@ -48,7 +48,11 @@ def served() -> Iterator[list[str]]:
 def asked(command: str) -> str:
     done = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stderr
-    return str(json.loads(done.stdout)["choices"][0]["message"]["content"])
+    if '"stream": true' not in command:
+        return str(json.loads(done.stdout)["choices"][0]["message"]["content"])
+    *events, end = re.findall(r"^data: (.*)$", done.stdout, re.MULTILINE)
+    assert end == "[DONE]"
+    return "".join(json.loads(event)["choices"][0]["delta"].get("content", "") for event in events)
 
 
 def test_make_serve_answers_its_own_curl_line_and_the_readmes(served: list[str]) -> None:
