@@ -145,10 +145,10 @@ template <class D> Input<D> Transformer<D>::input(Place& place, int thread, cons
     const bool dealt = tokens >= DEALT && threads_ > 1 && (from.norm || layer.blocks());
     const int whose = dealt ? 0 : thread;
     stored* normed = normed_[whose].data();
-    const Input<D> made{from.norm ? normed : from.values, from.norm ? hidden_ : from.stride, groups8_[whose].data(), layer.group_stride()};
+    const Input<D> made{from.norm ? normed : from.values, from.norm ? hidden_ : from.stride, groups8_[whose].data(), size_t(tokens)};
     auto make = [&](int t) {
         if (from.norm) norm(from.values + (from.which ? from.which[t] : t) * from.stride, from.norm->data(), shape.hidden, normed + t * hidden_);
-        if (layer.blocks()) quantise<D>(made.values + t * made.stride, layer.inputs(), groups8_[whose].data() + t * made.group_stride);
+        if (layer.blocks()) quantise<D>(made.values + t * made.stride, layer.inputs(), groups8_[whose].data() + t, tokens);
     };
     if (dealt) share(place, tokens, &layer, make);
     else if (place.claimed < layer.panels())  // otherwise others have all panels, and may be done with these rows

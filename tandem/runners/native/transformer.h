@@ -237,9 +237,9 @@ template <class D> void Transformer<D>::product(int index, int which, const void
     const Linear<D>* parts[] = {&layer.qkv, &layer.o, &layer.gate_up, &layer.down};
     const Linear<D>& linear = index < 0 ? head_ : *parts[which];
     Buffer<Group8> groups(size_t(tokens) * Linear<D>::groups(linear.inputs()));
-    const Input<D> input{static_cast<const stored*>(x), size_t(linear.inputs()), groups.data(), linear.group_stride()};
+    const Input<D> input{static_cast<const stored*>(x), size_t(linear.inputs()), groups.data(), size_t(tokens)};
     for (int t = 0; linear.blocks() && t < tokens; t++)
-        quantise<D>(input.values + t * input.stride, linear.inputs(), groups.data() + t * input.group_stride);
+        quantise<D>(input.values + t * input.stride, linear.inputs(), groups.data() + t, tokens);
     for (int panel = 0; panel < linear.panels(); panel++)
         linear.panel(panel, input, tokens, Soon{}, [&](int token, v16f first, v16f last) {
             float* at = to + (size_t(token) * linear.panels() + panel) * PANEL;
