@@ -53,8 +53,9 @@ public:
         for (const Panel& panel : panels_) total += panel.bytes;
         return total;
     }
-    // One or two tokens leave dense weights no time for it: they are read as fast as memory gives them.
-    bool fetches_ahead(int tokens) const { return blocks_ || tokens > 2; }
+    // Few tokens leave no time for it: the processor itself fetches ahead what is read as fast as memory gives it, and asked
+    // for more it is slower. With more tokens there is arithmetic behind which it does not see what comes next.
+    bool fetches_ahead(int tokens) const { return tokens > (blocks_ ? 4 : 2); }
     bool blocks() const { return blocks_; }
     static int groups(int inputs) { return (inputs + GROUP - 1) / GROUP; }
 
