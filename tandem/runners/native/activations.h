@@ -7,13 +7,19 @@ namespace tandem {
 
 constexpr int GROUP = 32;
 
-struct Group8 {
+struct alignas(64) Group8 {  // one line of the cache
     int8_t values[GROUP];
-    float scale;     // of a value; NaN where an activation is not finite
-    int32_t sum[2];  // of the values of each half
-    int32_t offset;  // -128 times the sum of all: what numbers without a sign add too much
+    float scale;         // of a value; NaN where an activation is not finite
+    float scaled;        // the sum of the values times `scale`
+    int32_t less128;     // -128 times the sum of the values: what numbers that are 128 too large add too much
+    int32_t less8;       // the same for 8
+    int32_t less32[2];   // for 32, of each half
 
-    int32_t total() const { return sum[0] + sum[1]; }
+    // Where the sum of a part begins with numbers that are `zero` too large.
+    template <int ZERO, int PARTS> int32_t start(int part) const {
+        static_assert(ZERO == 0 || (PARTS == 1 && (ZERO == 8 || ZERO == 128)) || (PARTS == 2 && ZERO == 32));
+        return ZERO == 0 ? 0 : PARTS == 2 ? less32[part] : ZERO == 128 ? less128 : less8;
+    }
 };
 
 inline int32_t total(v16i value) {
@@ -51,17 +57,22 @@ inline void quantise(v16f near, v16f far, Group8& to) {
     to.scale = bits >= INFINITE ? NAN : bits > TINY ? most / 127.0f : 0.0f;
     const v16f magic = all(0x1.8p23f);  // its last bit is worth 1: adding it rounds, to even
     const v16i finite = v16i{} - int(bits < INFINITE);
+    int32_t sums[2];
     for (int half = 0; half < 2; half++) {
         const v16i rounded = finite & ((v16i)((half ? far : near) * inverse + magic) - (v16i)magic);
         store(to.values + half * LANES, __builtin_convertvector(rounded, v16b));
-        to.sum[half] = total(rounded);
+        sums[half] = total(rounded);
+        to.less32[half] = -32 * sums[half];
     }
-    to.offset = -128 * to.total();
+    const int32_t both = sums[0] + sums[1];
+    to.scaled = to.scale * float(both);
+    to.less128 = -128 * both;
+    to.less8 = -8 * both;
 }
 
-// `count` values as groups; beyond them zeros.
-template <class D> void quantise(const typename D::stored* from, int count, Group8* to) {
-    for (; count >= GROUP; count -= GROUP, from += GROUP) quantise(D::wide(from), D::wide(from + LANES), *to++);
+// `count` values as groups `apart` from each other; beyond them zeros.
+template <class D> void quantise(const typename D::stored* from, int count, Group8* to, size_t apart) {
+    for (; count >= GROUP; count -= GROUP, from += GROUP, to += apart) quantise(D::wide(from), D::wide(from + LANES), *to);
     if (!count) return;
     typename D::stored rest[GROUP] = {};
     std::memcpy(rest, from, count * sizeof(*from));

@@ -8,6 +8,12 @@ namespace tandem {
 
 constexpr int AHEAD = 2;    // blocks of 16 positions fetched ahead: the processor does not foresee the jump to the next span
 constexpr int QUERIES = 4;  // queries that share a pass over the keys and values
+#if defined(__AVX512F__)
+constexpr int VECTORS = 4;  // of keys or values, whose products with QUERIES queries are summed at once
+#else
+constexpr int VECTORS = 1;
+#endif
+static_assert(SPAN % (VECTORS * LANES) == 0);
 
 template <class D> struct Query {
     const typename D::stored* from;  // [head_dim]
@@ -23,36 +29,110 @@ template <class D> struct Scores {
     Buffer<typename D::stored> weights;
 };
 
-template <class D, int N>
-void attend(const LayerCache<D>& cache, int slot, int head, int head_dim, float scale, const Query<D>* queries, Scores<D>& scratch) {
+// Where keys and values of a step's queries lie, and how far they go.
+template <class D> struct Seen {
+    const LayerCache<D>& cache;
+    int slot, head, head_dim, first, last;  // first, last: the lowest and the highest position of a query
+};
+
+// Scores of N queries for B blocks from `block` on, of one span; `top`: the largest ones so far, lane by lane.
+template <class D, int N, int B>
+inline void score(const Seen<D>& seen, int block, float scale, const Query<D>* queries, Scores<D>& scratch, v16f* top) {
     typedef typename D::unit unit;
-    int last = 0, first = queries[0].position;
-#pragma GCC unroll 4
-    for (int q = 0; q < N; q++) last = std::max(last, queries[q].position), first = std::min(first, queries[q].position);
-    const int blocks = last / LANES + 1, units = head_dim / D::PER_UNIT, whole = (first + 1) / D::PER_UNIT;
-    v16f top[N];
-#pragma GCC unroll 4
-    for (int q = 0; q < N; q++) top[q] = all(-INFINITY);
+    const int units = seen.head_dim / D::PER_UNIT, blocks = seen.last / LANES + 1;
+    const unit* keys = seen.cache.keys(seen.slot, seen.head, block);
+    const char* soon = reinterpret_cast<const char*>(seen.cache.keys(seen.slot, seen.head, std::min(block + std::max(AHEAD, B), blocks - 1)));
+    const size_t apart = size_t(units) * LANES;
     const v16i lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    for (int block = 0; block < blocks; block++) {
-        const unit* keys = cache.keys(slot, head, block);
-        const char* soon = reinterpret_cast<const char*>(cache.keys(slot, head, block + AHEAD < blocks ? block + AHEAD : block));
-        v16f dot[N];
+    v16f dot[N][B];
 #pragma GCC unroll 4
-        for (int q = 0; q < N; q++) dot[q] = v16f{};
-        for (int i = 0; i < units; i++) {
-            __builtin_prefetch(soon + i * 64);
-            v16u key = load<v16u>(keys + size_t(i) * LANES);
+    for (int q = 0; q < N; q++)
 #pragma GCC unroll 4
-            for (int q = 0; q < N; q++) dot[q] = D::multiply_add(dot[q], load<unit>(queries[q].from + i * D::PER_UNIT), key);
+        for (int b = 0; b < B; b++) dot[q][b] = v16f{};
+    for (int i = 0; i < units; i++) {
+        v16u key[B];
+#pragma GCC unroll 4
+        for (int b = 0; b < B; b++) {
+            __builtin_prefetch(soon + (b * apart + size_t(i) * LANES) * sizeof(unit));
+            key[b] = load<v16u>(keys + b * apart + size_t(i) * LANES);
         }
 #pragma GCC unroll 4
         for (int q = 0; q < N; q++) {
-            v16f scaled = select(lanes + block * LANES <= queries[q].position, dot[q] * scale, all(-INFINITY));
-            top[q] = select(scaled > top[q], scaled, top[q]);
-            store(&scratch.scores[q * scratch.stride + block * LANES], scaled);
+            const unit value = load<unit>(queries[q].from + i * D::PER_UNIT);
+#pragma GCC unroll 4
+            for (int b = 0; b < B; b++) dot[q][b] = D::multiply_add(dot[q][b], value, key[b]);
         }
     }
+#pragma GCC unroll 4
+    for (int q = 0; q < N; q++)
+#pragma GCC unroll 4
+        for (int b = 0; b < B; b++) {
+            v16f scaled = select(lanes + (block + b) * LANES <= queries[q].position, dot[q][b] * scale, all(-INFINITY));
+            top[q] = select(scaled > top[q], scaled, top[q]);
+            store(&scratch.scores[q * scratch.stride + (block + b) * LANES], scaled);
+        }
+}
+
+// The weighted sums of W * 16 values from `d` on, divided by each query's total.
+template <class D, int N, int W>
+inline void gather(const Seen<D>& seen, int d, const Query<D>* queries, const Scores<D>& scratch, const float* total) {
+    typedef typename D::unit unit;
+    const int whole = (seen.first + 1) / D::PER_UNIT;
+    v16f out[N][W];
+#pragma GCC unroll 4
+    for (int q = 0; q < N; q++)
+#pragma GCC unroll 4
+        for (int w = 0; w < W; w++) out[q][w] = v16f{};
+    // Positions that all queries see need no look at each; what stands behind a query's own is another sequence's,
+    // and not even times 0 may it count: it may be NaN.
+    for (int i = 0; i < whole;) {
+        const unit* values = seen.cache.values(seen.slot, seen.head, i) + d;
+        const unit* soon = seen.cache.values(seen.slot, seen.head, std::min(whole - 1, i + AHEAD * LANES / D::PER_UNIT)) + d;
+        for (const int end = std::min(whole, i + LANES / D::PER_UNIT); i < end; i++, values += seen.head_dim, soon += seen.head_dim) {
+            v16u value[W];
+#pragma GCC unroll 4
+            for (int w = 0; w < W; w++) {
+                __builtin_prefetch(soon + w * LANES);
+                value[w] = load<v16u>(values + w * LANES);
+            }
+#pragma GCC unroll 4
+            for (int q = 0; q < N; q++) {
+                const unit weight = load<unit>(&scratch.weights[q * scratch.stride + i * D::PER_UNIT]);
+#pragma GCC unroll 4
+                for (int w = 0; w < W; w++) out[q][w] = D::multiply_add(out[q][w], weight, value[w]);
+            }
+        }
+    }
+    for (int i = whole; i <= seen.last / D::PER_UNIT; i++) {
+        const unit* values = seen.cache.values(seen.slot, seen.head, i) + d;
+#pragma GCC unroll 4
+        for (int q = 0; q < N; q++) {
+            const int behind = queries[q].position - i * D::PER_UNIT;
+            if (behind < 0) continue;
+            const v16u seen_half = v16u{} + (D::PER_UNIT == 2 && behind == 0 ? 0xffffu : 0xffffffffu);
+            const unit weight = load<unit>(&scratch.weights[q * scratch.stride + i * D::PER_UNIT]);
+#pragma GCC unroll 4
+            for (int w = 0; w < W; w++) out[q][w] = D::multiply_add(out[q][w], weight, load<v16u>(values + w * LANES) & seen_half);
+        }
+    }
+#pragma GCC unroll 4
+    for (int q = 0; q < N; q++)
+#pragma GCC unroll 4
+        for (int w = 0; w < W; w++) D::keep(queries[q].to + d + w * LANES, out[q][w] / total[q]);
+}
+
+template <class D, int N>
+void attend(const LayerCache<D>& cache, int slot, int head, int head_dim, float scale, const Query<D>* queries, Scores<D>& scratch) {
+    Seen<D> seen{cache, slot, head, head_dim, queries[0].position, 0};
+#pragma GCC unroll 4
+    for (int q = 0; q < N; q++) seen.last = std::max(seen.last, queries[q].position), seen.first = std::min(seen.first, queries[q].position);
+    v16f top[N];
+#pragma GCC unroll 4
+    for (int q = 0; q < N; q++) top[q] = all(-INFINITY);
+    int block = 0;
+    const int blocks = seen.last / LANES + 1;
+    for (; block + VECTORS <= blocks; block += VECTORS) score<D, N, VECTORS>(seen, block, scale, queries, scratch, top);
+    for (; block < blocks; block++) score<D, N, 1>(seen, block, scale, queries, scratch, top);
     float total[N];
 #pragma GCC unroll 4
     for (int q = 0; q < N; q++) {
@@ -64,48 +144,9 @@ void attend(const LayerCache<D>& cache, int slot, int head, int head_dim, float 
         }
         total[q] = sum(mass);
     }
-    for (int d = 0; d < head_dim; d += 2 * LANES) {
-        const int wide = head_dim - d >= 2 * LANES ? 2 : 1, other = wide == 2 ? LANES : 0;
-        v16f out[N][2];
-#pragma GCC unroll 4
-        for (int q = 0; q < N; q++) out[q][0] = out[q][1] = v16f{};
-        // Positions that all queries see need no look at each; what stands behind a query's own is another sequence's,
-        // and not even times 0 may it count: it may be NaN.
-        for (int i = 0; i < whole;) {
-            const unit* values = cache.values(slot, head, i) + d;
-            const unit* soon = cache.values(slot, head, std::min(whole - 1, i + AHEAD * LANES / D::PER_UNIT)) + d;
-            for (const int end = std::min(whole, i + LANES / D::PER_UNIT); i < end; i++, values += head_dim, soon += head_dim) {
-                __builtin_prefetch(soon);
-                __builtin_prefetch(soon + other);
-                v16u near = load<v16u>(values), far = load<v16u>(values + other);
-#pragma GCC unroll 4
-                for (int q = 0; q < N; q++) {
-                    unit weight = load<unit>(&scratch.weights[q * scratch.stride + i * D::PER_UNIT]);
-                    out[q][0] = D::multiply_add(out[q][0], weight, near);
-                    out[q][1] = D::multiply_add(out[q][1], weight, far);
-                }
-            }
-        }
-        for (int i = whole; i <= last / D::PER_UNIT; i++) {
-            const unit* values = cache.values(slot, head, i) + d;
-            v16u near = load<v16u>(values), far = load<v16u>(values + other);
-            v16u near_half = near & 0xffffu, far_half = far & 0xffffu;
-#pragma GCC unroll 4
-            for (int q = 0; q < N; q++) {
-                int behind = queries[q].position - i * D::PER_UNIT;
-                if (behind < 0) continue;
-                bool cut = D::PER_UNIT == 2 && behind == 0;
-                unit weight = load<unit>(&scratch.weights[q * scratch.stride + i * D::PER_UNIT]);
-                out[q][0] = D::multiply_add(out[q][0], weight, cut ? near_half : near);
-                out[q][1] = D::multiply_add(out[q][1], weight, cut ? far_half : far);
-            }
-        }
-#pragma GCC unroll 4
-        for (int q = 0; q < N; q++) {
-            D::keep(queries[q].to + d, out[q][0] / total[q]);
-            if (wide == 2) D::keep(queries[q].to + d + LANES, out[q][1] / total[q]);
-        }
-    }
+    int d = 0;
+    for (; d + VECTORS * LANES <= head_dim; d += VECTORS * LANES) gather<D, N, VECTORS>(seen, d, queries, scratch, total);
+    for (; d < head_dim; d += LANES) gather<D, N, 1>(seen, d, queries, scratch, total);
 }
 
 template <class D>

@@ -25,13 +25,7 @@ struct Nibbles {
             byte = uint8_t(byte | (numbers[i] & 15) << (i < GROUP / 2 ? 0 : 4));
         }
     }
-    void get(int half, v16u* units) const {
-        for (int i = 0; i < 4; i++) {
-            const v16u both = load<v16u>(rows[i][half * LANES]);
-            units[i] = both & 0x0f0f0f0fu;
-            units[4 + i] = (both >> 4) & 0x0f0f0f0fu;
-        }
-    }
+    v16u get(int unit, int half) const { return load<v16u>(rows[unit % 4][half * LANES]) >> (unit / 4 * 4) & 0x0f0f0f0fu; }
 };
 
 // What the sums of a group of 32 inputs are multiplied by, for 16 outputs: one scale, or one for each half of the group.
@@ -40,10 +34,10 @@ template <int PARTS> struct Factors {
 };
 
 // Every format has BYTES, those of a stored block of INPUTS inputs; Packed, the blocks of a panel; PARTS scales a group,
-// ZERO, and whether it has MINIMA. pack() puts the stored block of one output into its lane; units() and factors() give
-// what 16 outputs have for a group.
+// ZERO, MOST, the largest number, and whether it has MINIMA. pack() puts the stored block of one output into its lane;
+// unit() and factors() give what 16 outputs have for a group.
 struct BlocksOf8 {  // Q8_0
-    static constexpr int INPUTS = GROUP, BYTES = 34, PARTS = 1, ZERO = 128;
+    static constexpr int INPUTS = GROUP, BYTES = 34, PARTS = 1, ZERO = 128, MOST = 255;
     static constexpr bool MINIMA = false;
     struct Packed {
         Units rows[UNITS];
@@ -53,14 +47,12 @@ struct BlocksOf8 {  // Q8_0
         to.scale[lane] = half_at(from);
         for (int i = 0; i < GROUP; i++) to.rows[i / FOUR][lane][i % FOUR] = from[2 + i] ^ 128;
     }
-    static void units(const Packed& p, int, int half, v16u* to) {
-        for (int i = 0; i < UNITS; i++) to[i] = load<v16u>(p.rows[i][half * LANES]);
-    }
+    static v16u unit(const Packed& p, int, int unit, int half) { return load<v16u>(p.rows[unit][half * LANES]); }
     static Factors<1> factors(const Packed& p, int, int half) { return {{from_half(load<v16h>(p.scale + half * LANES))}, v16f{}}; }
 };
 
 struct BlocksOf4 {  // Q4_0
-    static constexpr int INPUTS = GROUP, BYTES = 18, PARTS = 1, ZERO = 8;
+    static constexpr int INPUTS = GROUP, BYTES = 18, PARTS = 1, ZERO = 8, MOST = 15;
     static constexpr bool MINIMA = false;
     struct Packed {
         Nibbles numbers;
@@ -70,12 +62,12 @@ struct BlocksOf4 {  // Q4_0
         to.scale[lane] = half_at(from);
         for (int i = 0; i < GROUP; i++) to.numbers.rows[i / FOUR % 4][lane][i % FOUR] = from[2 + i % (GROUP / 2)];
     }
-    static void units(const Packed& p, int, int half, v16u* to) { p.numbers.get(half, to); }
+    static v16u unit(const Packed& p, int, int unit, int half) { return p.numbers.get(unit, half); }
     static Factors<1> factors(const Packed& p, int, int half) { return {{from_half(load<v16h>(p.scale + half * LANES))}, v16f{}}; }
 };
 
 struct BlocksOf4AndMinima {  // Q4_1
-    static constexpr int INPUTS = GROUP, BYTES = 20, PARTS = 1, ZERO = 0;
+    static constexpr int INPUTS = GROUP, BYTES = 20, PARTS = 1, ZERO = 0, MOST = 15;
     static constexpr bool MINIMA = true;
     struct Packed {
         Nibbles numbers;
@@ -86,14 +78,14 @@ struct BlocksOf4AndMinima {  // Q4_1
         to.minimum[lane] = half_at(from + 2);
         for (int i = 0; i < GROUP; i++) to.numbers.rows[i / FOUR % 4][lane][i % FOUR] = from[4 + i % (GROUP / 2)];
     }
-    static void units(const Packed& p, int, int half, v16u* to) { p.numbers.get(half, to); }
+    static v16u unit(const Packed& p, int, int unit, int half) { return p.numbers.get(unit, half); }
     static Factors<1> factors(const Packed& p, int, int half) {
         return {{from_half(load<v16h>(p.scale + half * LANES))}, from_half(load<v16h>(p.minimum + half * LANES))};
     }
 };
 
 struct SuperBlocksOf4 {  // Q4_K: 8 groups share a scale of scales and one of minima; products of the two are exact
-    static constexpr int INPUTS = 256, BYTES = 144, PARTS = 1, ZERO = 0;
+    static constexpr int INPUTS = 256, BYTES = 144, PARTS = 1, ZERO = 0, MOST = 15;
     static constexpr bool MINIMA = true;
     struct Packed {
         uint16_t scale[PANEL], minimum[PANEL];
@@ -116,7 +108,7 @@ struct SuperBlocksOf4 {  // Q4_K: 8 groups share a scale of scales and one of mi
             one.numbers.set(lane, own);
         }
     }
-    static void units(const Packed& p, int group, int half, v16u* to) { p.groups[group].numbers.get(half, to); }
+    static v16u unit(const Packed& p, int group, int unit, int half) { return p.groups[group].numbers.get(unit, half); }
     static Factors<1> factors(const Packed& p, int group, int half) {
         const int at = half * LANES;
         return {{from_half(load<v16h>(p.scale + at)) * wide(p.groups[group].scale + at)},
@@ -125,7 +117,7 @@ struct SuperBlocksOf4 {  // Q4_K: 8 groups share a scale of scales and one of mi
 };
 
 struct SuperBlocksOf6 {  // Q6_K: 16 halves of groups share a scale of scales
-    static constexpr int INPUTS = 256, BYTES = 210, PARTS = 2, ZERO = 32;
+    static constexpr int INPUTS = 256, BYTES = 210, PARTS = 2, ZERO = 32, MOST = 63;
     static constexpr bool MINIMA = false;
     struct Packed {
         uint16_t scale[PANEL];
@@ -152,13 +144,9 @@ struct SuperBlocksOf6 {  // Q6_K: 16 halves of groups share a scale of scales
             for (int part = 0; part < 2; part++) one.scale[part][lane] = int8_t(scales[group * 2 + part]);
         }
     }
-    static void units(const Packed& p, int group, int half, v16u* to) {
+    static v16u unit(const Packed& p, int group, int unit, int half) {
         const auto& one = p.groups[group];
-        one.low.get(half, to);
-        for (int i = 0; i < UNITS; i++) {
-            const v16u high = load<v16u>(one.high[i / 4][half * LANES]);
-            to[i] |= (high >> (2 * (i % 4)) & 0x03030303u) << 4;
-        }
+        return one.low.get(unit, half) | (load<v16u>(one.high[unit / 4][half * LANES]) >> (2 * (unit % 4)) & 0x03030303u) << 4;
     }
     static Factors<2> factors(const Packed& p, int group, int half) {
         const int at = half * LANES;

@@ -10,38 +10,89 @@ namespace tandem {
 
 constexpr int FOUR = 4;  // neighbouring inputs in a lane of 32 bits
 
-// In each lane, adds the products of 4 unsigned bytes of `w` and the 4 signed bytes at `from`.
-inline v16i multiply_add(v16i sum, v16u w, const int8_t* from) {
+// Sums of products, in each of 16 lanes: of unsigned numbers up to MOST, four to a lane, and four signed bytes. Those of
+// all lanes begin at `start`. `ready` prepares numbers that are multiplied with several tokens' bytes.
 #if defined(__AVX512VNNI__)
-    // As GCC would load each `from` into a register of its own, and spill those of other tokens for it.
-    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(w), "m"(*reinterpret_cast<const int8_t(*)[FOUR]>(from)));
-    return sum;
+template <int MOST> struct Products {
+    typedef v16u Ready;
+    typedef v16i Bytes;
+    v16i sum;
+
+    static Ready ready(v16u numbers) { return numbers; }
+    static Bytes bytes(const int8_t* from) { return v16i{} + load<int32_t>(from); }
+    void begin(int32_t start) { sum = v16i{} + start; }
+    void add(Ready w, Bytes x) { sum = (v16i)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)x); }
+    v16i total() const { return sum; }
+};
 #elif defined(__AVX2__)
-    // 16 bits are enough for a product, not for a sum of two with its sign: so in pairs, to 32 bits at once.
-    const __m256i four = _mm256_set1_epi32(load<int32_t>(from)), bytes = _mm256_set1_epi32(0x00ff00ff);
-    const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(four, 8), 8), odd = _mm256_srai_epi16(four, 8);
-    __m256i halves[2], sums[2];
-    std::memcpy(halves, &w, sizeof(w));
-    std::memcpy(sums, &sum, sizeof(sum));
-    for (int i = 0; i < 2; i++) {
-        const __m256i low = _mm256_madd_epi16(_mm256_and_si256(halves[i], bytes), even);
-        const __m256i high = _mm256_madd_epi16(_mm256_srli_epi16(halves[i], 8), odd);
-        sums[i] = _mm256_add_epi32(sums[i], _mm256_add_epi32(low, high));
+// Two neighbouring products fit in 16 bits: numbers up to 15 even those of a whole group, 8 * 2 * 15 * 127. Numbers up
+// to 255 are 128 too large on purpose: without that, their magnitudes fit, and the sign goes to the other factor.
+template <int MOST> struct Products {
+    static constexpr bool SHORT = MOST == 15, SIGNED = MOST == 255;
+    struct Ready {
+        __m256i numbers[2], sizes[2];
+    };
+    typedef __m256i Bytes;
+    __m256i sums[2];
+    int32_t from;
+
+    static Ready ready(v16u numbers) {
+        Ready made;
+        if (SIGNED) numbers ^= 0x80808080u;
+        std::memcpy(made.numbers, &numbers, sizeof(numbers));
+        for (int i = 0; i < 2; i++) made.sizes[i] = SIGNED ? _mm256_abs_epi8(made.numbers[i]) : made.numbers[i];
+        return made;
     }
-    return load<v16i>(sums);
+    static Bytes bytes(const int8_t* from) { return _mm256_set1_epi32(load<int32_t>(from)); }
+    void begin(int32_t start) {
+        from = SIGNED ? 0 : start;
+        sums[0] = sums[1] = _mm256_set1_epi32(SHORT ? 0 : from);
+    }
+    void add(const Ready& w, Bytes x) {
+        const __m256i ones = _mm256_set1_epi16(1);
+        for (int i = 0; i < 2; i++) {
+            const __m256i pairs = _mm256_maddubs_epi16(w.sizes[i], SIGNED ? _mm256_sign_epi8(x, w.numbers[i]) : x);
+            sums[i] = SHORT ? _mm256_add_epi16(sums[i], pairs) : _mm256_add_epi32(sums[i], _mm256_madd_epi16(pairs, ones));
+        }
+    }
+    v16i total() const {
+        if (!SHORT) return load<v16i>(sums);
+        __m256i wide[2];
+        for (int i = 0; i < 2; i++) wide[i] = _mm256_add_epi32(_mm256_madd_epi16(sums[i], _mm256_set1_epi16(1)), _mm256_set1_epi32(from));
+        return load<v16i>(wide);
+    }
+};
 #elif defined(__ARM_FEATURE_MATMUL_INT8)
-    const int8x16_t four = vreinterpretq_s8_u32(vdupq_n_u32(load<uint32_t>(from)));
-    uint8x16_t quarters[4];
+template <int MOST> struct Products {
+    struct Ready {
+        uint8x16_t quarters[4];
+    };
+    typedef int8x16_t Bytes;
     int32x4_t sums[4];
-    std::memcpy(quarters, &w, sizeof(w));
-    std::memcpy(sums, &sum, sizeof(sum));
-    for (int i = 0; i < 4; i++) sums[i] = vusdotq_s32(sums[i], quarters[i], four);
-    return load<v16i>(sums);
+
+    static Ready ready(v16u numbers) { return load<Ready>(&numbers); }
+    static Bytes bytes(const int8_t* from) { return vreinterpretq_s8_u32(vdupq_n_u32(load<uint32_t>(from))); }
+    void begin(int32_t start) { sums[0] = sums[1] = sums[2] = sums[3] = vdupq_n_s32(start); }
+    void add(const Ready& w, Bytes x) {
+        for (int i = 0; i < 4; i++) sums[i] = vusdotq_s32(sums[i], w.quarters[i], x);
+    }
+    v16i total() const { return load<v16i>(sums); }
+};
 #else
-    for (int i = 0; i < FOUR; i++) sum += (v16i)((w >> (8 * i)) & 255u) * int32_t(from[i]);
-    return sum;
+template <int MOST> struct Products {
+    typedef v16u Ready;
+    typedef const int8_t* Bytes;
+    v16i sum;
+
+    static Ready ready(v16u numbers) { return numbers; }
+    static Bytes bytes(const int8_t* from) { return from; }
+    void begin(int32_t start) { sum = v16i{} + start; }
+    void add(Ready w, Bytes x) {
+        for (int i = 0; i < FOUR; i++) sum += (v16i)((w >> (8 * i)) & 255u) * int32_t(x[i]);
+    }
+    v16i total() const { return sum; }
+};
 #endif
-}
 
 // float16 to float32, exactly.
 inline v16f from_half(v16h value) {
@@ -66,7 +117,14 @@ inline uint16_t to_half(float value) {
 }
 
 inline v16f floats(v16i value) { return __builtin_convertvector(value, v16f); }
-inline v16f wide(const int8_t* bytes) { return __builtin_convertvector(load<v16b>(bytes), v16f); }
-inline v16f wide(const uint8_t* bytes) { return __builtin_convertvector(load<v16c>(bytes), v16f); }
+
+// Bytes as floats; GCC would convert them one by one.
+#if defined(__AVX512F__)
+inline v16f wide(const int8_t* from) { return floats((v16i)_mm512_cvtepi8_epi32((__m128i)load<v16b>(from))); }
+inline v16f wide(const uint8_t* from) { return floats((v16i)_mm512_cvtepu8_epi32((__m128i)load<v16c>(from))); }
+#else
+inline v16f wide(const int8_t* from) { return floats(__builtin_convertvector(load<v16b>(from), v16i)); }
+inline v16f wide(const uint8_t* from) { return floats(__builtin_convertvector(load<v16c>(from), v16i)); }
+#endif
 
 }  // namespace tandem

@@ -16,12 +16,12 @@ struct Row {
     Format stored = DENSE, packed = DENSE;
 };
 
-// Rows of activations: `values` are `stride` apart. Layers with blocks read `groups`, `group_stride` apart.
+// Rows of activations: `values` are `stride` apart. Layers with blocks read `groups`: group g of row t at g * `tokens` + t.
 template <class D> struct Input {
     const typename D::stored* values;
     size_t stride;
     const Group8* groups;
-    size_t group_stride;
+    size_t tokens;
 };
 
 template <class D> class Linear {
@@ -53,10 +53,10 @@ public:
         for (const Panel& panel : panels_) total += panel.bytes;
         return total;
     }
-    // One or two tokens leave dense weights no time for it: they are read as fast as memory gives them.
-    bool fetches_ahead(int tokens) const { return blocks_ || tokens > 2; }
+    // Few tokens leave no time for it: the processor itself fetches ahead what is read as fast as memory gives it, and asked
+    // for more it is slower. With more tokens there is arithmetic behind which it does not see what comes next.
+    bool fetches_ahead(int tokens) const { return tokens > (blocks_ ? 4 : 2); }
     bool blocks() const { return blocks_; }
-    size_t group_stride() const { return groups(inputs_); }
     static int groups(int inputs) { return (inputs + GROUP - 1) / GROUP; }
 
     // Calls done(token, first 16 outputs, last 16 outputs) for each of `tokens` rows of x, in tiles as equal as can be.
@@ -126,7 +126,7 @@ private:
                 typedef decltype(blocks) B;
                 typedef typename B::Packed Packed;
                 const int count = int(panel.bytes / sizeof(Packed)), lines = lines_of(sizeof(Packed) * GROUP / B::INPUTS, tiles);
-                multiply_blocks<B, N>(reinterpret_cast<const Packed*>(panel.at), count, x.groups + at * x.group_stride, x.group_stride, then, lines, first, last);
+                multiply_blocks<B, N>(reinterpret_cast<const Packed*>(panel.at), count, x.groups + at, x.tokens, then, lines, first, last);
             });
         v16f near = load<v16f>(&bias_[size_t(which) * PANEL]), far = load<v16f>(&bias_[size_t(which) * PANEL + LANES]);
 #pragma GCC unroll 8

@@ -4,43 +4,55 @@
 
 namespace tandem {
 
-// Ends a phase: claims a piece of the next one and, until all pieces of this one are done, fetches what that reads. A
-// thread that the system has taken away is waited for only while it has a piece.
+// A piece of this phase, or `pieces` if all are claimed. Each thread has neighbouring ones, for memory to be read on and on,
+// and takes what is left of others' when it is through.
+template <class D> int Transformer<D>::claim(Place& place, int pieces) {
+    std::atomic<int>* claimed = &done(place) + 1;
+    for (int i = 0; i < threads_; i++) {
+        const int whose = (place.thread + i) % threads_, first = first_of(whose, pieces, threads_), end = first_of(whose + 1, pieces, threads_);
+        if (first + claimed[whose].load(std::memory_order_relaxed) >= end) continue;
+        const int piece = first + claimed[whose].fetch_add(1, std::memory_order_relaxed);
+        if (piece < end) return piece;
+    }
+    return pieces;
+}
+
+// Ends a phase. Until all its pieces are done, the thread fetches what it reads next. A thread that the system has taken
+// away is waited for only while it has a piece.
 template <class D> void Transformer<D>::finish(Place& place, int pieces, const Linear<D>* then) {
-    const std::atomic<int>& done = phases_[place.phase].done;
-    place.claimed = phases_[++place.phase].claimed.fetch_add(1, std::memory_order_relaxed);
-    Soon soon = then && place.claimed < then->panels() ? then->soon(place.claimed) : Soon{};
+    const std::atomic<int>& finished = done(place);
+    place.phase++;
+    place.claimed = NONE;
+    Soon soon = then && place.thread < then->panels() ? then->soon(first_of(place.thread, then->panels(), threads_)) : Soon{};
     Pool::until([&] {
         soon.fetch(4);
-        return done.load(std::memory_order_acquire) == pieces;
+        return finished.load(std::memory_order_acquire) == pieces;
     });
 }
 
 template <class D> template <class Piece> void Transformer<D>::share(Place& place, int pieces, const Linear<D>* then, Piece piece) {
-    Phase& phase = phases_[place.phase];
-    for (int i = place.claimed; i < pieces; i = phase.claimed.fetch_add(1, std::memory_order_relaxed)) {
+    for (int i = claim(place, pieces); i < pieces; i = claim(place, pieces)) {
         piece(i);
-        phase.done.fetch_add(1, std::memory_order_release);
+        done(place).fetch_add(1, std::memory_order_release);
     }
     finish(place, pieces, then);
 }
 
 // The panel after this one is claimed early, to be fetched meanwhile; with the last one, what the next layer begins with.
 template <class D> template <class Done>
-void Transformer<D>::multiply(Place& place, const Linear<D>& layer, const Linear<D>* then, const Input<D>& input, int tokens, Done done) {
-    Phase& phase = phases_[place.phase];
+void Transformer<D>::multiply(Place& place, const Linear<D>& layer, const Linear<D>* then, const Input<D>& input, int tokens, Done each) {
+    if (place.claimed == NONE) place.claimed = claim(place, layer.panels());
     for (int panel = place.claimed, after = 0; panel < layer.panels(); panel = after) {
-        after = phase.claimed.fetch_add(1, std::memory_order_relaxed);
+        after = claim(place, layer.panels());
         Soon soon = layer.fetches_ahead(tokens) && after < layer.panels() ? layer.soon(after) : Soon{};
-        layer.panel(panel, input, tokens, soon, [&](int t, v16f first, v16f last) { done(panel, t, first, last); });
-        phase.done.fetch_add(1, std::memory_order_release);
+        layer.panel(panel, input, tokens, soon, [&](int t, v16f first, v16f last) { each(panel, t, first, last); });
+        done(place).fetch_add(1, std::memory_order_release);
     }
     finish(place, layer.panels(), then);
 }
 
 template <class D> void Transformer<D>::work(int thread) {
-    Place place;
-    place.claimed = phases_[0].claimed.fetch_add(1, std::memory_order_relaxed);
+    Place place{thread};
     if (front_) take_in(thread, place);
     else share(place, step_.tokens, &layers_[0].qkv, [&](int t) {
         std::memcpy(&x_[t * hidden_], embedding_ + size_t(step_.ids[t]) * shape.hidden, shape.hidden * sizeof(stored));
@@ -145,13 +157,13 @@ template <class D> Input<D> Transformer<D>::input(Place& place, int thread, cons
     const bool dealt = tokens >= DEALT && threads_ > 1 && (from.norm || layer.blocks());
     const int whose = dealt ? 0 : thread;
     stored* normed = normed_[whose].data();
-    const Input<D> made{from.norm ? normed : from.values, from.norm ? hidden_ : from.stride, groups8_[whose].data(), layer.group_stride()};
+    const Input<D> made{from.norm ? normed : from.values, from.norm ? hidden_ : from.stride, groups8_[whose].data(), size_t(tokens)};
     auto make = [&](int t) {
         if (from.norm) norm(from.values + (from.which ? from.which[t] : t) * from.stride, from.norm->data(), shape.hidden, normed + t * hidden_);
-        if (layer.blocks()) quantise<D>(made.values + t * made.stride, layer.inputs(), groups8_[whose].data() + t * made.group_stride);
+        if (layer.blocks()) quantise<D>(made.values + t * made.stride, layer.inputs(), groups8_[whose].data() + t, tokens);
     };
     if (dealt) share(place, tokens, &layer, make);
-    else if (place.claimed < layer.panels())  // otherwise others have all panels, and may be done with these rows
+    else if ((place.claimed = claim(place, layer.panels())) < layer.panels())  // else others may be done with these rows
         for (int t = 0; t < tokens; t++) make(t);
     return made;
 }
@@ -218,8 +230,9 @@ template <class D> void Transformer<D>::choose(int thread, int panel, int wanted
     const v16i lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     for (int part = 0; part < 2; part++) {
         v16f value = part ? last : first;
-        v16i better = value > best.value;
-        best.token = (better & (lanes + (panel * PANEL + part * LANES))) | (~better & best.token);
+        const v16i token = lanes + (panel * PANEL + part * LANES);
+        const v16i better = (value > best.value) | ((value == best.value) & (token < best.token));
+        best.token = (better & token) | (~better & best.token);
         best.value = select(better, value, best.value);
         best.nan |= value != value;
         if (step_.logits) {
@@ -231,7 +244,6 @@ template <class D> void Transformer<D>::choose(int thread, int panel, int wanted
     }
 }
 
-// A thread took its panels in rising order, so within a lane the lowest id of equals came first.
 template <class D> void Transformer<D>::settle() {
     for (int wanted = 0; wanted < step_.count; wanted++) {
         float best = -INFINITY;

@@ -109,12 +109,10 @@ private:
         const int32_t* which = nullptr;
     };
 
-    struct alignas(64) Phase {  // pieces that were claimed, and those of them that are done
-        std::atomic<int> claimed{0}, done{0};
+    struct Place {  // where a thread is: the phase, and the piece of it that it has claimed, if any
+        int thread, phase = 0, claimed = NONE;
     };
-    struct Place {  // where a thread is: the phase, and the piece of it that it has claimed
-        int phase = 0, claimed = 0;
-    };
+    static constexpr int NONE = -1;
 
     void work(int thread);
     size_t feature_bytes() const { return taps_.size() * shape.hidden * sizeof(stored); }  // of a position
@@ -130,6 +128,10 @@ private:
     void work_layer(int index, const Linear<D>* then, int thread, Place& place);
     // A thread's part of a phase, in pieces or in panels; `then` is what the next phase reads.
     template <class Piece> void share(Place& place, int pieces, const Linear<D>* then, Piece piece);
+    static int first_of(int thread, int pieces, int threads) { return int(int64_t(pieces) * thread / threads); }
+    int claim(Place& place, int pieces);
+    std::atomic<int>& done(const Place& place) { return phases_[place.phase * phase_size()]; }
+    size_t phase_size() const { return up(threads_ + 1, LANES); }  // whole lines of the cache
     template <class Done>
     void multiply(Place& place, const Linear<D>& layer, const Linear<D>* then, const Input<D>& input, int tokens, Done done);
     void finish(Place& place, int pieces, const Linear<D>* then);
@@ -138,7 +140,9 @@ private:
     void rotate(Layer& layer, int token, int head);
     void attend_group(Layer& layer, const Group& group, int head, int thread);
     void choose(int thread, int panel, int wanted, v16f first, v16f last);
-    void make_phases() { phases_ = std::vector<Phase>((adapters_.empty() ? 10 : 14) * layers_.size() + 4 + taps_.size() + (front_ ? 3 : 0)); }
+    void make_phases() {
+        phases_ = Buffer<std::atomic<int>>(((adapters_.empty() ? 10 : 14) * layers_.size() + 4 + taps_.size() + (front_ ? 3 : 0)) * phase_size());
+    }
     void group();
     void settle();
 
@@ -158,7 +162,7 @@ private:
     std::vector<Scores<D>> scores_;
     std::vector<std::vector<Running>> running_;
     std::vector<Group> groups_;
-    std::vector<Phase> phases_;
+    Buffer<std::atomic<int>> phases_;  // of each phase: how many pieces are done, and how many of each thread's are claimed
     std::vector<int32_t> taps_;
     std::vector<std::unique_ptr<LoraAdapter<D>>> adapters_;  // by number
     std::vector<int32_t> adapted_;                           // tokens of the step that have one
@@ -237,9 +241,9 @@ template <class D> void Transformer<D>::product(int index, int which, const void
     const Linear<D>* parts[] = {&layer.qkv, &layer.o, &layer.gate_up, &layer.down};
     const Linear<D>& linear = index < 0 ? head_ : *parts[which];
     Buffer<Group8> groups(size_t(tokens) * Linear<D>::groups(linear.inputs()));
-    const Input<D> input{static_cast<const stored*>(x), size_t(linear.inputs()), groups.data(), linear.group_stride()};
+    const Input<D> input{static_cast<const stored*>(x), size_t(linear.inputs()), groups.data(), size_t(tokens)};
     for (int t = 0; linear.blocks() && t < tokens; t++)
-        quantise<D>(input.values + t * input.stride, linear.inputs(), groups.data() + t * input.group_stride);
+        quantise<D>(input.values + t * input.stride, linear.inputs(), groups.data() + t, tokens);
     for (int panel = 0; panel < linear.panels(); panel++)
         linear.panel(panel, input, tokens, Soon{}, [&](int token, v16f first, v16f last) {
             float* at = to + (size_t(token) * linear.panels() + panel) * PANEL;
@@ -272,10 +276,7 @@ template <class D> void Transformer<D>::load_page(int slot, int block, const cha
 
 template <class D> void Transformer<D>::run(const Step& step) {
     step_ = step;
-    for (auto& phase : phases_) {
-        phase.claimed.store(0, std::memory_order_relaxed);
-        phase.done.store(0, std::memory_order_relaxed);
-    }
+    for (size_t i = 0; i < phases_.size(); i++) phases_[i].store(0, std::memory_order_relaxed);
     for (auto& running : running_) running.assign(step.count, Running{});
     adapted_.clear();
     for (int t = 0; step.adapters && t < step.tokens; t++)
