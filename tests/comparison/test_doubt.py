@@ -23,6 +23,7 @@ from tandem.comparison.measuring.records import Measurement, Record
 from tandem.comparison.report.files import comparison_as_json
 from tandem.comparison.report.terminal import head_lines
 from tests.comparison.fakes import ASKED, MEASUREMENT, run_of
+from tests.comparison.report.example_comparison import example
 
 ROOT = Path(__file__).resolve().parents[2]
 IDLE = MachineLoad(load_average=0.8, waiting=0, others=0.01, steal=0.0)
@@ -84,12 +85,26 @@ def test_two_prompts_beside_a_load_of_8_are_noise_and_say_why() -> None:
     assert lines[0] == "Here, nothing can be decided: too few prompts were measured."
     assert lines[1:5] == [
         "How sure: noise:",
-        "  - only 2 prompts were answered, and 3 are needed to compare",
+        "  - prompts that were answered: 2, and 3 are needed to compare",
         "  - 4.0 threads of other programs wanted each core",
         "  - other programs had 62 % of this machine's processor time",
     ]
     surer = next(line for line in lines if line.startswith("To be surer"))
     assert surer == "To be surer: measure again with more prompts, on an idle machine."
+
+
+def test_every_round_trip_that_was_asked_for_has_its_line() -> None:
+    found = example()
+    found["settings"]["rtts_ms"] = [0.0, 20.0, 50.0, 100.0, 200.0]
+    found["verdicts"] = found["verdicts"][:3]
+    lines = [line for line, _ in head_lines(found)]
+    assert lines[lines.index("By round trip:") + 1 :][:5] == [
+        "  RTT 0 ms: fused, 1.80 times as fast as plain decoding (sure)",
+        "  RTT 20 ms: fused, 1.80 times as fast as plain decoding (sure)",
+        "  RTT 50 ms: fused, 1.80 times as fast as plain decoding (weak)",
+        "  RTT 100 ms: not decided (fewer than two architectures answered)",
+        "  RTT 200 ms: not measured",
+    ]
 
 
 def test_many_prompts_beside_a_load_of_8_are_noise_too() -> None:
@@ -107,7 +122,7 @@ def test_the_ratios_stand_below_the_headline_also_if_nothing_is_decided() -> Non
 @pytest.mark.parametrize(
     ("changed", "sureness", "reason"),
     [
-        ({"prompts": 2}, "noise", "only 2 prompts"),
+        ({"prompts": 2}, "noise", "prompts that were answered: 2"),
         ({"answers": 5}, "weak", "only 5 answers"),
         ({"waiting": 0.5}, "weak", "0.5 threads"),
         ({"waiting": 2.0}, "noise", "2.0 threads"),
