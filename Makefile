@@ -43,7 +43,7 @@ help:
 	@echo 'make proto       format and lint the contract, regenerate the stubs in tandem/v1'
 	@echo 'make lint        run ruff, mypy and buf'
 	@echo 'make format      reformat with ruff and buf'
-	@echo 'make clean       remove caches'
+	@echo 'make clean       remove caches and dist/'
 	@echo 'make distclean   remove caches, $(VENV) and .venv-docs'
 	@echo
 	@echo 'ARGS="..." is passed to compare_architectures.py, main.py or pytest:  make compare ARGS="--num-runs 3"'
@@ -170,7 +170,7 @@ format: $(STAMP)
 	@$(BIN)/buf format -w proto
 
 clean:
-	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
 	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 distclean: clean

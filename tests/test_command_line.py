@@ -339,7 +339,7 @@ def test_an_option_that_is_not_given_has_the_default_of_the_configuration(here: 
         return main.parser().parse_args(line.split())
 
     target = options("--role target --prefill h:1")
-    assert models.model_config(target, None) == ModelConfig(default_k=None)
+    assert models.model_config(target, None) == ModelConfig(execution=Execution(recertify=False), default_k=None)
     assert configuration.role_config(target, None).prefill == PrefillConfig("h:1")
     assert configuration.role_config(target, None).prefixes == PrefixSharing()
     nxdi = models.nxdi_settings(options("--role fused_target --backend nxdi"))

@@ -134,11 +134,11 @@ def load_runner(
     except NativeUnavailable as error:
         if own == execution or execution.compile != "auto":
             check_dispensable(own, error)
+        need_torch(f"{checkpoint.name} runs without native steps ({error}), and module code", "transformers")
         if isinstance(error, LibraryMissing):
             log.warning("%s runs several times slower than it could: %s", checkpoint.name, error)
         else:
             log.info("%s runs without native steps: %s", checkpoint.name, error)
-        need_torch(f"{checkpoint.name} runs without native steps ({error}), and module code", "transformers")
     off = order[1:] or ("off",)
     return _load_module_code(checkpoint, execution, shape, verifies, ranks, platform, off, sole_model, startup)
 

@@ -59,7 +59,7 @@ async def refusal(structures: Structures, structure: Structure) -> str:
     with pytest.raises(InvalidField) as caught:
         await structures.matcher(structure)
     assert caught.value.field == "structure"
-    return caught.value.reason
+    return caught.value.fault
 
 
 # --- limits ---

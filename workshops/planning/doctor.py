@@ -11,7 +11,7 @@ from tandem.host.clashes import refusal
 from tandem.host.detect import TORCHNEURON_PIP, Neuron, Stack, detect, missing
 from tandem.host.host import Host, find_host
 from tandem.host.packages import release, version_of
-from tandem.installing import install_command
+from tandem.installing import IN_A_CHECKOUT, install_command
 from tandem.runners.native.build import cpu_features, sources_hash
 from tandem.runners.native.prebuilt import prebuilt_library
 
@@ -96,7 +96,8 @@ def _steps(host: Host, neuron: Neuron, devices: dict[str, str | None], native: s
     elif devices["cpu"] is not None:
         yield f"Install what servers need: {install_command('serve')}"
     elif not (found.count or found.instance or host.gpus):
-        yield "Serve on the CPU, nothing else is needed: python main.py --role fused_target"
+        start = "python main.py --role serve" if install_command("serve") == IN_A_CHECKOUT else "tandem serve"
+        yield f"Serve on the CPU, nothing else is needed: {start}"
 
 
 def _neuron_steps(host: Host, neuron: Neuron, devices: dict[str, str | None]) -> Iterator[str]:

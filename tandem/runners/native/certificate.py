@@ -84,6 +84,7 @@ def certificate(
 
 
 def _sources() -> str:
-    """A hash of the code that packs and checks."""
-    files = [*sorted(_HERE.glob("*.py")), _HERE.parent / "batch_invariance.py"]
+    """A hash of the code that reads, packs and checks."""
+    folders = (_HERE, _HERE.parents[1] / "checkpoints")
+    files = [*(file for each in folders for file in sorted(each.glob("*.py"))), _HERE.parent / "batch_invariance.py"]
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
