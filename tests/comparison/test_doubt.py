@@ -23,6 +23,7 @@ from tandem.comparison.measuring.records import Measurement, Record
 from tandem.comparison.report.files import comparison_as_json
 from tandem.comparison.report.terminal import head_lines
 from tests.comparison.fakes import ASKED, MEASUREMENT, run_of
+from tests.comparison.report.example_comparison import example
 
 ROOT = Path(__file__).resolve().parents[2]
 IDLE = MachineLoad(load_average=0.8, waiting=0, others=0.01, steal=0.0)
@@ -90,6 +91,20 @@ def test_two_prompts_beside_a_load_of_8_are_noise_and_say_why() -> None:
     ]
     surer = next(line for line in lines if line.startswith("To be surer"))
     assert surer == "To be surer: measure again with more prompts, on an idle machine."
+
+
+def test_every_round_trip_that_was_asked_for_has_its_line() -> None:
+    found = example()
+    found["settings"]["rtts_ms"] = [0.0, 20.0, 50.0, 100.0, 200.0]
+    found["verdicts"] = found["verdicts"][:3]
+    lines = [line for line, _ in head_lines(found)]
+    assert lines[lines.index("By round trip:") + 1 :][:5] == [
+        "  RTT 0 ms: fused, 1.80 times as fast as plain decoding (sure)",
+        "  RTT 20 ms: fused, 1.80 times as fast as plain decoding (sure)",
+        "  RTT 50 ms: fused, 1.80 times as fast as plain decoding (weak)",
+        "  RTT 100 ms: not decided (fewer than two architectures answered)",
+        "  RTT 200 ms: not measured",
+    ]
 
 
 def test_many_prompts_beside_a_load_of_8_are_noise_too() -> None:

@@ -45,12 +45,25 @@ def head_lines(comparison: JSON) -> Iterator[tuple[str, str]]:
         yield from ((line, "") for line in doubt_lines(decision))
         if ratios := decision.get("ratios"):
             yield ratios, ""
-    verdicts = comparison.get("verdicts", ())
-    if len(verdicts) > 1:
+    if len(lines := list(verdict_lines(comparison))) > 1:
         yield "By round trip:", ""
-        yield from ((f"  {verdict['line']}", "") for verdict in verdicts)
+        yield from ((f"  {line}", "") for line in lines)
     if loaded and loaded["headline"]:
         yield loaded["headline"], "bold"
+
+
+def verdict_lines(comparison: JSON) -> Iterator[str]:
+    """Yields a line for every round trip that was asked for, also if it was not measured. An older file has none."""
+    if (verdicts := comparison.get("verdicts")) is None:
+        return
+    lines = {verdict["condition"]: verdict["line"] for verdict in verdicts}
+    links = reading.links(comparison)
+    for condition in links:
+        undecided = f"{condition['name']}: not decided (fewer than two architectures answered)"
+        yield lines.get(condition["name"], undecided)
+    measured = {condition["link"]["rtt_ms"] for condition in links}
+    asked = comparison["settings"].get("rtts_ms", ())
+    yield from (f"RTT {rtt_ms:g} ms: not measured" for rtt_ms in asked if rtt_ms not in measured)
 
 
 def doubt_lines(of: JSON) -> Iterator[str]:
