@@ -85,7 +85,7 @@ def test_two_prompts_beside_a_load_of_8_are_noise_and_say_why() -> None:
     assert lines[0] == "Here, nothing can be decided: too few prompts were measured."
     assert lines[1:5] == [
         "How sure: noise:",
-        "  - only 2 prompts were answered, and 3 are needed to compare",
+        "  - prompts that were answered: 2, and 3 are needed to compare",
         "  - 4.0 threads of other programs wanted each core",
         "  - other programs had 62 % of this machine's processor time",
     ]
@@ -122,7 +122,7 @@ def test_the_ratios_stand_below_the_headline_also_if_nothing_is_decided() -> Non
 @pytest.mark.parametrize(
     ("changed", "sureness", "reason"),
     [
-        ({"prompts": 2}, "noise", "only 2 prompts"),
+        ({"prompts": 2}, "noise", "prompts that were answered: 2"),
         ({"answers": 5}, "weak", "only 5 answers"),
         ({"waiting": 0.5}, "weak", "0.5 threads"),
         ({"waiting": 2.0}, "noise", "2.0 threads"),

@@ -135,7 +135,7 @@ def test_the_role_prints_tables_and_writes_figures(tmp_path: Path, capsys: pytes
     assert code == 0
     for part in ("Agreement", "Rounds of 2", "speculation length", "cost ratio", "hybrid", "file"):
         assert part in text
-    assert "How sure: noise:\n  - only 2 prompts were answered" in text
+    assert "How sure: noise:\n  - prompts that were answered: 2" in text
     figures = json.loads(output.read_text())
     assert {d["sureness"] for d in figures["drafters"]} == {"noise"} and 0 <= figures["machine_load"]["others"] <= 1
     assert figures["prompts"] == {"file": 2}

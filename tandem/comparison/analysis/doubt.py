@@ -94,7 +94,7 @@ class Rule:
 def _by_chance(of: Evidence) -> float | None:
     """Returns 1 if either may be the faster one, by more than is the same; 0 if not. None if nothing is compared."""
     if of.interval is None:
-        return None if of.answers is None else 1.0
+        return None if _answers(of) is None else 1.0
     low, high = of.interval
     return float(low <= 1 <= high and not (low >= 1 / ALIKE and high <= ALIKE))
 
@@ -114,7 +114,7 @@ def _span(of: Evidence) -> str:
 
 RULES: tuple[Rule, ...] = (
     Rule(lambda of: of.prompts, None, LEAST_PROMPTS,
-         "only {value:.0f} prompts were answered, and 3 are needed to compare",
+         "prompts that were answered: {value:.0f}, and 3 are needed to compare",
          "too few prompts were measured", MORE_PROMPTS, least=True),
     Rule(lambda of: of.waiting, 0.25, 1.0, "{value:.1f} threads of other programs wanted each core",
          "this machine was busy", IDLE),

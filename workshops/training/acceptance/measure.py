@@ -11,7 +11,7 @@ from typing import Any
 
 from tandem.checkpoints.tokenizers import same_tokens
 from tandem.comparison.analysis.bootstrap import Interval, paired_interval
-from tandem.comparison.analysis.doubt import EARLY_TOKENS, Doubt, doubt
+from tandem.comparison.analysis.doubt import EARLY_TOKENS, MORE_PROMPTS, MORE_RUNS, Doubt, doubt
 from tandem.comparison.analysis.evidence import beside_loads
 from tandem.comparison.analysis.metrics import ratio, sum_counts, sum_positions
 from tandem.comparison.measuring.json_form import encoded
@@ -146,7 +146,9 @@ class PairMeasurement:
             steps_vary=self.costs.vary,
             predicted=True,
         )
-        return doubt(evidence)
+        found = doubt(evidence)
+        ways = (MORE_PROMPTS if way == MORE_RUNS else way for way in found.surer)  # a pair is replayed once
+        return replace(found, surer=tuple(dict.fromkeys(ways)))
 
     def as_json(self) -> str:
         found: dict[str, Any] = asdict(self)
