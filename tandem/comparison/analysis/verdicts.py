@@ -48,8 +48,8 @@ class Statement:
 class Verdict:
     """What to do under a condition. `architecture`: the one to use; if nothing can be decided, the fastest measured.
 
-    headline: at most twelve words. ratio, interval: its speed over plain decoding's, or if it is plain decoding, over
-    that of the fastest one that drafts. line: the same in one line for a list of conditions.
+    headline: at most twelve words. ratio, interval: its speed over plain decoding's; of plain decoding itself, and
+    where that did not run, over that of the next best. line: the same in one line for a list of conditions.
     """
 
     condition: str
