@@ -53,7 +53,9 @@ def small(picture: bytes) -> bytes:
     from PIL import Image
 
     out = io.BytesIO()
-    Image.open(io.BytesIO(picture)).convert("RGB").quantize(COLORS).save(out, "png", optimize=True)
+    Image.open(io.BytesIO(picture)).convert("RGB").quantize(COLORS, Image.Quantize.FASTOCTREE).save(
+        out, "png", optimize=True
+    )
     return out.getvalue()
 
 

@@ -23,7 +23,6 @@ from tandem.comparison.measuring.config import ComparisonConfig, parse_connect
 from tandem.comparison.measuring.prompts import BUILT_IN
 from tandem.comparison.measuring.workloads import Prompt, built_in_prompts, given_prompts, read_prompt_file
 from tandem.comparison.report.reading import read_comparison
-from tandem.comparison.report.write import write_report
 from tandem.speculation.sampling import member_named
 from tandem.speculation.types import Rule, SamplingParams
 
@@ -120,6 +119,7 @@ def choose_prompts(options: CompareOptions) -> tuple[Prompt, ...]:
 def render_again(path: Path, options: CompareOptions) -> int:
     """Writes the report of an earlier comparison again, and compares it with a baseline if one is given."""
     from tandem.comparison.analysis.regression import judge
+    from tandem.comparison.report.write import write_report
 
     comparison = read_comparison(path, "render")
     files = write_report(comparison, path.parent, split_list(options.format))

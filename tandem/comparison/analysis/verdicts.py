@@ -112,7 +112,7 @@ def _compared(measured: RunData, condition: str, best: str, other: str, theory: 
 def _text(best: str, of: Compared) -> str:
     names = name_in_sentence(best), name_in_sentence(of.other)
     if of.speed.speedup is None:
-        return f"{names[0]} and {names[1]} could not be compared"
+        return f"the times of {names[0]} and {names[1]} have no ratio"
     if of.alike:
         return f"{names[0]} and {names[1]} take the same time per token"
     return f"{names[0]} is {of.speed.speedup:.2f} times as fast as {names[1]}"

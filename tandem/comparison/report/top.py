@@ -65,7 +65,7 @@ def ratios(comparison: JSON) -> tuple[tuple[str, str, str], ...]:
     found, names = reading.base(comparison)["architectures"], reading.compared_with_baseline(comparison)
     known = [(speedup, name, found[name]) for name in names if (speedup := found[name]["speedup_vs_autoregressive"])]
     return tuple(
-        (fmt.times(speedup), fmt.name(name), fmt.span(of["speedup_interval"]))
+        (fmt.times(speedup), fmt.name(name), fmt.span(of["speedup_interval"]).replace(fmt.MISSING, "no interval"))
         for speedup, name, of in sorted(known, key=lambda one: -one[0])
     )
 
