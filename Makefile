@@ -23,7 +23,7 @@ help:
 	@echo 'make thorough    run the tests that take long: real models in every format, planted mistakes, graphs, gateways,'
 	@echo '                 Ray Serve, the comparison of the seeds, recipe pages walked, native steps under sanitizers,'
 	@echo '                 every lie of a server'
-	@echo 'make clients     install OpenAI clients of others in an environment of their own (some 900 MB), and run them unmodified'
+	@echo 'make clients     install OpenAI clients and load tools of others in an environment of their own (some 2 GB), run them unmodified'
 	@echo 'make images      install the pip steps of each image of deploy/Dockerfile here (downloads some hundred MB), with'
 	@echo '                 stand-ins for the packages of AWS, and start every server command of every overlay in them'
 	@echo 'make reliability run fault schedules, kill -9, fuzzing and soak at full size, and print the totals'

@@ -1,14 +1,16 @@
-"""Runs OpenAI clients of others, unmodified, against a server of the embedded pair (`make clients` installs them)."""
+"""Runs OpenAI clients and load tools of others, unmodified, against a server of the embedded pair (`make clients` installs them)."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from benchmarks.load_tools import TOOLS, Run, Shape
 from tests.support import HANG, REPOSITORY, ServerProcess
 
 pytestmark = pytest.mark.clients
@@ -41,3 +43,16 @@ def test_a_client_of_others_completes_unmodified(client: str, url: str, tmp_path
     assert ran.returncode == 0, ran.stderr[-4000:]
     said = [line for line in ran.stdout.splitlines() if line in SAYS[client]]
     assert said == SAYS[client], ran.stdout[-4000:]
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_a_load_tool_of_others_completes_unmodified(name: str, url: str, tmp_path: Path) -> None:
+    tool, shape = TOOLS[name], Shape("short", mean_input_tokens=32, mean_output_tokens=24)
+    run = Run(url.removesuffix("/v1"), "SmolLM2-135M-Instruct", str(TOKENIZER), shape, requests=8, seconds=120, users=4)
+    variables = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"} | tool.environment()
+    command = tool.command(PYTHON.parent, run, tmp_path)
+    ran = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=4 * HANG)
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    figures = tool.figures(tmp_path)
+    assert (figures.completed, figures.errors) == (8, 0)
+    assert figures.output_tokens == 24 and figures.ttft_p50_ms and figures.itl_p50_ms
