@@ -19,6 +19,7 @@ from tandem.clients.prefill_client import PrefillConfig
 from tandem.clients.terminal import ClientConfig
 from tandem.engine.model_config import ModelConfig
 from tandem.engine.prefix_cache import PrefixSharing
+from tandem.runners.loading import Execution
 from tandem.speculation.types import SAMPLING_FIELDS, GenerationRequest
 from tandem.workshops.nxdi.settings import NxdiSettings
 from tandem.workshops.planning.plan import PlanConfig
