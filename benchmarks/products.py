@@ -3,7 +3,8 @@
     .venv/bin/python -m benchmarks.products --against ../main/tandem/runners/native
 
 Everything runs on one thread and is timed in processor time: other programs cost it caches and bandwidth, but no turns.
-A product is timed whole, with the call, the quantisation of activations and the writing of outputs. With `--against`, the sources of another checkout are timed in turn with these, in the same process.
+A product is timed whole, with the call, the quantisation of activations and the writing of outputs. With `--against`,
+the sources of another checkout are timed in turn with these, in the same process.
 """
 
 from __future__ import annotations

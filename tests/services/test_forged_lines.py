@@ -64,6 +64,7 @@ def having(request: Any, path: tuple[str, ...], text: str) -> Any:
     inner = changed
     for parent in parents:
         inner = getattr(inner, parent)
+        inner = inner.add() if hasattr(inner, "add") else inner  # of a repeated field
     if isinstance(getattr(inner, name), str):
         setattr(inner, name, text)
     else:

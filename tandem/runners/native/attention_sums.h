@@ -1,0 +1,123 @@
+// The two sums of attention: of queries with keys, and of values by weights. Each is in the order of its numbers or of the
+// positions, whatever is computed beside it.
+#pragma once
+#include "cache.h"
+
+namespace tandem {
+
+constexpr int AHEAD = 2;    // blocks of 16 positions fetched ahead: the processor does not foresee the jump to the next span
+constexpr int QUERIES = 4;  // queries that share a pass over the keys and values
+#if defined(__AVX512F__)
+constexpr int VECTORS = 4;  // of keys or values, whose products with QUERIES queries are summed at once
+#else
+constexpr int VECTORS = 1;
+#endif
+static_assert(SPAN % (VECTORS * LANES) == 0);
+
+template <class D> struct Query {
+    const typename D::stored* from;  // [head_dim]
+    typename D::stored* to;          // [head_dim]
+    int position;                    // attends to positions 0 .. position
+};
+
+// A thread's own memory for the scores of QUERIES queries over `length` positions.
+template <class D> struct Scores {
+    explicit Scores(int length) : stride(up(length, LANES)), scores(QUERIES * stride), weights(QUERIES * stride) {}
+    size_t stride;
+    Buffer<float> scores;
+    Buffer<typename D::stored> weights;
+};
+
+// Where keys and values of a step's queries lie, and how far they go.
+template <class D> struct Seen {
+    const LayerCache<D>& cache;
+    int slot, head, head_dim, first, last;  // first, last: the lowest and the highest position of a query
+};
+
+// Scores of N queries for B blocks from `block` on, of one span; `top`: the largest ones so far, lane by lane.
+template <class D, int N, int B>
+inline void score(const Seen<D>& seen, int block, float scale, const Query<D>* queries, Scores<D>& scratch, v16f* top) {
+    typedef typename D::unit unit;
+    const int units = seen.head_dim / D::PER_UNIT, blocks = seen.last / LANES + 1;
+    const unit* keys = seen.cache.keys(seen.slot, seen.head, block);
+    const char* soon = reinterpret_cast<const char*>(seen.cache.keys(seen.slot, seen.head, std::min(block + std::max(AHEAD, B), blocks - 1)));
+    const size_t apart = size_t(units) * LANES;
+    const v16i lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    v16f dot[N][B];
+#pragma GCC unroll 4
+    for (int q = 0; q < N; q++)
+#pragma GCC unroll 4
+        for (int b = 0; b < B; b++) dot[q][b] = v16f{};
+    for (int i = 0; i < units; i++) {
+        v16u key[B];
+#pragma GCC unroll 4
+        for (int b = 0; b < B; b++) {
+            __builtin_prefetch(soon + (b * apart + size_t(i) * LANES) * sizeof(unit));
+            key[b] = load<v16u>(keys + b * apart + size_t(i) * LANES);
+        }
+#pragma GCC unroll 4
+        for (int q = 0; q < N; q++) {
+            const unit value = load<unit>(queries[q].from + i * D::PER_UNIT);
+#pragma GCC unroll 4
+            for (int b = 0; b < B; b++) dot[q][b] = D::multiply_add(dot[q][b], value, key[b]);
+        }
+    }
+#pragma GCC unroll 4
+    for (int q = 0; q < N; q++)
+#pragma GCC unroll 4
+        for (int b = 0; b < B; b++) {
+            v16f scaled = select(lanes + (block + b) * LANES <= queries[q].position, dot[q][b] * scale, all(-INFINITY));
+            top[q] = select(scaled > top[q], scaled, top[q]);
+            store(&scratch.scores[q * scratch.stride + (block + b) * LANES], scaled);
+        }
+}
+
+// The weighted sums of W * 16 values from `d` on, divided by each query's total.
+template <class D, int N, int W>
+inline void gather(const Seen<D>& seen, int d, const Query<D>* queries, const Scores<D>& scratch, const float* total) {
+    typedef typename D::unit unit;
+    const int whole = (seen.first + 1) / D::PER_UNIT;
+    v16f out[N][W];
+#pragma GCC unroll 4
+    for (int q = 0; q < N; q++)
+#pragma GCC unroll 4
+        for (int w = 0; w < W; w++) out[q][w] = v16f{};
+    // Positions that all queries see need no look at each; what stands behind a query's own is another sequence's,
+    // and not even times 0 may it count: it may be NaN.
+    for (int i = 0; i < whole;) {
+        const unit* values = seen.cache.values(seen.slot, seen.head, i) + d;
+        const unit* soon = seen.cache.values(seen.slot, seen.head, std::min(whole - 1, i + AHEAD * LANES / D::PER_UNIT)) + d;
+        for (const int end = std::min(whole, i + LANES / D::PER_UNIT); i < end; i++, values += seen.head_dim, soon += seen.head_dim) {
+            v16u value[W];
+#pragma GCC unroll 4
+            for (int w = 0; w < W; w++) {
+                __builtin_prefetch(soon + w * LANES);
+                value[w] = load<v16u>(values + w * LANES);
+            }
+#pragma GCC unroll 4
+            for (int q = 0; q < N; q++) {
+                const unit weight = load<unit>(&scratch.weights[q * scratch.stride + i * D::PER_UNIT]);
+#pragma GCC unroll 4
+                for (int w = 0; w < W; w++) out[q][w] = D::multiply_add(out[q][w], weight, value[w]);
+            }
+        }
+    }
+    for (int i = whole; i <= seen.last / D::PER_UNIT; i++) {
+        const unit* values = seen.cache.values(seen.slot, seen.head, i) + d;
+#pragma GCC unroll 4
+        for (int q = 0; q < N; q++) {
+            const int behind = queries[q].position - i * D::PER_UNIT;
+            if (behind < 0) continue;
+            const v16u seen_half = v16u{} + (D::PER_UNIT == 2 && behind == 0 ? 0xffffu : 0xffffffffu);
+            const unit weight = load<unit>(&scratch.weights[q * scratch.stride + i * D::PER_UNIT]);
+#pragma GCC unroll 4
+            for (int w = 0; w < W; w++) out[q][w] = D::multiply_add(out[q][w], weight, load<v16u>(values + w * LANES) & seen_half);
+        }
+    }
+#pragma GCC unroll 4
+    for (int q = 0; q < N; q++)
+#pragma GCC unroll 4
+        for (int w = 0; w < W; w++) D::keep(queries[q].to + d + w * LANES, out[q][w] / total[q]);
+}
+
+}  // namespace tandem
