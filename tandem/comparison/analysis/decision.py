@@ -52,12 +52,16 @@ def decide(
     tpots = {
         s.architecture: mean
         for s in summaries
-        if s.architecture in arch.COMPARED and (mean := s.distributions["tpot_s"].mean) is not None
+        if s.architecture in arch.CONNECTABLE and (mean := s.distributions["tpot_s"].mean) is not None
     }
+    width_1 = tpots.pop(arch.WIDTH_1.name, None)
+    if width_1 is not None:  # it stands for plain decoding if that failed
+        tpots.setdefault(arch.AUTOREGRESSIVE.name, width_1)
     if len(tpots) < 2:
         return None
     best = verdict.architecture
-    chosen = next(s for s in summaries if s.architecture == best)
+    names = arch.PLAIN if best == arch.AUTOREGRESSIVE.name else (best,)
+    chosen = next(s for s in summaries if s.architecture in names)
     told = None if (missed(theory) or 0.0) > MISSED else theory
     length, advice = _length(best, told)
     if theory and told is None:
