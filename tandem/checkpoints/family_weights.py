@@ -88,18 +88,15 @@ def _gguf_name(name: str) -> str:
     return _GGUF.get(name, name)
 
 
-def check_complete(weights: FamilyWeights, in_blocks: bool = False) -> None:
-    """Raises CheckpointError unless a model's weights are all there and fit its configuration.
-
-    `in_blocks`: matrices are not looked at, for those who read them do so.
-    """
+def check_complete(weights: FamilyWeights) -> None:
+    """Raises CheckpointError unless a model's weights are all there and fit its configuration."""
     wanted = _shapes(weights.config)
     missing = sorted(name for name in wanted if name not in weights)
     if missing:
         raise CheckpointError(f"weights lack {', '.join(missing[:3])}")
     for name, shape in wanted.items():
         found = weights.shape(name)
-        if found != shape and not (in_blocks and len(shape) > 1):
+        if found != shape:
             raise CheckpointError(f"{name} is {list(found)}, not {list(shape)} as the configuration has it")
 
 
