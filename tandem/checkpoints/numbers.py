@@ -67,6 +67,11 @@ class Stored:
         with np.errstate(over="ignore"):
             return Stored(wanted, np.ascontiguousarray(floats, dtype=STORAGE[wanted]))
 
+    def own(self) -> Stored:
+        """The tensor in memory of its own: a mapped file could be cut short under those who read it."""
+        is_own = self.values.base is None and self.values.flags.writeable
+        return self if is_own else Stored(self.dtype, self.values.copy())
+
 
 def of_floats(values: Floats) -> Stored:
     return Stored("F32", values)

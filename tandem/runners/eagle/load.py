@@ -57,7 +57,7 @@ def load_head(checkpoint: Checkpoint, target: Runner, startup: Startup, executio
         from tandem.runners.native.runner import NativeRunner
 
         assert isinstance(target, NativeRunner)
-        embedding = features.embedding if own_embedding is None else own_embedding.to(target.model.dtype)
+        embedding = features.embedding if own_embedding is None else own_embedding.to(target.model.dtype).own()
         identity = _identity(checkpoint, target.model.dtype, platform)
         try:
             with startup.stage("packing"):

@@ -74,19 +74,14 @@ def load_remote_native_head(made: RemoteHead, execution: Execution, in_blocks: b
     try:
         threads = Threads(load_library(library_path()), 1 if small else execution.threads or default_threads())
         room = room_for_features(made.features_shape, NAMES[dtype])
-        features = NativeFeatures(room, _readable(made.embedding))
+        read = made.embedding.to("bfloat16" if made.embedding.dtype == "BF16" else "float32")
+        features = NativeFeatures(room, read.own())
         model = NativeHead(made.head, dtype, features, threads, most_tokens, packed, made.length)
         check_logits(model, made.head)
     except (NotNative, CannotBuild, OSError) as error:
         raise NativeUnavailable(str(error)) from None
     identity = replace(made.identity, dtype=packed.describe(dtype), backend="native")
     return NativeHeadRunner(model, limits, identity, made)
-
-
-def _readable(embedding: Stored) -> Stored:
-    """The embedding as the library reads it, in memory of its own: its own dtype if that is one of the library's."""
-    made = embedding.to("bfloat16" if embedding.dtype == "BF16" else "float32")
-    return made if made.values.flags.writeable else Stored(made.dtype, made.values.copy())
 
 
 def head_format(execution: Execution, in_blocks: bool) -> tuple[str, Packing]:
