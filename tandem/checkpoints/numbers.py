@@ -47,7 +47,7 @@ class Stored:
         return self.dtype in _FLOATS
 
     def floats(self) -> Floats:
-        """The numbers as float32, in a memory of their own unless they are that already."""
+        """The numbers as float32; a copy, unless they are float32 already."""
         if self.dtype == "BF16":
             return from_bfloat16(self.values)
         if self.dtype.startswith("F8"):

@@ -68,7 +68,7 @@ _BYTES = {character: byte for byte, character in enumerate(byte_characters())}
 
 
 class HuggingFaceTokenizer:
-    """A checkpoint's tokenizer: that of its tokenizer.json or of its GGUF file. Raises CheckpointError."""
+    """A checkpoint's tokenizer, from its tokenizer.json or its GGUF file. Raises CheckpointError."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         try:

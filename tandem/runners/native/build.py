@@ -1,4 +1,4 @@
-"""Compiles this folder's C++ for this CPU once (14 s with g++) and caches the library, unless one is installed for it.
+"""Compiles this folder's C++ for this CPU once and caches the library, unless one is installed for it.
 
 Needs a C++20 compiler ($CXX, g++ or clang++) and the C++ standard library, nothing else.
 """

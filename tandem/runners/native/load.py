@@ -53,7 +53,7 @@ def load_native(
 ) -> NativeRunner:
     """Compiles the library if necessary, packs the weights, checks the logits. Raises NativeUnavailable.
 
-    `recertify` is that of Execution.
+    `recertify`: see Execution.
     """
     try:
         check(weights.config, dtype)

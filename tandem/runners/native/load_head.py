@@ -47,9 +47,9 @@ def load_native_head(
     execution: Execution,
     identity: RunnerIdentity,
 ) -> NativeHeadRunner:
-    """Packs the head and checks its logits. Its steps share the target's threads, which wait for no others then.
+    """Packs the head and checks its logits. Its steps share the target's threads, so that no threads wait for others.
 
-    Overwrites features; comes before the target's first request. Raises NativeUnavailable.
+    Overwrites features, so call it before the target's first request. Raises NativeUnavailable.
     """
     dtype, packed = head_format(execution, _in_blocks(target))
     limits, threads = target.limits, target.model.threads
@@ -66,7 +66,7 @@ def load_native_head(
 def load_remote_native_head(made: RemoteHead, execution: Execution, in_blocks: bool) -> NativeHeadRunner:
     """Packs a head that is away from its target, with room for the features that come, and checks its logits.
 
-    `in_blocks`: its target runs so. Raises NativeUnavailable.
+    `in_blocks`: the target's matrices are in blocks. Raises NativeUnavailable.
     """
     dtype, packed = head_format(execution, in_blocks)
     small, limits = made.head.parameters < SMALL, made.limits
@@ -87,8 +87,8 @@ def load_remote_native_head(made: RemoteHead, execution: Execution, in_blocks: b
 def head_format(execution: Execution, in_blocks: bool) -> tuple[str, Packing]:
     """The number format of a head's activations, and how its matrices are packed.
 
-    They are what the flags say. Those of a target in blocks are int8 by default, for a step's time is that of reading
-    matrices; other heads are in the dtype that is fastest here.
+    Both are what the flags say. By default, the head of a target in blocks is int8, since a step takes as long as it
+    reads matrices; other heads have the dtype that is fastest on this CPU.
     """
     from tandem.runners.loading import dtype_name
 
