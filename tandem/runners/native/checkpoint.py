@@ -14,7 +14,7 @@ from tandem.checkpoints.llama_family import UnsupportedFamily, end_ids
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, check_unchanged, frequent_tokens, weights_revision
 from tandem.checkpoints.scaled_weights import check_dense
 from tandem.host.cores import default_threads
-from tandem.runners.models import WHEN_LOADED
+from tandem.runners.models import SMALL, WHEN_LOADED
 from tandem.runners.native import NativeUnavailable
 from tandem.runners.native.build import CannotBuild, library_path
 from tandem.runners.native.load import load_native
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from tandem.runners.loading import Execution, Shape
     from tandem.runners.native.runner import NativeRunner
     from tandem.runners.startup import Startup
-
-SMALL = 50_000_000  # parameters; a smaller model's products are no faster on two threads than on one
 
 
 @dataclass(frozen=True, slots=True)
