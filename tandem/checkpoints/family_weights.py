@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Protocol
 
-from tandem.checkpoints.gguf_blocks import StoredWeights
+from tandem.checkpoints.gguf_blocks import MATRIX_NAMES, StoredWeights
 from tandem.checkpoints.llama_family import FamilyConfig, family_of_gguf, read_family
 from tandem.checkpoints.locate import CheckpointError
 from tandem.checkpoints.numbers import Stored
@@ -15,10 +15,8 @@ from tandem.checkpoints.scaled_weights import ScaledWeights
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 _GGUF = {EMBEDDING: "token_embd.weight", NORM: "output_norm.weight", HEAD: "output.weight"}
 _PARTS = {
-    **{f"self_attn.{name}_proj": f"attn_{name}" for name in "qkv"},
-    "self_attn.o_proj": "attn_output",
+    **{f"{'self_attn' if name in 'qkvo' else 'mlp'}.{name}_proj": own for name, own in MATRIX_NAMES.items()},
     **{f"self_attn.{name}_norm": f"attn_{name}_norm" for name in "qk"},
-    **{f"mlp.{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")},
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
 }
