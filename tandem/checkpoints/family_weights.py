@@ -46,7 +46,7 @@ class FolderWeights:
     """The weights of a folder. Those of a model that was saved without its head lack `model.` in their names."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises CheckpointError, or UnsupportedFamily."""
+        """Raises CheckpointError, UnsupportedFamily, or ValueError naming a field; OSError for config.json."""
         self.config, self.scaled = read_family(folder), ScaledWeights(folder)
 
     def __contains__(self, name: object) -> bool:
@@ -66,7 +66,7 @@ class GgufWeights:
     """The weights of a GGUF file."""
 
     def __init__(self, file: Path) -> None:
-        """Raises CheckpointError, or UnsupportedFamily."""
+        """Raises CheckpointError, UnsupportedFamily, or ValueError naming a field."""
         self.blocks = StoredWeights(file)
         self.config = family_of_gguf(self.blocks.header)
 
