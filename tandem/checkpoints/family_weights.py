@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Protocol
 
-from tandem.checkpoints.gguf_blocks import StoredWeights
+from tandem.checkpoints.gguf_blocks import MATRIX_NAMES, StoredWeights
 from tandem.checkpoints.llama_family import FamilyConfig, family_of_gguf, read_family
 from tandem.checkpoints.locate import CheckpointError
 from tandem.checkpoints.numbers import Stored
@@ -15,10 +15,8 @@ from tandem.checkpoints.scaled_weights import ScaledWeights
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 _GGUF = {EMBEDDING: "token_embd.weight", NORM: "output_norm.weight", HEAD: "output.weight"}
 _PARTS = {
-    **{f"self_attn.{name}_proj": f"attn_{name}" for name in "qkv"},
-    "self_attn.o_proj": "attn_output",
+    **{f"{'self_attn' if name in 'qkvo' else 'mlp'}.{name}_proj": own for name, own in MATRIX_NAMES.items()},
     **{f"self_attn.{name}_norm": f"attn_{name}_norm" for name in "qk"},
-    **{f"mlp.{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")},
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
 }
@@ -48,7 +46,7 @@ class FolderWeights:
     """The weights of a folder. Those of a model that was saved without its head lack `model.` in their names."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises CheckpointError, or UnsupportedFamily."""
+        """Raises CheckpointError, UnsupportedFamily, or ValueError naming a field; OSError for config.json."""
         self.config, self.scaled = read_family(folder), ScaledWeights(folder)
 
     def __contains__(self, name: object) -> bool:
@@ -68,7 +66,7 @@ class GgufWeights:
     """The weights of a GGUF file."""
 
     def __init__(self, file: Path) -> None:
-        """Raises CheckpointError, or UnsupportedFamily."""
+        """Raises CheckpointError, UnsupportedFamily, or ValueError naming a field."""
         self.blocks = StoredWeights(file)
         self.config = family_of_gguf(self.blocks.header)
 
@@ -88,18 +86,15 @@ def _gguf_name(name: str) -> str:
     return _GGUF.get(name, name)
 
 
-def check_complete(weights: FamilyWeights, in_blocks: bool = False) -> None:
-    """Raises CheckpointError unless a model's weights are all there and fit its configuration.
-
-    `in_blocks`: matrices are not looked at, for those who read them do so.
-    """
+def check_complete(weights: FamilyWeights) -> None:
+    """Raises CheckpointError unless a model's weights are all there and fit its configuration."""
     wanted = _shapes(weights.config)
     missing = sorted(name for name in wanted if name not in weights)
     if missing:
         raise CheckpointError(f"weights lack {', '.join(missing[:3])}")
     for name, shape in wanted.items():
         found = weights.shape(name)
-        if found != shape and not (in_blocks and len(shape) > 1):
+        if found != shape:
             raise CheckpointError(f"{name} is {list(found)}, not {list(shape)} as the configuration has it")
 
 

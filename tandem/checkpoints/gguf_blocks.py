@@ -37,11 +37,12 @@ DENSE_TYPES = {0: "F32", 1: "F16", 30: "BF16"}
 _TURNED = ("llama",)
 """Architectures whose files have the rows of q and k in the order of interleaved rotary pairs."""
 _OTHERS = {6: "Q5_0", 7: "Q5_1", 10: "Q2_K", 11: "Q3_K", 13: "Q5_K", 20: "IQ4_NL", 23: "IQ4_XS", 39: "MXFP4"}
-_NAMES = {
+MATRIX_NAMES = {
     **{name: f"attn_{name}" for name in "qkv"},
     "o": "attn_output",
     **{name: f"ffn_{name}" for name in ("gate", "up", "down")},
 }
+"""What a GGUF file calls the matrices of a layer."""
 _ALIGNMENT = 32
 
 
@@ -85,7 +86,7 @@ class StoredWeights:
 
         Raises CheckpointError if it is in no known format.
         """
-        return self._named(f"blk.{layer}.{_NAMES[name]}.weight")
+        return self._named(f"blk.{layer}.{MATRIX_NAMES[name]}.weight")
 
     def head(self) -> Blocks | None:
         """Like `matrix`: the output matrix, or the embedding if they are tied."""

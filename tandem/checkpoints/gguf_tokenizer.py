@@ -20,6 +20,7 @@ _NAMED = {
     "pad_token": "padding_token_id",
 }
 _CONTROL, _USER_DEFINED = 3, 4  # llama.cpp's kinds of tokens
+_MOST_CUT = 1024  # characters of a token that is cut in two in all ways: their text grows by the square
 _SPACE = "\u2581"
 _DIGITS = r"\p{N}{1,3}"
 _WORDS = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
@@ -60,7 +61,10 @@ def gguf_parts(file: Path) -> TokenizerParts:
     if split := SPLITS.get(str(values.get(f"{_KEY}pre"))):
         backend.pre_tokenizer = _splitting(split)
     named = {name: _token_at(tokens, values, key) for name, key in _NAMED.items()}
-    made = assembled(backend, named, chat_template=values.get("tokenizer.chat_template"))
+    template = values.get("tokenizer.chat_template")
+    if not isinstance(template, str | None):
+        raise ValueError(f"tokenizer.chat_template: {template!r:.60} is not a text")
+    made = assembled(backend, named, chat_template=template)
     begins = bool(values.get(f"{_KEY}add_bos_token", kind == "llama"))
     ends_with(backend, _end(made, "bos_token", begins), _end(made, "eos_token", values.get(f"{_KEY}add_eos_token")))
     return made
@@ -131,6 +135,8 @@ def _implied(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, 
     """The merges that a vocabulary implies: every way to make a token of two others, the likeliest token first."""
     if len(scores) != len(tokens):
         raise ValueError(f"{_KEY}scores: {len(scores)} scores, and there are {len(tokens)} tokens")
+    if (longest := max(map(len, tokens), default=0)) > _MOST_CUT:
+        raise ValueError(f"{_KEY}tokens: one has {longest} characters; without merges the limit is {_MOST_CUT}")
     places = {token: place for place, token in enumerate(tokens)}
     found: list[tuple[str, str, float]] = []
     for token, score in dict(zip(tokens, scores, strict=True)).items():

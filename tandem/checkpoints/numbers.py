@@ -47,7 +47,7 @@ class Stored:
         return self.dtype in _FLOATS
 
     def floats(self) -> Floats:
-        """The numbers as float32, in a memory of their own unless they are that already."""
+        """The numbers as float32; a copy, unless they are float32 already."""
         if self.dtype == "BF16":
             return from_bfloat16(self.values)
         if self.dtype.startswith("F8"):
@@ -66,6 +66,11 @@ class Stored:
             return Stored(wanted, to_bfloat16(floats))
         with np.errstate(over="ignore"):
             return Stored(wanted, np.ascontiguousarray(floats, dtype=STORAGE[wanted]))
+
+    def own(self) -> Stored:
+        """The tensor in memory of its own: a mapped file could be cut short under those who read it."""
+        is_own = self.values.base is None and self.values.flags.writeable
+        return self if is_own else Stored(self.dtype, self.values.copy())
 
 
 def of_floats(values: Floats) -> Stored:

@@ -55,10 +55,6 @@ class ScaledWeights:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._tensors.shape(name)
 
-    def bytes(self, name: str) -> int:
-        """Bytes that it takes in its file."""
-        return self._tensors.bytes(name)
-
     def blocks(self, name: str) -> Blocks | None:
         """The same weight in blocks of Q8_0 that have the very numbers of the checkpoint, and its scales in float16.
 

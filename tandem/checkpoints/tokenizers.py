@@ -68,7 +68,7 @@ _BYTES = {character: byte for byte, character in enumerate(byte_characters())}
 
 
 class HuggingFaceTokenizer:
-    """A checkpoint's tokenizer: that of its tokenizer.json or of its GGUF file. Raises CheckpointError."""
+    """A checkpoint's tokenizer, from its tokenizer.json or its GGUF file. Raises CheckpointError."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         try:
@@ -84,12 +84,10 @@ class HuggingFaceTokenizer:
             raise CheckpointError(f"{checkpoint.folder}: no usable tokenizer: {first_line(error)[:300]}") from None
 
     def encode(self, text: str, chat: bool) -> list[int]:
-        """Like Tokenizer.encode. Raises ValueError if there is no chat template."""
+        """Like Tokenizer.encode. Raises ValueError if there is no chat template, or if it refuses the text."""
         if not chat:
             return self.tokens(text, special=True)
-        if not self._parts.chat_template:
-            raise ValueError("chat: this model has no chat template")
-        return self.tokens(self._render([{"role": "user", "content": text}], add_generation_prompt=True), special=False)
+        return self.tokens(self.render([{"role": "user", "content": text}], add_generation_prompt=True), special=False)
 
     def tokens(self, text: str, special: bool) -> list[int]:
         return list(self._backend.encode(text, add_special_tokens=special).ids)
@@ -98,17 +96,13 @@ class HuggingFaceTokenizer:
         """Like Tokenizer.render. What a template raises is about the messages that it was given."""
         if not self._parts.chat_template:
             raise ValueError("this model has no chat template")
-        try:
-            return self._render(messages, **options)
-        except Exception as error:
-            raise ValueError(f"the model's chat template refuses them: {first_line(error)[:300]}") from None
-
-    def _render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         from tandem.checkpoints import chat_templates
 
-        assert self._parts.chat_template
-        template = chat_templates.chosen(self._parts.chat_template, options.get("tools"))
-        return chat_templates.render(template, messages, **{**self._parts.named, **options})
+        try:
+            template = chat_templates.chosen(self._parts.chat_template, options.get("tools"))
+            return chat_templates.render(template, messages, **{**self._parts.named, **options})
+        except Exception as error:
+            raise ValueError(f"the model's chat template refuses them: {first_line(error)[:300]}") from None
 
     def takes_tools(self) -> bool:
         return "tools" in str(self._parts.chat_template)

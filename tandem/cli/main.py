@@ -17,7 +17,7 @@ from tandem.rpc.logs import set_up
 from tandem.rpc.printable import printable
 
 EXTRAS = {
-    "serve": ("gguf", "safetensors", "tokenizers"),
+    "serve": ("gguf", "huggingface_hub", "safetensors", "tokenizers"),
     "torch": ("accelerate", "torch", "transformers"),
     "config": ("yaml",),
     "comparison": ("jinja2", "matplotlib", "rich"),

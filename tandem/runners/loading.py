@@ -15,7 +15,7 @@ from tandem.checkpoints.head_config import is_head
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, check_sizes
 from tandem.host.host import usable_cores
 from tandem.runners.making import RunnerInputs, check_dispensable, made
-from tandem.runners.models import QUANTISED, WHEN_LOADED, in_own_format, load_model, stored_weights
+from tandem.runners.models import QUANTISED, SMALL, WHEN_LOADED, in_own_format, load_model, stored_weights
 from tandem.runners.native import LibraryMissing, NativeUnavailable
 from tandem.runners.protocol import Limits, Runner
 from tandem.runners.startup import Startup
@@ -27,7 +27,6 @@ COMPILE = ("auto", "native", "inductor", "neuron", "off")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 WEIGHTS = ("auto", "bfloat16", "float32", *QUANTISED)
 CHUNK = 64
-SMALL = 50_000_000  # parameters
 
 
 @dataclass(frozen=True, slots=True)

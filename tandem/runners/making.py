@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tandem.checkpoints.llama_family import end_ids as ids_of
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, frequent_tokens, weights_revision
 from tandem.host.memory import given_on_demand
 from tandem.runners.models import QUANTISED
@@ -123,7 +124,4 @@ _RUNNERS = {"off": _off, "inductor": _graphs, "neuron": _graphs}
 
 def end_ids(module) -> tuple[int, ...]:  # type: ignore[no-untyped-def]
     """Token ids that end a sequence, from the generation config or else the model's config."""
-    eos = getattr(module.generation_config, "eos_token_id", None)
-    if eos is None:
-        eos = module.config.eos_token_id
-    return () if eos is None else tuple(eos) if isinstance(eos, list | tuple) else (int(eos),)
+    return ids_of(getattr(module.generation_config, "eos_token_id", None)) or ids_of(module.config.eos_token_id)

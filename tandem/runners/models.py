@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 WHEN_LOADED = ("int8", "q4")
 """Values of --weights that quantise dense matrices."""
+SMALL = 50_000_000  # parameters; a smaller model's products are no faster on two threads than on one
 QUANTISED = (*WHEN_LOADED, "as-stored")
 
 

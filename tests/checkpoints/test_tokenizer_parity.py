@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, GPT2Tokenizer, LlamaTokenizer, PreTraine
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
 from tandem.checkpoints.gguf_tokenizer import SPLITS
-from tandem.checkpoints.locate import EMBEDDED_DRAFT, Checkpoint, find
+from tandem.checkpoints.locate import EMBEDDED_DRAFT, Checkpoint, CheckpointError, find
 from tandem.checkpoints.tokenizers import HuggingFaceTokenizer, fingerprint
 
 TEXTS = (
@@ -304,6 +304,21 @@ def test_a_hostile_template_reaches_nothing(hostile: str, tmp_path: Path) -> Non
         assert "refuses them" in str(error)
     else:
         assert text in ("x", "y")
+
+
+@pytest.mark.parametrize(
+    ("lie", "message"),
+    [
+        (
+            {"model": "gpt2", "tokens": ["a", "b", "ab"], "merges": ["a b"], "chat_template": 5},
+            "tokenizer.chat_template: 5 is not a text",
+        ),
+        ({"model": "llama", "tokens": ["a", "b" * 9999], "scores": [0.0, 0.0]}, "tokens: one has 9999 characters"),
+    ],
+)
+def test_a_gguf_whose_tokenizer_lies_is_refused(lie: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        HuggingFaceTokenizer(write_gguf(tmp_path / "m.gguf", "llama", **lie))
 
 
 def test_the_files_of_a_tokenizer_make_the_same_one(both: tuple[HuggingFaceTokenizer, Any], tmp_path: Path) -> None:

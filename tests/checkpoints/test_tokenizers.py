@@ -100,6 +100,10 @@ def test_a_chat_needs_a_template(tmp_path: Path) -> None:
     (tmp_path / "m" / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }} again{% endfor %}")
     templated = HuggingFaceTokenizer(Checkpoint("words", str(tmp_path / "m")))
     assert templated.encode("hello", chat=True) == [0, 4]
+    (tmp_path / "m" / "chat_template.jinja").write_text("{{ raise_exception('not a user') }}")
+    refusing = HuggingFaceTokenizer(Checkpoint("words", str(tmp_path / "m")))
+    with pytest.raises(ValueError, match="chat template refuses them: not a user"):
+        refusing.encode("hello", chat=True)
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:

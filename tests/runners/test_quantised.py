@@ -325,6 +325,14 @@ def test_arm_computes_the_same_bits(here: str, tmp_path: Path, target: str) -> N
     assert bits(tmp_path, str(tmp_path / "compile"), target, emulator) == here
 
 
+def test_a_file_in_blocks_with_too_few_numbers_in_a_dense_matrix_is_refused(tmp_path: Path) -> None:
+    module, packed = stored(tmp_path, "q8_0")
+    rows = module.model.embed_tokens.weight
+    module.model.embed_tokens.weight = torch.nn.Parameter(rows[:-1].detach().clone())
+    with pytest.raises(CheckpointError, match=rf"model\.embed_tokens\.weight is \[{len(rows) - 1}, 256\], not"):
+        native(module, packing=packed)
+
+
 def test_a_file_in_another_format_is_refused_by_name(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
     kind = gguf.GGMLQuantizationType.Q5_0

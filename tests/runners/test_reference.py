@@ -21,6 +21,7 @@ from tandem.runners.eagle.load import load_head
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.native.build import library_path
 from tandem.runners.native.library import load_library
+from tandem.runners.native.load import load_native
 from tandem.runners.native.reference import Reference
 from tandem.runners.native.rotary import rotary_tables
 from tandem.runners.native.runner import NativeRunner
@@ -30,6 +31,7 @@ from tandem.runners.torch.from_tensors import stored_of
 from tests.runners import real
 from tests.runners.modules import ModuleWeights, native_of
 from tests.runners.test_native import LLAMA3, SIZES, every_dtype, every_model, module_of, native, sequence
+from tests.runners.tiny import model_folder
 
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 ROPES: dict[str, dict[str, Any]] = {
@@ -140,6 +142,21 @@ def test_weights_that_are_missing_or_of_another_shape_are_named(tmp_path: Path) 
     weights._tensors["model.norm.weight"] = torch.ones(7)
     with pytest.raises(CheckpointError, match=r"model.norm.weight is \[7\], not \[48\]"):
         check_complete(weights)
+
+
+def test_weights_that_are_replaced_while_they_are_packed_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = model_folder(tmp_path / "m", seed=5)
+
+    def replaced(*given: Any) -> NativeRunner:
+        runner = load_native(*given)
+        model_folder(folder, seed=6)
+        return runner
+
+    monkeypatch.setattr("tandem.runners.native.checkpoint.load_native", replaced)
+    with pytest.raises(CheckpointError, match="m: was replaced or written to while it was read"):
+        load_runner(find(str(folder)), Execution("cpu", "float32", 1), Shape(1, 64, 2))
 
 
 def same_bits(ours: NativeRunner, theirs: NativeRunner) -> None:

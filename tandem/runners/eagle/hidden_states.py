@@ -46,7 +46,7 @@ class TargetFeatures:
 
 
 def of_native(features: NativeFeatures) -> TargetFeatures:
-    """Those of native steps, in the memory that these write to."""
+    """The features of native steps, in the memory that the steps write to."""
     return TargetFeatures(tensor_of(features.stored), tensor_of(features.embedding))
 
 

@@ -10,7 +10,6 @@ from tandem.checkpoints.gguf_blocks import StoredWeights
 from tandem.checkpoints.head_config import HeadConfig, read_head_config
 from tandem.checkpoints.head_weights import HeadWeights, read_head_weights
 from tandem.checkpoints.json_files import read_object
-from tandem.checkpoints.llama_family import family_of_gguf
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, weights_revision
 from tandem.checkpoints.numbers import Stored
 from tandem.checkpoints.tensors import Tensors
@@ -57,7 +56,7 @@ def load_head(checkpoint: Checkpoint, target: Runner, startup: Startup, executio
         from tandem.runners.native.runner import NativeRunner
 
         assert isinstance(target, NativeRunner)
-        embedding = features.embedding if own_embedding is None else own_embedding.to(target.model.dtype)
+        embedding = features.embedding if own_embedding is None else own_embedding.to(target.model.dtype).own()
         identity = _identity(checkpoint, target.model.dtype, platform)
         try:
             with startup.stage("packing"):
@@ -154,12 +153,11 @@ def _target_embedding(folder: Path, target: Checkpoint) -> Stored:
 
 
 def _layer_count(target: Checkpoint) -> int:
-    """Decoder layers of the target, by its config.json. Raises CheckpointError."""
+    """Decoder layers of the target, by its config.json or GGUF file. Raises CheckpointError."""
     file = target.gguf_file or Path(target.folder) / "config.json"
     try:
-        if target.gguf_file:
-            return family_of_gguf(StoredWeights(file).header).num_hidden_layers
-        count = read_object(file)["num_hidden_layers"]
+        values = StoredWeights(file).header.values if target.gguf_file else read_object(file)
+        count = values[f"{values['general.architecture']}.block_count" if target.gguf_file else "num_hidden_layers"]
     except (OSError, ValueError, KeyError):
         raise CheckpointError(f"{file}: does not say how many layers the target has (num_hidden_layers)") from None
     if type(count) is not int or count < 1:

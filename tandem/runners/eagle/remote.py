@@ -33,7 +33,7 @@ class RemoteHead:
 
     @property
     def features_shape(self) -> tuple[int, int, int]:
-        """Of the room for the features that come: slots, positions, numbers."""
+        """Shape of the memory for incoming features: slots, positions, numbers."""
         return self.limits.slots, self.length, len(self.layers) * self.head.config.target_hidden_size
 
     def reads(self, follow: Callable[[int, FeatureInbox], None]) -> FeaturesIn:

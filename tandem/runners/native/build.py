@@ -1,4 +1,4 @@
-"""Compiles this folder's C++ for this CPU once (14 s with g++) and caches the library, unless one is installed for it.
+"""Compiles this folder's C++ for this CPU once and caches the library, unless one is installed for it.
 
 Needs a C++20 compiler ($CXX, g++ or clang++) and the C++ standard library, nothing else.
 """
@@ -69,8 +69,8 @@ def _key(compiler: str) -> str:
 
 
 def sources_hash() -> str:
-    """Hash of the sources alone, which is the same on every machine."""
-    return hashlib.sha256("\0".join(_sources()).encode()).hexdigest()
+    """Hash of the sources and of the flags that every compilation has, which is the same on every machine."""
+    return hashlib.sha256("\0".join([*FLAGS, *_sources()]).encode()).hexdigest()
 
 
 def _sources() -> list[str]:

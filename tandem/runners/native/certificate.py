@@ -22,9 +22,9 @@ _HERE = Path(__file__).parent
 
 
 class Certificate:
-    """That the steps of one model passed. `facts`: all that the check depends on. `holds`: it was kept earlier.
+    """A note in the cache that the steps of one model passed their check. `holds`: there is one from an earlier start.
 
-    `again`: what was kept does not count.
+    `facts`: all that the check depends on. `again`: an earlier note does not count.
     """
 
     def __init__(self, name: str, facts: Mapping[str, object], again: bool = False) -> None:
@@ -33,7 +33,7 @@ class Certificate:
         self.holds = not again and self._is_kept()
 
     def keep(self) -> None:
-        """Keeps it, for the check has passed."""
+        """Writes the note, after the check has passed."""
         if self.holds:
             return
         try:

@@ -11,10 +11,10 @@ from tandem.checkpoints.family_weights import FamilyWeights, FolderWeights, Gguf
 from tandem.checkpoints.hub_files import weights_folder
 from tandem.checkpoints.json_files import read_object
 from tandem.checkpoints.llama_family import UnsupportedFamily, end_ids
-from tandem.checkpoints.locate import Checkpoint, CheckpointError, frequent_tokens, weights_revision
+from tandem.checkpoints.locate import Checkpoint, CheckpointError, check_unchanged, frequent_tokens, weights_revision
 from tandem.checkpoints.scaled_weights import check_dense
 from tandem.host.cores import default_threads
-from tandem.runners.models import WHEN_LOADED
+from tandem.runners.models import SMALL, WHEN_LOADED
 from tandem.runners.native import NativeUnavailable
 from tandem.runners.native.build import CannotBuild, library_path
 from tandem.runners.native.load import load_native
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from tandem.runners.loading import Execution, Shape
     from tandem.runners.native.runner import NativeRunner
     from tandem.runners.startup import Startup
-
-SMALL = 50_000_000  # parameters; a smaller model's products are no faster on two threads than on one
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,4 +95,6 @@ def load_checkpoint(
     with startup.stage("compiling"), contextlib.suppress(CannotBuild, OSError):  # load_native says why
         library_path()
     with startup.stage("packing"):
-        return load_native(files.weights, dtype, threads, limits, identity, verifies, only, packed, execution.recertify)
+        made = load_native(files.weights, dtype, threads, limits, identity, verifies, only, packed, execution.recertify)
+        check_unchanged(checkpoint, identity.weights_revision)  # else a certificate would be of other weights
+        return made

@@ -1,6 +1,6 @@
 """Keeps the hidden states that native steps hand out, by slot and position, in memory that the library writes to.
 
-They are a cache like that of keys and values: see tandem/runners/eagle/hidden_states.py, which is torch's.
+They are a cache like the keys and values. tandem/runners/eagle/hidden_states.py does the same for torch.
 """
 
 from __future__ import annotations
@@ -37,5 +37,5 @@ class NativeFeatures:
 
 
 def room_for_features(shape: tuple[int, int, int], dtype: str) -> Stored:
-    """Zeros."""
+    """Zeros [slots, length, numbers] in "F32" or "BF16"."""
     return Stored(dtype, np.zeros(shape, dtype=STORAGE[dtype]))

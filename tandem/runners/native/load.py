@@ -53,12 +53,12 @@ def load_native(
 ) -> NativeRunner:
     """Compiles the library if necessary, packs the weights, checks the logits. Raises NativeUnavailable.
 
-    `recertify` is that of Execution.
+    `recertify`: see Execution.
     """
     try:
         check(weights.config, dtype)
         check_fits(weights.config, limits.max_length)
-        check_complete(weights, in_blocks=packing.stored is not None)
+        check_complete(weights)
         length = limits.max_length + max(limits.max_draft + 1, limits.chunk)
         most_tokens = limits.slots * max(limits.max_draft + 1, TAIL, 1) + limits.chunk
         library = library_path()

@@ -14,9 +14,9 @@ from tandem.checkpoints.numbers import DTYPES as NAMES
 from tandem.checkpoints.numbers import Floats, Stored, of_floats
 from tandem.host.cores import default_threads
 from tandem.runners.eagle.remote import RemoteHead
+from tandem.runners.models import SMALL
 from tandem.runners.native import NativeUnavailable
 from tandem.runners.native.build import CannotBuild, library_path
-from tandem.runners.native.checkpoint import SMALL
 from tandem.runners.native.features import NativeFeatures, room_for_features
 from tandem.runners.native.head import NativeHead, NativeHeadRunner, linear
 from tandem.runners.native.library import load_library
@@ -47,9 +47,9 @@ def load_native_head(
     execution: Execution,
     identity: RunnerIdentity,
 ) -> NativeHeadRunner:
-    """Packs the head and checks its logits. Its steps share the target's threads, which wait for no others then.
+    """Packs the head and checks its logits. Its steps share the target's threads, so that no threads wait for others.
 
-    Overwrites features; comes before the target's first request. Raises NativeUnavailable.
+    Overwrites features, so call it before the target's first request. Raises NativeUnavailable.
     """
     dtype, packed = head_format(execution, _in_blocks(target))
     limits, threads = target.limits, target.model.threads
@@ -66,7 +66,7 @@ def load_native_head(
 def load_remote_native_head(made: RemoteHead, execution: Execution, in_blocks: bool) -> NativeHeadRunner:
     """Packs a head that is away from its target, with room for the features that come, and checks its logits.
 
-    `in_blocks`: its target runs so. Raises NativeUnavailable.
+    `in_blocks`: the target's matrices are in blocks. Raises NativeUnavailable.
     """
     dtype, packed = head_format(execution, in_blocks)
     small, limits = made.head.parameters < SMALL, made.limits
@@ -74,7 +74,8 @@ def load_remote_native_head(made: RemoteHead, execution: Execution, in_blocks: b
     try:
         threads = Threads(load_library(library_path()), 1 if small else execution.threads or default_threads())
         room = room_for_features(made.features_shape, NAMES[dtype])
-        features = NativeFeatures(room, _readable(made.embedding))
+        read = made.embedding.to("bfloat16" if made.embedding.dtype == "BF16" else "float32")
+        features = NativeFeatures(room, read.own())
         model = NativeHead(made.head, dtype, features, threads, most_tokens, packed, made.length)
         check_logits(model, made.head)
     except (NotNative, CannotBuild, OSError) as error:
@@ -83,17 +84,11 @@ def load_remote_native_head(made: RemoteHead, execution: Execution, in_blocks: b
     return NativeHeadRunner(model, limits, identity, made)
 
 
-def _readable(embedding: Stored) -> Stored:
-    """The embedding as the library reads it, in memory of its own: its own dtype if that is one of the library's."""
-    made = embedding.to("bfloat16" if embedding.dtype == "BF16" else "float32")
-    return made if made.values.flags.writeable else Stored(made.dtype, made.values.copy())
-
-
 def head_format(execution: Execution, in_blocks: bool) -> tuple[str, Packing]:
     """The number format of a head's activations, and how its matrices are packed.
 
-    They are what the flags say. Those of a target in blocks are int8 by default, for a step's time is that of reading
-    matrices; other heads are in the dtype that is fastest here.
+    Both are what the flags say. By default, the head of a target in blocks is int8, since a step takes as long as it
+    reads matrices; other heads have the dtype that is fastest on this CPU.
     """
     from tandem.runners.loading import dtype_name
 

@@ -41,7 +41,7 @@ class NativeModel(NativeSteps):
         sizes = _shape(config, outputs, slots, length, most_tokens, threads.count)
         embedding = weights.stored(EMBEDDING).to(dtype)
         tables = rotary_tables(config.rope, config.head_dim, length, dtype)
-        super().__init__(threads, dtype, sizes, _own(embedding), tables, config.vocab_size, draft_vocab)
+        super().__init__(threads, dtype, sizes, embedding.own(), tables, config.vocab_size, draft_vocab)
         self.packing, self._cache = packing, (slots, length)
         self._features: Stored | None = None
         self._pack(weights, packing)
@@ -95,12 +95,6 @@ def linear(weights: FamilyWeights, name: str, dtype: str, matrix: str = "") -> L
     shape = config.shape(matrix) if matrix else (config.vocab_size, config.hidden_size)
     own = weights.stored(bias).to(dtype) if matrix in config.biases else None
     return Linear(shape, lambda: weights.stored(name).to(dtype), own)
-
-
-def _own(embedding: Stored) -> Stored:
-    """The embedding in memory of its own: a mapped file could be cut short under the steps that read it."""
-    values = embedding.values
-    return embedding if values.base is None and values.flags.writeable else Stored(embedding.dtype, values.copy())
 
 
 def check(config: FamilyConfig, dtype: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,15 +30,13 @@ _SHARD_BYTES = 5 * 10**9
 
 @dataclass(frozen=True, slots=True)
 class QuantisedWeights:
-    """Matrices in blocks, by their modules' names: NAME.FORMAT in the safetensors files of a folder."""
+    """Matrices in blocks, in the safetensors files of a folder.
+
+    `names`: what the matrix of a weight is called there, which is the weight's name and the format: NAME.FORMAT.
+    """
 
     tensors: Tensors
     names: Mapping[str, str]
-
-    @property
-    def modules(self) -> Collection[str]:
-        """The names of its matrices in the model."""
-        return self.names.keys()
 
     def formats(self) -> tuple[str, ...]:
         return tuple(sorted({name.rpartition(".")[2] for name in self.names.values()}))

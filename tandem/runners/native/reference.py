@@ -1,4 +1,4 @@
-"""Computes in numpy what a model's steps compute: what they are checked against at every start.
+"""Computes in numpy what a model's steps compute: what they are checked against when they first start.
 
 That these formulas are those of transformers, a test says (tests/runners/test_reference.py). Activations are rounded to
 the model's dtype where transformers rounds them, and inputs of matrices in blocks to 8 bits, as activations.h does; one
@@ -34,9 +34,9 @@ class Product:
     """A linear layer as it is packed: over weights in blocks and activations in groups of 32, or dense."""
 
     def __init__(self, linear: Linear, blocks: Blocks | None, form: int, library: object, round: Round) -> None:
-        """`blocks`: those that it is packed from. `form`: what it is quantised to; 0 for what a file has in blocks.
+        """`blocks`: what it is packed from, unless it is dense. `form`: GGML's number of the format it is quantised to.
 
-        There the weights that gguf dequantises count.
+        `form` is 0 if nothing is quantised. Then blocks are a file's, and the weights are what gguf makes of them.
         """
         self.inputs, self.in_blocks = linear.shape[1], blocks is not None or form != DENSE
         self._weights: Stored | None = None
