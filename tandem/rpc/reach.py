@@ -60,7 +60,7 @@ def _look(address: str, host: str, port: int, credentials: Credentials) -> Obsta
             answer = _first_bytes(host, port, asking=_HEALTH)
             if (answer or first).startswith(_HTTP_BEGINS):
                 return _http_port(address, host, answer)
-    except socket.gaierror:
+    except (socket.gaierror, UnicodeError):  # the latter of a name that cannot be looked up, as a..b
         return Obstacle("UNKNOWN_HOST", f"no machine has the name {host!r}: check its spelling, and this network")
     except ConnectionRefusedError:
         said = f"nothing listens at {address} (connection refused): start the server, or check host and port"
@@ -88,6 +88,9 @@ def _look_by_tls(address: str, host: str, port: int, credentials: Credentials) -
     except ssl.SSLCertVerificationError as error:
         said = f"the certificate of the server at {address} is not accepted: {error.verify_message}"
         return Obstacle("UNTRUSTED", f"{said}; check --tls_ca and --tls_server_name (in Python: Credentials)")
+    except ValueError:
+        named = credentials.server_name or host
+        return Obstacle("UNTRUSTED", f"{named!r} cannot be a server's name: check --tls_server_name")
     except OSError as error:  # an ssl.SSLError, or the connection was closed
         if not (isinstance(error, ssl.SSLError) and "ALERT" in str(error.reason)):
             return _other(address, b"")

@@ -66,6 +66,11 @@ async def no_such_name(folder: Path) -> Found:
 
 
 @contextlib.asynccontextmanager
+async def no_name_at_all(folder: Path) -> Found:
+    yield "no..name:50051", None
+
+
+@contextlib.asynccontextmanager
 async def tls_at_clear_text(folder: Path) -> Found:
     async with target_site() as site:
         yield site.address, Authority(folder).client()
@@ -135,6 +140,7 @@ async def unknown_token(folder: Path) -> Found:
 CASES = {
     refused: ("CONNECTION_REFUSED", "start the server, or check host and port; --connect_seconds 60 (in Python: wait_"),
     no_such_name: ("UNKNOWN_HOST", "no machine has the name 'no-such-machine.invalid'"),
+    no_name_at_all: ("UNKNOWN_HOST", "no machine has the name 'no..name'"),
     tls_at_clear_text: ("NO_TLS", "speaks clear text, and this client TLS: leave out --tls_ca"),
     clear_text_at_tls: ("NEEDS_TLS", "speaks TLS, and this client clear text: give the CA"),
     another_authority: ("UNTRUSTED", "is not accepted: "),
