@@ -7,8 +7,9 @@ import contextlib
 import json
 import socket
 import ssl
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from tandem.rpc.credentials import Credentials
@@ -40,14 +41,24 @@ async def obstacle(address: str, credentials: Credentials | None) -> Obstacle | 
     """Returns why no gRPC server answers at HOST:PORT; None if one seems to."""
     host, _, port = address.rpartition(":")
     given = credentials or Credentials()
-    pool = ThreadPoolExecutor(1, "reach")  # asyncio's own threads look up the names of all channels
-    looking = pool.submit(_look, address, host.strip("[]"), int(port), given)
-    pool.shutdown(wait=False)
-    awaited = asyncio.wrap_future(looking)
-    await asyncio.wait((awaited,), timeout=LOOK_SECONDS)
-    if awaited.done():
-        return awaited.result()
-    awaited.cancel()
+    found: Future[Obstacle | None] = Future()
+    found.set_running_or_notify_cancel()
+
+    def look() -> None:
+        try:
+            found.set_result(_look(address, host.strip("[]"), int(port), given))
+        except Exception as error:
+            found.set_exception(error)
+
+    # asyncio's own threads look up the names of all channels, and those of a pool are waited for when a process ends.
+    threading.Thread(target=look, name="reach", daemon=True).start()
+    awaited = asyncio.wrap_future(found)
+    try:
+        await asyncio.wait((awaited,), timeout=LOOK_SECONDS)
+        if awaited.done():
+            return awaited.result()
+    finally:
+        awaited.cancel()
     return _unreachable(address, f"it, or the name server, does not answer within {LOOK_SECONDS:g} s")
 
 
@@ -89,8 +100,9 @@ def _look_by_tls(address: str, host: str, port: int, credentials: Credentials) -
         said = f"the certificate of the server at {address} is not accepted: {error.verify_message}"
         return Obstacle("UNTRUSTED", f"{said}; check --tls_ca and --tls_server_name (in Python: Credentials)")
     except ValueError:
-        named = credentials.server_name or host
-        return Obstacle("UNTRUSTED", f"{named!r} cannot be a server's name: check --tls_server_name")
+        return Obstacle(
+            "UNTRUSTED", f"{credentials.server_name or host!r} is no name of a server: check --tls_server_name"
+        )
     except OSError as error:  # an ssl.SSLError, or the connection was closed
         if not (isinstance(error, ssl.SSLError) and "ALERT" in str(error.reason)):
             return _other(address, b"")
