@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tandem.clients.arguments import check_text
 from tandem.hints import meant
 from tandem.speculation.chat import ChatMessage, ToolCall
 from tandem.speculation.errors import InvalidField, WrongType
@@ -88,6 +89,7 @@ def _text(name: str, value: Any) -> str:
     """Returns a text; None stands for what is absent."""
     if not isinstance(value, str | None):
         raise WrongType(name, "a string", value)
+    check_text(name, value or "")
     return value or ""
 
 
