@@ -97,4 +97,4 @@ def _known(name: str, value: Mapping[Any, Any], keys: Sequence[str]) -> None:
     for key in value:
         if key not in keys:
             hint = meant(str(key), keys)
-            raise InvalidField(f"{name}.{key}", f"is not served; a message has {', '.join(keys)}{hint}")
+            raise InvalidField(f"{name}.{key}", f"is not served; known are {', '.join(keys)}{hint}")
