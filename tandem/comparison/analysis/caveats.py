@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from tandem.comparison.measuring.deployment import Endpoint
 from tandem.comparison.report.formatting import joined, name_in_sentence
+from tandem.rpc.credentials import on_this_machine
 
 TOLD = ("backend", "device", "dtype", "kv_slots", "max_sequence_length", "plain_width")
 """The fields of a server's description in which settings show."""
@@ -57,11 +58,7 @@ def _described(endpoint: Endpoint) -> str:
 
 def _host(endpoint: Endpoint) -> str:
     host = endpoint.address.rpartition(":")[0].strip("[]")
-    return THIS_MACHINE if endpoint.log is not None or on_loopback(host) else host
-
-
-def on_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
+    return THIS_MACHINE if endpoint.log is not None or on_this_machine(host) else host
 
 
 def _told(endpoints: Sequence[Endpoint]) -> str:
