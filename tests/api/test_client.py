@@ -247,9 +247,9 @@ def test_closing_an_async_client_ends_what_is_under_way() -> None:
                     await client.close()
             with pytest.raises(tandem.TandemError, match="closed"):
                 await client.generate("x")
-            return ended.value.code
+            return f"{ended.value.code} {ended.value.reason}"
 
-    assert run(test()) == "CANCELLED"
+    assert run(test()) == "CANCELLED CLOSED"
 
 
 # --- failover ---
