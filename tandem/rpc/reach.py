@@ -34,7 +34,7 @@ class Obstacle:
     """Why no server answers."""
 
     reason: str
-    said: str
+    message: str
 
 
 async def obstacle(address: str, credentials: Credentials | None) -> Obstacle | None:

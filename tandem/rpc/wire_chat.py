@@ -24,7 +24,7 @@ def _message_to_wire(message: ChatMessage) -> pb.ChatMessage:
     )
 
 
-def said_in(chat: pb.ChatMessages) -> str:
+def texts_of(chat: pb.ChatMessages) -> str:
     """Returns all texts of a chat, to measure them."""
     texts = [(each.role, each.content, each.name, each.tool_call_id) for each in chat.messages]
     calls = [(call.id, call.name, call.arguments) for each in chat.messages for call in each.tool_calls]

@@ -395,9 +395,9 @@ def test_what_a_stranger_says_is_read_within_bounds_and_believed_in_nothing() ->
         for port in (b'"rm"', b"99999999", b"true", b"-1", b"[" * 3000, b"["):
             body = b'{"grpc_port": ' + port + b"}"
             found = await told(head + body)
-            assert found.reason == "HTTP_PORT" and "give the port of gRPC" in found.said
+            assert found.reason == "HTTP_PORT" and "give the port of gRPC" in found.message
         found = await told(b"\x1b[2J" * 100_000)
-        assert found.reason == "OTHER_PROTOCOL" and found.said.isprintable()
+        assert found.reason == "OTHER_PROTOCOL" and found.message.isprintable()
 
         async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             with contextlib.closing(writer), contextlib.suppress(OSError):
