@@ -1,4 +1,4 @@
-"""Finds out which server answers and what it runs. That none does is said at once, with the reason and what to do."""
+"""Finds out which server answers and what it runs. If none answers, says so at once, with the reason and what to do."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from tandem.rpc.printable import printable
 
 CONNECT_SECONDS = 2.0
 ANSWER_SECONDS = 2.0
-"""Most answer in milliseconds; who says nothing for so long says nothing."""
+"""How long a peer may take to answer; most take milliseconds."""
 LOOK_SECONDS = 7.0
 _MOST_BYTES = 4096
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))

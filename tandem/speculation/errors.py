@@ -55,7 +55,7 @@ class WrongType(InvalidField, TypeError):
 
 
 class NoSuchOption(InvalidField, TypeError):
-    """An argument has the name of none."""
+    """An argument has a name that no option of a request has."""
 
     def __init__(self, name: str, hint: str = "") -> None:
         super().__init__(name, "no such option", f"a request has no option {name}{hint}")
