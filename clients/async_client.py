@@ -208,11 +208,12 @@ class AsyncClient:
 
 
 _OTHER_MODEL = "OTHER_MODEL"
+_LONGEST_SECONDS = 1e8
 
 
 def _left(end: float) -> float:
-    """Seconds until `end`; gRPC takes no timeout of 0."""
-    return max(0.001, end - time.monotonic())
+    """Seconds until `end`, as far as gRPC counts: it takes no timeout of 0, and one of centuries as over already."""
+    return min(max(0.001, end - time.monotonic()), _LONGEST_SECONDS)
 
 
 def _repeatable(request: GenerationRequest, received: Repetition) -> bool:
