@@ -44,7 +44,7 @@ help:
 	@echo 'make lint        run ruff, mypy and buf'
 	@echo 'make format      reformat with ruff and buf'
 	@echo 'make clean       remove caches and dist/'
-	@echo 'make distclean   remove caches, $(VENV) and .venv-docs'
+	@echo 'make distclean   remove caches, $(VENV), .venv-docs and .venv-clients'
 	@echo
 	@echo 'ARGS="..." is passed to compare_architectures.py, main.py or pytest:  make compare ARGS="--num-runs 3"'
 	@echo 'PYTHON=...  selects the interpreter for $(VENV):  make setup PYTHON=python3.12'
@@ -174,4 +174,4 @@ clean:
 	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 distclean: clean
-	@rm -rf $(VENV) .venv-docs
+	@rm -rf $(VENV) .venv-docs .venv-clients
