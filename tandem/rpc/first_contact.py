@@ -118,7 +118,7 @@ async def explained(
     if error.message.startswith(said):
         return error  # it is explained already
     if error.outcome is Outcome.NOT_OFFERED:
-        which = f"no {service}: ask for another service, or leave that out" if service else _NONE
+        which = f"no {service}: ask for another service, or check the address" if service else _NONE
         return TandemError(code, f"{said} has {which}", reason="NO_SUCH_SERVICE")
     if error.outcome is Outcome.DENIED:
         shown = credentials is not None and credentials.token() is not None
