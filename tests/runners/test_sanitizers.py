@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.runners.native.build import SOURCES, CannotBuild, _compiler
+from tandem.runners.native.build import SOURCES, CannotBuild, find_compiler
 from tests.support import REPOSITORY
 
 TESTS = (
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.thorough, pytest.mark.timeout(SECONDS + 60)]
 def libasan() -> str:
     """The sanitizer's library, which must be the first that a process loads."""
     try:
-        compiler = _compiler()
+        compiler = find_compiler()
     except CannotBuild as error:
         pytest.skip(str(error))
     asked = [compiler, "-print-file-name=libasan.so"]
