@@ -48,6 +48,14 @@ def _fits(kind: Any, value: Any) -> bool:
     return isinstance(value, kind)
 
 
+def check_text(name: str, text: str) -> None:
+    """Raises InvalidField for a text that cannot be sent."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidField(name, "has a lone surrogate, which is no character") from None
+
+
 def check_request(prompt: Any, sampling: Any, stop: Any, timeout: Any, options: Mapping[str, Any]) -> None:
     """Raises WrongType for an argument of another type than it may have, NoSuchOption for one that no request has."""
     for name, value in options.items():
@@ -55,12 +63,15 @@ def check_request(prompt: Any, sampling: Any, stop: Any, timeout: Any, options: 
             raise NoSuchOption(name, meant(name, _OPTIONS))
         if not _fits(_OPTIONS[name].__origin__, value):
             raise WrongType(name, _OPTIONS[name].__metadata__[0], value)
+        check_text(name, value if isinstance(value, str) else "")
     if not (prompt is None or isinstance(prompt, str) or _sequence_of(prompt, _whole)):
         raise WrongType("prompt", "a text, or a list of token ids", prompt)
     if not (sampling is None or isinstance(sampling, SamplingParams)):
         raise WrongType("sampling", "a tandem.SamplingParams, or None", sampling)
     if not (isinstance(stop, str) or _sequence_of(stop, _text)):
         raise WrongType("stop", "a string, or a list of strings", stop)
+    check_text("prompt", prompt if isinstance(prompt, str) else "")
+    check_text("stop", stop if isinstance(stop, str) else "".join(stop))
     if stop == "" or (not isinstance(stop, str) and "" in stop):
         raise InvalidField("stop", "an empty string would end every generation")
     if timeout is not None:

@@ -152,7 +152,7 @@ class AsyncClient:
                 return
             except asyncio.CancelledError:
                 if self._closed:  # closing a channel cancels its calls
-                    raise TandemError("CANCELLED", "the client is closed", produced=tuple(received.tokens)) from None
+                    raise closed_error(tuple(received.tokens)) from None
                 raise
             except TandemError as error:
                 error.produced = tuple(received.tokens)
@@ -188,7 +188,7 @@ class AsyncClient:
             client = await self._client(address, seconds)
             info = expected if address in self._checked else await client.model_info(seconds, wait=False)
         except TandemError as error:
-            raise await explained(error, address, self._credentials) from None
+            raise await explained(error, address, self._credentials, self._service or "") from None
         if (other := disagreement(expected, info)) is not None:
             raise TandemError("FAILED_PRECONDITION", f"the server at {address}: {other}", reason=_OTHER_MODEL)
         self._checked.add(address)
@@ -208,11 +208,12 @@ class AsyncClient:
 
 
 _OTHER_MODEL = "OTHER_MODEL"
+_LONGEST_SECONDS = 1e8
 
 
 def _left(end: float) -> float:
-    """Seconds until `end`; gRPC takes no timeout of 0."""
-    return max(0.001, end - time.monotonic())
+    """Seconds until `end`, as far as gRPC counts: it takes no timeout of 0, and one of centuries as over already."""
+    return min(max(0.001, end - time.monotonic()), _LONGEST_SECONDS)
 
 
 def _repeatable(request: GenerationRequest, received: Repetition) -> bool:

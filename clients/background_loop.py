@@ -81,5 +81,5 @@ async def _end_all() -> None:
     await asyncio.get_running_loop().shutdown_asyncgens()
 
 
-def closed_error() -> TandemError:
-    return TandemError("CANCELLED", "the client is closed", reason="CLOSED")
+def closed_error(produced: tuple[int, ...] = ()) -> TandemError:
+    return TandemError("CANCELLED", "the client is closed", reason="CLOSED", produced=produced)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tandem.clients.arguments import check_text
 from tandem.hints import meant
 from tandem.speculation.chat import ChatMessage, ToolCall
 from tandem.speculation.errors import InvalidField, WrongType
@@ -88,6 +89,7 @@ def _text(name: str, value: Any) -> str:
     """Returns a text; None stands for what is absent."""
     if not isinstance(value, str | None):
         raise WrongType(name, "a string", value)
+    check_text(name, value or "")
     return value or ""
 
 
@@ -95,4 +97,4 @@ def _known(name: str, value: Mapping[Any, Any], keys: Sequence[str]) -> None:
     for key in value:
         if key not in keys:
             hint = meant(str(key), keys)
-            raise InvalidField(f"{name}.{key}", f"is not served; a message has {', '.join(keys)}{hint}")
+            raise InvalidField(f"{name}.{key}", f"is not served; known are {', '.join(keys)}{hint}")

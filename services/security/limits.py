@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
-from tandem.rpc.wire_chat import said_in
+from tandem.rpc.wire_chat import texts_of
 from tandem.services.security.names import check_name
 from tandem.speculation.types import InvalidField, TooLong
 
@@ -75,8 +75,8 @@ class ServerLimits:
 
     def check_generation(self, message: Any, max_sequence_length: int) -> None:
         """Checks the counts and lengths of a tandem.v1.Generation before reading it. Raises TooLong, InvalidField."""
-        said = message.text or said_in(message.messages)
-        self.check_prompt(len(message.token_ids.ids), said, max_sequence_length)
+        text = message.text or texts_of(message.messages)
+        self.check_prompt(len(message.token_ids.ids), text, max_sequence_length)
         check_stops(message.stop_token_ids, "stop_strings", message.stop_strings)
         check_name("adapter", message.adapter)
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 
 from tandem.engine.sequences import LocalVerifier
-from tandem.speculation.never_waiting import Came, RunStep
+from tandem.speculation.never_waiting import OnStep, RunStep
 from tandem.speculation.pipeline import OutOfStep
 from tandem.speculation.run_on import MAX_UNREAD, RunMessage, RunOn
 
@@ -26,16 +26,16 @@ class LocalRunVerifier:
     async def open(self, prompt: Sequence[int]) -> None:
         await self._verifier.open(prompt)
 
-    def begin(self, tokens: Sequence[int], came: Came) -> None:
+    def begin(self, tokens: Sequence[int], on_step: OnStep) -> None:
         self._tokens, self._run = list(tokens), RunOn(tokens, self._stops)
-        self._stepping = asyncio.create_task(self._go_on(self._run, came), name="step on")
+        self._stepping = asyncio.create_task(self._go_on(self._run, on_step), name="step on")
 
     def send(self, message: RunMessage) -> None:
         assert self._run is not None, "begin comes first"
         self._run.hear(message)
         self._news.set()
 
-    async def _go_on(self, run: RunOn, came: Came) -> None:
+    async def _go_on(self, run: RunOn, on_step: OnStep) -> None:
         try:
             while True:
                 while (draft := run.next_draft()) is None:
@@ -44,9 +44,9 @@ class LocalRunVerifier:
                 verdict = await self._verifier.verify(self._tokens, draft)
                 self._tokens += verdict.token_ids
                 run.commit(verdict.token_ids)
-                came(RunStep(verdict, len(draft)))
+                on_step(RunStep(verdict, len(draft)))
         except Exception as error:
-            came(error)
+            on_step(error)
 
     async def resume(self, tokens: Sequence[int], cause: Exception) -> None:
         """Ends the run. A local target is not lost: raises any cause but that the run was ended."""

@@ -1,4 +1,4 @@
-"""Finds out which server answers and what it runs. That none does is said at once, with the reason and what to do."""
+"""Finds out which server answers and what it runs. If none answers, says so at once, with the reason and what to do."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ async def foresee(addresses: str | None, credentials: Credentials) -> None:
     Raises ValueError if no waiting can mend it.
     """
     found = [await obstacle(address, credentials) for address in parse_addresses(addresses)] if addresses else []
-    hopeless = [each.said for each in found if each and each.reason not in PASSING]
+    hopeless = [each.message for each in found if each and each.reason not in PASSING]
     if found and len(hopeless) == len(found):
         raise ValueError("; ".join(hopeless))
     for each in found:
         if each:
-            log.warning("%s; it is asked again when the models are loaded", each.said)
+            log.warning("%s; it is asked again when the models are loaded", each.message)
 
 
 async def which_service(
@@ -118,7 +118,7 @@ async def explained(
     if error.message.startswith(said):
         return error  # it is explained already
     if error.outcome is Outcome.NOT_OFFERED:
-        which = f"no {service}: ask for another service, or leave that out" if service else _NONE
+        which = f"no {service}: ask for another service, or check the address" if service else _NONE
         return TandemError(code, f"{said} has {which}", reason="NO_SUCH_SERVICE")
     if error.outcome is Outcome.DENIED:
         shown = credentials is not None and credentials.token() is not None
@@ -129,7 +129,7 @@ async def explained(
     found = await obstacle(address, credentials)
     if found is None:
         return TandemError(code, f"no answer from {said}: {error.message}")
-    return TandemError(code, found.said, reason=found.reason)
+    return TandemError(code, found.message, reason=found.reason)
 
 
 def _with_a_way_to_wait(error: TandemError) -> TandemError:

@@ -7,8 +7,9 @@ import contextlib
 import json
 import socket
 import ssl
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from tandem.rpc.credentials import Credentials
@@ -16,7 +17,7 @@ from tandem.rpc.printable import printable
 
 CONNECT_SECONDS = 2.0
 ANSWER_SECONDS = 2.0
-"""Most answer in milliseconds; who says nothing for so long says nothing."""
+"""How long a peer may take to answer; most take milliseconds."""
 LOOK_SECONDS = 7.0
 _MOST_BYTES = 4096
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
@@ -33,21 +34,31 @@ class Obstacle:
     """Why no server answers."""
 
     reason: str
-    said: str
+    message: str
 
 
 async def obstacle(address: str, credentials: Credentials | None) -> Obstacle | None:
     """Returns why no gRPC server answers at HOST:PORT; None if one seems to."""
     host, _, port = address.rpartition(":")
     given = credentials or Credentials()
-    pool = ThreadPoolExecutor(1, "reach")  # asyncio's own threads look up the names of all channels
-    looking = pool.submit(_look, address, host.strip("[]"), int(port), given)
-    pool.shutdown(wait=False)
-    awaited = asyncio.wrap_future(looking)
-    await asyncio.wait((awaited,), timeout=LOOK_SECONDS)
-    if awaited.done():
-        return awaited.result()
-    awaited.cancel()
+    found: Future[Obstacle | None] = Future()
+    found.set_running_or_notify_cancel()
+
+    def look() -> None:
+        try:
+            found.set_result(_look(address, host.strip("[]"), int(port), given))
+        except Exception as error:
+            found.set_exception(error)
+
+    # asyncio's own threads look up the names of all channels, and those of a pool are waited for when a process ends.
+    threading.Thread(target=look, name="reach", daemon=True).start()
+    awaited = asyncio.wrap_future(found)
+    try:
+        await asyncio.wait((awaited,), timeout=LOOK_SECONDS)
+        if awaited.done():
+            return awaited.result()
+    finally:
+        awaited.cancel()
     return _unreachable(address, f"it, or the name server, does not answer within {LOOK_SECONDS:g} s")
 
 
@@ -60,7 +71,7 @@ def _look(address: str, host: str, port: int, credentials: Credentials) -> Obsta
             answer = _first_bytes(host, port, asking=_HEALTH)
             if (answer or first).startswith(_HTTP_BEGINS):
                 return _http_port(address, host, answer)
-    except socket.gaierror:
+    except (socket.gaierror, UnicodeError):  # the latter of a name that cannot be looked up, as a..b
         return Obstacle("UNKNOWN_HOST", f"no machine has the name {host!r}: check its spelling, and this network")
     except ConnectionRefusedError:
         said = f"nothing listens at {address} (connection refused): start the server, or check host and port"
@@ -88,6 +99,10 @@ def _look_by_tls(address: str, host: str, port: int, credentials: Credentials) -
     except ssl.SSLCertVerificationError as error:
         said = f"the certificate of the server at {address} is not accepted: {error.verify_message}"
         return Obstacle("UNTRUSTED", f"{said}; check --tls_ca and --tls_server_name (in Python: Credentials)")
+    except ValueError:
+        return Obstacle(
+            "UNTRUSTED", f"{credentials.server_name or host!r} is no name of a server: check --tls_server_name"
+        )
     except OSError as error:  # an ssl.SSLError, or the connection was closed
         if not (isinstance(error, ssl.SSLError) and "ALERT" in str(error.reason)):
             return _other(address, b"")

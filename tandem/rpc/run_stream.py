@@ -12,7 +12,7 @@ from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.verify_stream import SessionStream, StreamedSession, lost
 from tandem.rpc.wire_runs import run_message_to_wire
 from tandem.rpc.wire_verdicts import run_step_from_wire
-from tandem.speculation.never_waiting import Came
+from tandem.speculation.never_waiting import OnStep
 from tandem.speculation.pipeline import OutOfStep, RoundsLost
 from tandem.speculation.run_on import RunMessage
 from tandem.speculation.types import SpeculationStats
@@ -30,11 +30,11 @@ class RunningVerifier(StreamedSession["RunStream"]):
     def window(self) -> int:
         return self._session.max_unread
 
-    def begin(self, tokens: Sequence[int], came: Came) -> None:
+    def begin(self, tokens: Sequence[int], on_step: OnStep) -> None:
         if not self._session.max_unread:
             where = self._session.endpoint.name
             raise TandemError("FAILED_PRECONDITION", f"max_unread_tokens: {where} does not run sessions")
-        self._stream = RunStream(self._session, self._stats, self._stops, came)
+        self._stream = RunStream(self._session, self._stats, self._stops, on_step)
 
     def send(self, message: RunMessage) -> None:
         assert self._stream, "begin comes first"
@@ -64,8 +64,10 @@ class RunStream(SessionStream):
 
     what = "the run of the session"
 
-    def __init__(self, session: RemoteSession, stats: SpeculationStats, stops: Collection[int], came: Came) -> None:
-        self._stops, self._came = stops, came
+    def __init__(
+        self, session: RemoteSession, stats: SpeculationStats, stops: Collection[int], on_step: OnStep
+    ) -> None:
+        self._stops, self._on_step = stops, on_step
         self._newest: pb.VerifyRequest | None = None
         self._trips = RoundTrips()
         self._length = self._until = 0
@@ -117,7 +119,7 @@ class RunStream(SessionStream):
         self._stopped = not set(self._stops).isdisjoint(step.verdict.token_ids)
         self._session.retry_budget.progress()
         self._session.count_step()
-        self._came(step)
+        self._on_step(step)
 
     def _over(self, error: Exception) -> None:
-        self._came(lost(error))
+        self._on_step(lost(error))

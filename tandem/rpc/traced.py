@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 from tandem.rpc.request_context import Attributes, current_span, within
 from tandem.rpc.tracing import Span
-from tandem.speculation.never_waiting import Came, RunStep, RunVerifier
+from tandem.speculation.never_waiting import OnStep, RunStep, RunVerifier
 from tandem.speculation.pipeline import Answer
 from tandem.speculation.run_on import RunMessage
 from tandem.speculation.types import Draft, SparseDistribution, Verdict
@@ -92,10 +92,10 @@ class TracedRun(Traced):
     _sent: _SentDraft | None = None
     _length = _steps = _drafted = _accepted = 0
 
-    def begin(self, tokens: Sequence[int], came: Came) -> None:
+    def begin(self, tokens: Sequence[int], on_step: OnStep) -> None:
         self._length, self._steps, self._drafted, self._accepted = len(tokens), 0, 0, 0
         self._run = self._span.child("run", {"base_length": self._length}, "client")
-        self._inner.begin(tokens, partial(self._came, came))
+        self._inner.begin(tokens, partial(self._on_step, on_step))
 
     def send(self, message: RunMessage) -> None:  # type: ignore[override]  # a run is sent messages, not rounds
         base, draft = message.base_length, message.token_ids
@@ -105,10 +105,10 @@ class TracedRun(Traced):
             self._sent = _SentDraft(self._run.child("drafts", about), base, draft)
         self._inner.send(message)
 
-    def _came(self, came: Came, step: RunStep | Exception) -> None:
+    def _on_step(self, on_step: OnStep, step: RunStep | Exception) -> None:
         if isinstance(step, RunStep):
             self._note(step)
-        came(step)
+        on_step(step)
 
     def _note(self, step: RunStep) -> None:
         verdict, now = step.verdict, time.time()

@@ -24,8 +24,9 @@ def _message_to_wire(message: ChatMessage) -> pb.ChatMessage:
     )
 
 
-def said_in(chat: pb.ChatMessages) -> str:
-    """Returns all texts of a chat, to measure them."""
+def texts_of(chat: pb.ChatMessages) -> str:
+    """Returns all texts of a chat, to measure them. Raises InvalidField for too many messages or calls."""
+    _check_counts(chat)
     texts = [(each.role, each.content, each.name, each.tool_call_id) for each in chat.messages]
     calls = [(call.id, call.name, call.arguments) for each in chat.messages for call in each.tool_calls]
     return "".join(text for some in (*texts, *calls) for text in some)
@@ -33,15 +34,20 @@ def said_in(chat: pb.ChatMessages) -> str:
 
 def chat_from_wire(chat: pb.ChatMessages) -> tuple[ChatMessage, ...]:
     """Raises InvalidField naming the message and its field. Counts are checked before anything is read."""
+    _check_counts(chat)
+    return tuple(_message_from_wire(i, message) for i, message in enumerate(chat.messages))
+
+
+def _check_counts(chat: pb.ChatMessages) -> None:
     if len(chat.messages) > MAX_MESSAGES:
         raise InvalidField("messages", f"{len(chat.messages)} are above the limit of {MAX_MESSAGES}")
-    return tuple(_message_from_wire(i, message) for i, message in enumerate(chat.messages))
+    for i, message in enumerate(chat.messages):
+        if (given := len(message.tool_calls)) > MAX_TOOL_CALLS:
+            raise InvalidField(f"messages[{i}].tool_calls", f"{given} are above the limit of {MAX_TOOL_CALLS}")
 
 
 def _message_from_wire(i: int, message: pb.ChatMessage) -> ChatMessage:
     try:
-        if (given := len(message.tool_calls)) > MAX_TOOL_CALLS:
-            raise InvalidField("tool_calls", f"{given} are above the limit of {MAX_TOOL_CALLS}")
         calls = tuple(ToolCall(each.id, each.name, each.arguments) for each in message.tool_calls)
         return ChatMessage(message.role, message.content, message.name, calls, message.tool_call_id)
     except InvalidField as error:

@@ -33,6 +33,8 @@ class ToolCall:
         """The arguments as templates take them. Raises InvalidField."""
         try:
             found = json.loads(self.arguments or "{}")
+            if "\\u" in self.arguments:
+                json.dumps(found, ensure_ascii=False).encode()  # a lone surrogate is no text, and no tokenizer takes it
         except (ValueError, RecursionError):
             raise InvalidField("tool_calls", "the arguments of a call are not JSON") from None
         if deeper_than(found, MOST_DEPTH):

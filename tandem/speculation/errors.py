@@ -10,7 +10,7 @@ _LONGEST_QUOTED = 60
 class TandemError(Exception):
     """A failed call, or a wrong argument. `code` is the gRPC status name; `retry_seconds` says when to retry, if known.
 
-    `reason` is the server's ErrorInfo reason, or the client's own (docs/sessions.md lists them). `field` names the
+    `reason` is the server's ErrorInfo reason, or the client's own (docs/sessions.md, docs/python.md). `field` names the
     field of the request that is at fault, if one is. `produced` holds the tokens that a generation had committed before
     it failed; if they come from the status alone, only the last ones. `request_id` identifies the request in the
     server's log lines, if the server sent it.
@@ -55,7 +55,7 @@ class WrongType(InvalidField, TypeError):
 
 
 class NoSuchOption(InvalidField, TypeError):
-    """An argument has the name of none."""
+    """An argument has a name that no option of a request has."""
 
     def __init__(self, name: str, hint: str = "") -> None:
         super().__init__(name, "no such option", f"a request has no option {name}{hint}")

@@ -33,7 +33,7 @@ class RunStep:
     rtt: float | None = None
 
 
-Came = Callable[[RunStep | Exception], None]
+OnStep = Callable[[RunStep | Exception], None]
 
 
 class RunVerifier(Protocol):
@@ -46,10 +46,10 @@ class RunVerifier(Protocol):
     async def open(self, prompt: Sequence[int]) -> None:
         """Takes a KV slot and processes the prompt."""
 
-    def begin(self, tokens: Sequence[int], came: Came) -> None:
+    def begin(self, tokens: Sequence[int], on_step: OnStep) -> None:
         """Begins a run of the open session, which holds the committed `tokens`. The first message lets it step.
 
-        `came` is called with each step, and at last with RoundsLost if the run is lost, or with another error.
+        `on_step` is called with each step, and at last with RoundsLost if the run is lost, or with another error.
         """
 
     def send(self, message: RunMessage) -> None:
@@ -164,14 +164,14 @@ class NeverWaitingRounds:
             self.elsewhere is None,
         )
         self._steps = asyncio.Queue()
-        self.verifier.begin(tokens, partial(self._came, self._ahead))
+        self.verifier.begin(tokens, partial(self._on_step, self._ahead))
         self._ahead.begin()
         self._tasks = [asyncio.create_task(self._draft(self._ahead), name="draft ahead")]
         if self.elsewhere:
             task = self._adopt(self.elsewhere, self._ahead)
             self._tasks.append(asyncio.create_task(task, name="draft elsewhere"))
 
-    def _came(self, ahead: DraftingAhead, step: RunStep | Exception) -> None:
+    def _on_step(self, ahead: DraftingAhead, step: RunStep | Exception) -> None:
         if ahead is not self._ahead:  # it was left meanwhile
             self.stats.wasted_steps += isinstance(step, RunStep)
             return

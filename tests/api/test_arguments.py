@@ -133,13 +133,16 @@ WRONG_VALUES = [
     ({"rule": "majority"}, "rule: 'majority' is not one of agreement, rejection"),
     ({"speculation_length": -1}, "speculation_length: -1 is below 0"),
     ({"stop": [""]}, "stop: an empty string would end every generation"),
+    ({"stop": ["a", "\ud800"]}, "stop: has a lone surrogate, which is no character"),
+    ({"adapter": "\ud800"}, "adapter: has a lone surrogate, which is no character"),
+    ({"prompt": "\udfff"}, "prompt: has a lone surrogate, which is no character"),
 ]
 
 
 @pytest.mark.parametrize(("arguments", "said"), WRONG_VALUES, ids=[said[:40] for _, said in WRONG_VALUES])
 def test_a_wrong_value_is_a_value_error_of_the_family(arguments: dict[str, Any], said: str) -> None:
     with tandem.Client(NOWHERE) as client, pytest.raises(ValueError) as told:
-        client.generate("x", **arguments)
+        client.generate(**{"prompt": "x", **arguments})
     assert isinstance(told.value, tandem.TandemError) and not isinstance(told.value, TypeError)
     assert said in str(told.value) and told.value.field in said
 

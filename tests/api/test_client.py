@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -57,6 +58,15 @@ def test_a_client_generates_with_whichever_service_answers(site) -> None:
     assert (completion.prompt_tokens, completion.output_tokens) == (len(PROMPT), 12)
     assert completion.finish_reason is tandem.FinishReason.LENGTH
     assert completion.statistics == last and last.rounds > 0
+
+
+@pytest.mark.parametrize("timeout", [math.inf, 1e10])
+def test_a_timeout_that_no_request_reaches_is_none(timeout: float) -> None:
+    def ask(address: str) -> tandem.Completion:
+        with tandem.Client(address, retry_seconds=1) as client:
+            return client.generate(PROMPT, max_new_tokens=12, timeout=timeout)
+
+    assert beside(target_site, ask).token_ids == SAID
 
 
 def test_a_client_asks_a_draft_worker() -> None:
@@ -247,9 +257,9 @@ def test_closing_an_async_client_ends_what_is_under_way() -> None:
                     await client.close()
             with pytest.raises(tandem.TandemError, match="closed"):
                 await client.generate("x")
-            return ended.value.code
+            return f"{ended.value.code} {ended.value.reason}"
 
-    assert run(test()) == "CANCELLED"
+    assert run(test()) == "CANCELLED CLOSED"
 
 
 # --- failover ---

@@ -66,6 +66,11 @@ async def no_such_name(folder: Path) -> Found:
 
 
 @contextlib.asynccontextmanager
+async def no_name_at_all(folder: Path) -> Found:
+    yield "no..name:50051", None
+
+
+@contextlib.asynccontextmanager
 async def tls_at_clear_text(folder: Path) -> Found:
     async with target_site() as site:
         yield site.address, Authority(folder).client()
@@ -135,6 +140,7 @@ async def unknown_token(folder: Path) -> Found:
 CASES = {
     refused: ("CONNECTION_REFUSED", "start the server, or check host and port; --connect_seconds 60 (in Python: wait_"),
     no_such_name: ("UNKNOWN_HOST", "no machine has the name 'no-such-machine.invalid'"),
+    no_name_at_all: ("UNKNOWN_HOST", "no machine has the name 'no..name'"),
     tls_at_clear_text: ("NO_TLS", "speaks clear text, and this client TLS: leave out --tls_ca"),
     clear_text_at_tls: ("NEEDS_TLS", "speaks TLS, and this client clear text: give the CA"),
     another_authority: ("UNTRUSTED", "is not accepted: "),
@@ -389,9 +395,9 @@ def test_what_a_stranger_says_is_read_within_bounds_and_believed_in_nothing() ->
         for port in (b'"rm"', b"99999999", b"true", b"-1", b"[" * 3000, b"["):
             body = b'{"grpc_port": ' + port + b"}"
             found = await told(head + body)
-            assert found.reason == "HTTP_PORT" and "give the port of gRPC" in found.said
+            assert found.reason == "HTTP_PORT" and "give the port of gRPC" in found.message
         found = await told(b"\x1b[2J" * 100_000)
-        assert found.reason == "OTHER_PROTOCOL" and found.said.isprintable()
+        assert found.reason == "OTHER_PROTOCOL" and found.message.isprintable()
 
         async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             with contextlib.closing(writer), contextlib.suppress(OSError):

@@ -117,6 +117,12 @@ def test_every_architecture_takes_a_chat_streamed_or_not_and_says_the_same() -> 
             "messages[0].tool_calls[0]: the arguments of a call are not JSON",
         ),
         (
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": r'{"a": "\ud800"}'}}]}],
+            ValueError,
+            "messages[0].tool_calls[0]: the arguments of a call are not JSON",
+        ),
+        ([{"role": "user", "content": "\ud800"}], ValueError, "messages[0].content: has a lone surrogate"),
+        (
             [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[" * 70 + "]" * 70}}]}],
             ValueError,
             "nested deeper than 64 levels",

@@ -15,7 +15,8 @@ from tandem.runners.toy import ToyRunner, ToyTokenizer
 from tandem.services.security.config import Security
 from tandem.services.security.limits import LimitReached, Running, ServerLimits
 from tandem.services.security.tokens import AcceptedTokens
-from tandem.speculation.types import GenerationRequest
+from tandem.speculation.types import GenerationRequest, InvalidField
+from tandem.v1 import generation_pb2
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.services.certificates import token_file
 from tests.services.test_identity import TOKENS, ByToken, opening, proposing
@@ -211,3 +212,19 @@ def test_a_limit_is_at_least_one(name):
 def test_messages_have_a_least_limit():
     with pytest.raises(ValueError, match="max_message_bytes: 1023 is below 1024"):
         Security(max_message_bytes=1023)
+
+
+@pytest.mark.parametrize(
+    ("chat", "said"),
+    [
+        ({"messages": [{"content": "x" * 90}] * 4097}, "messages: 4097 are above the limit of 4096"),
+        (
+            {"messages": [{"tool_calls": [{"name": "x" * 90}] * 129}]},
+            "messages\\[0\\].tool_calls: 129 are above the limit of 128",
+        ),
+    ],
+)
+def test_messages_and_calls_are_counted_before_their_texts_are_read(chat: dict[str, Any], said: str) -> None:
+    """A message of 4 MB has 2 million empty messages, and reading those takes seconds."""
+    with pytest.raises(InvalidField, match=said):
+        ServerLimits(max_prompt_bytes=8).check_generation(generation_pb2.Generation(messages=chat), 64)

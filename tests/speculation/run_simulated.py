@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from tandem.speculation.length import FixedLength
 from tandem.speculation.lookahead import LookaheadPolicy, RunMeasurements
 from tandem.speculation.loop import speculate
-from tandem.speculation.never_waiting import Came, NeverWaitingRounds, RunStep
+from tandem.speculation.never_waiting import NeverWaitingRounds, OnStep, RunStep
 from tandem.speculation.pipeline import RoundsLost
 from tandem.speculation.run_on import MAX_UNREAD, RunMessage, RunOn
 from tandem.speculation.step_times import Times
@@ -58,9 +58,9 @@ class RunningTarget:
     async def open(self, prompt: Sequence[int]) -> None:
         pass
 
-    def begin(self, tokens: Sequence[int], came: Came) -> None:
+    def begin(self, tokens: Sequence[int], on_step: OnStep) -> None:
         self.committed, self.read = list(tokens), len(tokens)
-        self._tasks.append(asyncio.create_task(self._deliver(came)))
+        self._tasks.append(asyncio.create_task(self._deliver(on_step)))
         self._run = RunOn(self.committed, max_unread=self.window)
         self._tasks.append(asyncio.create_task(self._go_on(self._run)))
 
@@ -103,15 +103,15 @@ class RunningTarget:
             arrives = asyncio.get_running_loop().time() + self.rtt / 2
             self._replies.put_nowait((arrives, RunStep(verdict, len(draft), self.rtt)))
 
-    async def _deliver(self, came: Came) -> None:
+    async def _deliver(self, on_step: OnStep) -> None:
         while not self.refuses:
             arrives, step = await self._replies.get()
             await asyncio.sleep(max(0.0, arrives - asyncio.get_running_loop().time()))
             if step is None:
-                return came(RoundsLost(ConnectionError("lost")))
+                return on_step(RoundsLost(ConnectionError("lost")))
             self.read += len(step.verdict.token_ids)
-            came(step)
-        came(RoundsLost(ConnectionError("refused")))
+            on_step(step)
+        on_step(RoundsLost(ConnectionError("refused")))
 
     async def resume(self, tokens: Sequence[int], cause: Exception) -> None:
         self.resumed += 1

@@ -29,7 +29,7 @@ async def trouble_of(worker: str) -> str:
     if found is None or found.reason == "HTTP_PORT":
         what = "an HTTP port" if found else "no engine port"
         return f"{worker} is {what}: name the one that its server has by --engine_port"
-    return found.said
+    return found.message
 
 
 async def _running(worker: str) -> int:

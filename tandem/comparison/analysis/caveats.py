@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from tandem.comparison.measuring.deployment import Endpoint
 from tandem.comparison.report.formatting import joined, name_in_sentence
+from tandem.rpc.credentials import on_this_machine
 
-TOLD = ("backend", "device", "dtype", "kv_slots", "max_sequence_length", "plain_width")
+SETTINGS = ("backend", "device", "dtype", "kv_slots", "max_sequence_length", "plain_width")
 """The fields of a server's description in which settings show."""
 THIS_MACHINE = "this machine"
 
@@ -28,7 +29,7 @@ def caveats(endpoints: Sequence[Endpoint]) -> list[str]:
         said.append(f"More than one machine is compared ({joined(hosts)}): a ratio may be that of the machines.")
     elif hosts and hosts[0] != THIS_MACHINE:
         said.append(f"All servers ran on {hosts[0]}: how busy that machine was is not known here.")
-    if said and (apart := _told(endpoints)):
+    if said and (apart := _differing(endpoints)):
         said.append(f"The servers' settings differ: {apart}.")
     if given and started:
         said.append("Connect all of them, or none, for a comparison of architectures alone.")
@@ -57,17 +58,13 @@ def _described(endpoint: Endpoint) -> str:
 
 def _host(endpoint: Endpoint) -> str:
     host = endpoint.address.rpartition(":")[0].strip("[]")
-    return THIS_MACHINE if endpoint.log is not None or on_loopback(host) else host
+    return THIS_MACHINE if endpoint.log is not None or on_this_machine(host) else host
 
 
-def on_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
-
-
-def _told(endpoints: Sequence[Endpoint]) -> str:
+def _differing(endpoints: Sequence[Endpoint]) -> str:
     """Lists the settings that servers tell and in which they differ."""
     parts: list[str] = []
-    for field in TOLD:
+    for field in SETTINGS:
         values: dict[str, list[str]] = {}
         for e in endpoints:
             values.setdefault(str(getattr(e.model, field)), []).append(name_in_sentence(e.architecture.name))

@@ -19,7 +19,7 @@ from tandem.comparison.report.formatting import break_even, joined, ms, name_in_
 
 WORTH = 0.03
 """The least predicted saving in time per token for which a length other than the measured one is proposed."""
-UNTOLD = (
+PREDICTIONS_MISSED = (
     "What would change this cannot be told: predictions missed what was measured. Measure again on an idle machine."
 )
 
@@ -62,21 +62,21 @@ def decide(
     best = verdict.architecture
     names = arch.PLAIN if best == arch.AUTOREGRESSIVE.name else (best,)
     chosen = next(s for s in summaries if s.architecture in names)
-    told = None if (missed(theory) or 0.0) > MISSED else theory
-    length, advice = _length(best, told)
-    if theory and told is None:
+    reliable = None if (missed(theory) or 0.0) > MISSED else theory
+    length, advice = _length(best, reliable)
+    if theory and reliable is None:
         length = 0 if best == arch.AUTOREGRESSIVE.name else theory.model.length
     return Decision(
         headline=verdict.headline,
         ratios=("Not to be relied on: " if verdict.doubt.sureness is Sureness.NOISE else "")
-        + _ratios(base, tpots, told),
+        + _ratios(base, tpots, reliable),
         doubt=verdict.doubt,
         architecture=best,
         speculation_length=None if adaptive and best != arch.AUTOREGRESSIVE.name else length,
         speedup=chosen.speedup.speedup,
         speedup_interval=chosen.speedup.interval,
         because=tuple([*_measured(chosen, summaries), *advice, *_against(tpots, theory)]),
-        would_change=tuple(_would_change(best, tpots, told) if told or not theory else [UNTOLD]),
+        would_change=tuple(_would_change(best, tpots, reliable) if reliable or not theory else [PREDICTIONS_MISSED]),
     )
 
 

@@ -108,7 +108,7 @@ def _why_not(change: Change, busy: str, loaded: bool) -> str:
     if not change.judged:
         if change.worse < GROSS:
             return ""
-        return "requests beside each other are not independent" if loaded else "no other figure shows it alone"
+        return "requests beside each other are not independent" if loaded else f"it is {change.worse:.1f} times as bad"
     if change.interval is None:
         return "too few prompts for an interval"
     if change.beyond_noise:

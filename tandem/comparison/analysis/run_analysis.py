@@ -110,7 +110,7 @@ def _further(
 
 
 def _ended_early(records: Sequence[Record], raw: bool) -> list[str]:
-    """Warns of answers that are too short to be timed. `raw`: there are own prompts without the chat template."""
+    """Warns of answers that are too short to be timed. `raw`: there are own prompts outside of the chat template."""
     tokens = [m.output_tokens for m in completed(records)]
     early = sum(count < EARLY_TOKENS for count in tokens)
     if not early:
@@ -118,9 +118,7 @@ def _ended_early(records: Sequence[Record], raw: bool) -> list[str]:
     said = (
         f"{early} of {len(tokens)} answers ended under {EARLY_TOKENS} tokens and say little about the time per token."
     )
-    hint = (
-        " Prompts of your own are given as they are: an Instruct model wants its chat template (--chat)." if raw else ""
-    )
+    hint = " Prompts of your own were given as they are (--raw, or the model has no chat template)." if raw else ""
     return [f"{said} Ask for longer answers.{hint}"]
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.record_log import RecordLog
+from tandem.comparison.measuring.records import failure_of
 from tandem.comparison.measuring.run import Contender, measure
 
 
@@ -28,5 +29,5 @@ async def _has_template(contender: Contender, config: ComparisonConfig) -> bool:
     try:
         await measure(contender, request)
     except Exception as error:  # that of a server that is broken shows in the measured requests as well
-        return "chat" not in str(error)
+        return not failure_of(error).message.startswith("chat: ")
     return True

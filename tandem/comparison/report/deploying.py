@@ -16,7 +16,7 @@ from tandem.launch import LAUNCH
 from tandem.workshops.planning.host_placement import CoreGroup
 
 PORT, DRAFT_PORT = "50051", "50052"
-HERE = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 PIPELINES = {arch.PIPELINED.name: "on", arch.NEVER_WAITING.name: "never-waiting"}
 OF_THE_COMPARISON = ("--host", "--port", "--prefix_sharing")
 """Flags with values that only measuring asks for."""
@@ -44,7 +44,7 @@ def commands(config: ComparisonConfig, architecture: str) -> list[list[str]]:
     if architecture == arch.FUSED.name:
         return [_command(config, "fused_target", length, whole_of(config), PORT)]
     if architecture == arch.REMOTE_DRAFT.name:
-        drafting = ["--draft_host", f"{HERE}:{DRAFT_PORT}", "--pipeline", _unless_on(config.pipeline), *length]
+        drafting = ["--draft_host", f"{LOOPBACK}:{DRAFT_PORT}", "--pipeline", _unless_on(config.pipeline), *length]
         return [
             _command(config, "draft_worker", ["--propose_only"], draft, DRAFT_PORT),
             _command(config, "target", drafting, target_of(config), PORT),
@@ -53,7 +53,7 @@ def commands(config: ComparisonConfig, architecture: str) -> list[list[str]]:
     worker = replace(config, draft="eagle", draft_model=config.head) if headed else config
     handing = ["--hand_out_features", config.hand_out_features] if worker.drafts_with_head else []
     pipeline = ["--pipeline", PIPELINES.get(architecture, config.pipeline)]
-    where = ["--target_host", HERE, "--target_port", PORT, *pipeline, *length, *feature_flags(worker)]
+    where = ["--target_host", LOOPBACK, "--target_port", PORT, *pipeline, *length, *feature_flags(worker)]
     return [
         _command(config, "target", handing, target_of(config), PORT),
         _command(worker, "draft_worker", where, draft, DRAFT_PORT),

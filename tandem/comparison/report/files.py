@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from tandem.comparison.analysis.caveats import on_loopback
 from tandem.comparison.analysis.decision import Decision
 from tandem.comparison.analysis.findings import Theory, theory_as_json
 from tandem.comparison.analysis.summary import Summary
@@ -27,6 +26,7 @@ from tandem.comparison.measuring.record_log import RunData
 from tandem.comparison.measuring.records import CAUSES, HEAD, Measurement, Record, record_as_json
 from tandem.comparison.report.attempt import tried
 from tandem.comparison.report.reading import JSON, SCHEMA_VERSION
+from tandem.rpc.credentials import on_this_machine
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Comparison(RunData):
         rtts = [f"{condition.link}" for condition in self.conditions if condition.varies in (BASE, LINK)]
         if self.conditions[0].link.rtt_ms is not None:
             return f"{self.config.link} ({'; '.join(rtts)})"
-        outside = (e for e in self.endpoints if not on_loopback(e.address.rpartition(":")[0].strip("[]")))
+        outside = (e for e in self.endpoints if not on_this_machine(e.address.rpartition(":")[0]))
         elsewhere = [f"{e.architecture.name} at {e.address}" for e in outside]
         return "loopback" if not elsewhere else "loopback, except " + ", ".join(elsewhere)
 

@@ -10,11 +10,11 @@ from tandem.comparison.report import formatting as fmt
 from tandem.comparison.report import reading
 from tandem.comparison.report.attempt import tried
 from tandem.comparison.report.blocks import Text, Verdict, bullets, paragraph
-from tandem.comparison.report.deploying import HERE, deployment
+from tandem.comparison.report.deploying import LOOPBACK, deployment
 from tandem.comparison.report.reading import JSON
 
 NOT_MEASURED = "Not measured."
-APART = f"On two machines, put the other's address in place of {HERE}, and secure both (docs/security.md)."
+APART = f"On two machines, put the other's address in place of {LOOPBACK}, and secure both (docs/security.md)."
 
 
 @dataclass(frozen=True, slots=True)
