@@ -389,19 +389,23 @@ class Worker:
         return self._own.fileno() in found
 
     def _reap(self) -> None:
-        """Reaps dead children; sends the signals that killed them to those who wait for their answers."""
+        """Reaps dead children; sends the signals that killed them to those who wait for their answers.
+
+        A child is reaped last: once it is gone, nothing can be sent to it any more, so nobody forks what never answers.
+        """
         with contextlib.suppress(BlockingIOError):
             os.read(self._woken, PACKET)
         for fd, (pid, other) in list(self._children.items()):
-            found, status = os.waitpid(pid, os.WNOHANG)
-            if found:
+            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended:
                 with contextlib.suppress(OSError):
-                    if os.WIFSIGNALED(status):
-                        other.send(bytes([DIED, os.WTERMSIG(status)]), socket.MSG_DONTWAIT)
+                    if ended.si_code in (os.CLD_KILLED, os.CLD_DUMPED):
+                        other.send(bytes([DIED, ended.si_status]), socket.MSG_DONTWAIT)
                 del self._children[fd]
                 with contextlib.suppress(KeyError):
                     self._poll.unregister(fd)
                 other.close()
+                os.waitpid(pid, 0)
 
 
 def _address_space() -> int:
