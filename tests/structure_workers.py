@@ -25,6 +25,11 @@ def alive(pid: int) -> bool:
     return _parent(Path("/proc", str(pid))) is not None
 
 
+def reaped(pid: int) -> bool:
+    """Whether a process has ended and its parent knows."""
+    return not Path(f"/proc/{pid}").exists()
+
+
 def resident(pid: int) -> int:
     """Bytes that a process has in memory; 0 if it has ended."""
     try:

@@ -22,7 +22,7 @@ from tandem.speculation.processing import Matcher
 from tandem.speculation.types import InvalidField, Structure, StructureKind
 from tests.hostile_grammars import GRAMMAR, HOSTILE, LATE, PATTERNS, REGEX, SLOW, choice, late
 from tests.planting import planted
-from tests.structure_workers import alive, workers
+from tests.structure_workers import alive, reaped, workers
 from tests.support import run, until
 
 llguidance = pytest.importorskip("llguidance")
@@ -424,7 +424,7 @@ def test_processes_that_are_killed_from_outside_are_replaced_and_outputs_go_on(s
         os.kill(follower, signal.SIGKILL)
         assert allowed(matcher) == {97, 98, 99} and matcher.advance(97) and matcher.advance(32)
         os.kill(compiled, signal.SIGKILL)
-        await until(lambda: not alive(compiled))
+        await until(lambda: reaped(compiled))
         assert allowed(matcher) == {97, 98, 99}, "it needs neither of those that it came from"
         again = await structures.matcher(WORDS)
         assert allowed(again) == {97, 98, 99} and structures.outcomes["compiled"] == 2
