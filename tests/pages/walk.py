@@ -33,6 +33,7 @@ PLACEHOLDERS = {
 
 ELSEWHERE = {
     r"make test\b": "the suite that this test belongs to; .ci/run runs it",
+    r"make wheels": "needs the package index; tests/packaging/ builds the same wheels by packages/build.py",
     r"pip install ": "changes the environment; tests/packaging/ installs wheels in fresh ones, with and without extras",
     r"python compare_architectures\.py --device cuda ": "needs two CUDA devices",
     r"python compare_architectures\.py --device neuron ": "needs a Trainium or Inferentia instance",
