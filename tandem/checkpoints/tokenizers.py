@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from tandem.checkpoints.byte_level import byte_characters
@@ -133,7 +134,7 @@ class HuggingFaceTokenizer:
         config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **self._parts.named}
         if self._parts.extra:
             config["extra_special_tokens"] = list(self._parts.extra)
-        found = {TOKENIZER: str(self._backend.to_str(pretty=True))}
+        found = {TOKENIZER: self.spelling()}
         if isinstance(template := self._parts.chat_template, str):
             found[TEMPLATE] = template
         elif template:
@@ -179,6 +180,12 @@ def fingerprint(vocabulary: dict[str, int], special_ids: Iterable[int]) -> str:
     """SHA-256 of the vocabulary and special ids; equal if token ids mean the same."""
     content = json.dumps([sorted(vocabulary.items()), sorted(special_ids)], ensure_ascii=True)
     return hashlib.sha256(content.encode()).hexdigest()
+
+
+def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
+    """Writes a checkpoint's tokenizer into `folder`: with the same tokens, which transformers may add to on saving."""
+    for name, content in HuggingFaceTokenizer(checkpoint).files().items():
+        (folder / name).write_bytes(content)
 
 
 def _parts_of(checkpoint: Checkpoint) -> TokenizerParts:

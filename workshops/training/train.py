@@ -22,6 +22,7 @@ import torch
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import FREQUENT_TOKENS, find, weights_revision
 from tandem.checkpoints.tensors import save_whole
+from tandem.checkpoints.tokenizers import write_tokenizer
 from tandem.workshops.training.distill import Softmax, agreement
 from tandem.workshops.training.loop import Training, TrainingData
 from tandem.workshops.training.settings import HELD_OUT, TrainConfig
@@ -54,13 +55,6 @@ def held_out_prompts(prompts: set[bytes]) -> set[bytes]:
     return set(sorted(prompts, key=lambda p: (zlib.crc32(p), p))[: -(-len(prompts) // HELD_OUT)])
 
 
-def _without_spaces(file: Path) -> None:
-    """Rewrites a JSON file without indentation, which is half of a tokenizer's file."""
-    if file.is_file():
-        content = json.loads(file.read_text(encoding="utf-8"))
-        file.write_text(json.dumps(content, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")
-
-
 def most_frequent(counts: torch.Tensor, most: int) -> torch.Tensor:
     """Returns the ids that occur, at most the `most` frequent ones, in ascending order."""
     ids = counts.argsort(descending=True, stable=True)[:most]
@@ -81,8 +75,6 @@ def _begin(config: TrainConfig, source: dict[str, Any], revision: str) -> tuple[
 
 def train(config: TrainConfig, show: Callable[[str], None]) -> dict[str, Any]:
     """Trains, writes config.output, and returns the content of its training.json."""
-    from transformers import AutoTokenizer
-
     from tandem.runners.loading import choose_device, transformers_logging
 
     transformers_logging()
@@ -108,8 +100,7 @@ def train(config: TrainConfig, show: Callable[[str], None]) -> dict[str, Any]:
     }
     save_whole(config.output, student.half().save_pretrained)
     (config.output / FREQUENT_TOKENS).write_text(json.dumps(seen.tolist()) + "\n")
-    AutoTokenizer.from_pretrained(**source).save_pretrained(config.output)
-    _without_spaces(config.output / "tokenizer.json")
+    write_tokenizer(checkpoint, config.output)
     (config.output / "training.json").write_text(json.dumps(report, indent=2) + "\n")
     config.state.unlink(missing_ok=True)
     return report
