@@ -17,6 +17,7 @@ from tandem.workshops.nxdi.availability import require_nxdi, versions
 from tandem.workshops.nxdi.build import Build, BuildRequest, Kind, plan_build
 from tandem.workshops.nxdi.checkpoint import ModelFacts, facts, text_config
 from tandem.workshops.nxdi.fused import FusedDraft, FusedRunner
+from tandem.workshops.nxdi.quantisation import check_target, fp8_environment, with_draft_kept
 from tandem.workshops.nxdi.runner import NxdiRunner
 from tandem.workshops.nxdi.settings import NxdiSettings
 from tandem.workshops.nxdi.store import publish
@@ -88,6 +89,7 @@ def _planned(
     adapters = read_adapters(settings.adapters) if verifies else ()
     build = plan_build(_request(kind, execution, shape), settings, adapters)
     own = facts(checkpoint, build.max_length)
+    check_target(build, own)
     return build, own, _wanted(build, checkpoint, own, None, settings)
 
 
@@ -107,6 +109,8 @@ def _planned_pair(
         raise CheckpointError(
             f"{other.folder}: {other.vocab_size} token ids, the target has {own.vocab_size}; a fused graph has one"
         )
+    check_target(build, own)
+    build = with_draft_kept(build, other)
     return build, own, other, _wanted(build, target, own, (draft, other), settings)
 
 
@@ -146,6 +150,8 @@ def _wanted(
     }
     if build.adapters:
         made_from |= {"adapters": dict(build.adapters)}
+    if variables := fp8_environment(build.neuron):
+        made_from |= {"environment": variables}
     if draft is not None:
         made_from |= {"draft": _source(*draft), "draft_neuron_config": dict(build.draft or {})}
     name = f"{checkpoint.name.replace('/', '--')}-{build.kind.value}"
