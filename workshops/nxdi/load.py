@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,10 @@ from tandem.workshops.nxdi.store import publish
 if TYPE_CHECKING:
     from tandem.runners.loading import Execution, Shape
     from tandem.workshops.nxdi.sdk import Application
+
+log = logging.getLogger("tandem.engine")
+_CONTEXT_KERNELS = ("attn_kernel_enabled", "mlp_kernel_enabled", "quantized_mlp_kernel_enabled")
+_SHORT_BUCKET = 1024  # tokens
 
 Start = Callable[[Build, ModelFacts, ModelFacts | None, CompiledFolder], "Application"]
 
@@ -90,6 +95,7 @@ def _planned(
     build = plan_build(_request(kind, execution, shape), settings, adapters)
     own = facts(checkpoint, build.max_length)
     check_target(build, own)
+    _warn_of_short_buckets(build)
     return build, own, _wanted(build, checkpoint, own, None, settings)
 
 
@@ -110,6 +116,7 @@ def _planned_pair(
             f"{other.folder}: {other.vocab_size} token ids, the target has {own.vocab_size}; a fused graph has one"
         )
     check_target(build, own)
+    _warn_of_short_buckets(build)
     build = with_draft_kept(build, other)
     return build, own, other, _wanted(build, target, own, (draft, other), settings)
 
@@ -120,6 +127,18 @@ def start_on_device(build: Build, target: ModelFacts, draft: ModelFacts | None, 
     from tandem.workshops.nxdi.sdk import start
 
     return start(build, target, draft, wanted)
+
+
+def _warn_of_short_buckets(build: Build) -> None:
+    """AWS's tutorial of Llama-3.1-405B warns of a "Numerical Error" for kernels with short context buckets."""
+    kernels = [name for name in _CONTEXT_KERNELS if build.neuron.get(name)]
+    short = [chunk for chunk in build.layout.chunks if chunk < _SHORT_BUCKET]
+    if kernels and short:
+        log.warning(
+            "neuron_config: %s with context buckets of %d tokens and less: AWS warns of numerical errors; give "
+            "context_encoding_buckets that begin at 2048",
+            *(", ".join(kernels), _SHORT_BUCKET),
+        )
 
 
 def _request(kind: Kind, execution: Execution, shape: Shape) -> BuildRequest:

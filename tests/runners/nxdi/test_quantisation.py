@@ -103,3 +103,17 @@ def test_the_variables_of_fp8_are_set_and_are_part_of_what_was_compiled(
     monkeypatch.setenv("UNSAFE_FP8FNCAST", "0")  # an operator's own value stays, and is another build
     bench.target(**given())
     assert os.environ["UNSAFE_FP8FNCAST"] == "0" and len(simulated.COMPILED) == 2
+
+
+def test_short_context_buckets_with_kernels_are_warned_of(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:  # noqa: F811
+    bench.target(neuron_config={"attn_kernel_enabled": True})
+    assert "attn_kernel_enabled with context buckets of 1024 tokens and less" in caplog.text
+    caplog.clear()
+    bench.target()
+    assert "buckets" not in caplog.text
+
+
+@pytest.mark.parametrize("name", ["trace_tokengen_model", "skip_compile", "pad_token_id"])
+def test_names_of_the_demo_are_told_where_they_belong(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"no field '{name}': .*leave it out"):
+        NxdiSettings(neuron_config={name: 1})
