@@ -104,6 +104,7 @@ class CompareOptions:
     hand_out_features: str = same("hand_out_features")
     feature_format: str = same("feature_format")
     feature_context: int | None = same("feature_context")
+    rehearse: NAME | None = same("rehearse")
     dtype: str = same("dtype")
     weights: str = same("weights")
     threads: int | None = option("CPU threads of each server (default: the server's choice)", (), TORCH)

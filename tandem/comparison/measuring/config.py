@@ -15,6 +15,7 @@ from tandem.comparison.measuring.json_form import HIDDEN, encoded
 from tandem.comparison.measuring.loads import Load, check_length, check_loads
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.comparison.report.blocks import FORMATS
+from tandem.host.published_times import times_named
 from tandem.rpc.credentials import Credentials
 from tandem.speculation.types import GenerationRequest, Rule, SamplingParams
 from tandem.workshops.planning.head_shape import holds_head
@@ -47,7 +48,8 @@ class ComparisonConfig:
     `tp_degree` cores or processes share each target. With a `placement`, every architecture has the same cores of this
     host, and they are measured in turn, because a device's core belongs to one process. `draft_device` "cpu" puts the
     draft on the host's CPU where it is apart, whatever the target runs on. `neuron_config` and
-    `draft_neuron_config` (JSON or a file) and `compiled_dir` are passed on to servers.
+    `draft_neuron_config` (JSON or a file) and `compiled_dir` are passed on to servers, and so is `rehearse`, the
+    name of the device whose step times they take.
     """
 
     prompts: tuple[Prompt, ...]
@@ -91,6 +93,7 @@ class ComparisonConfig:
     draft_adapters: str | None = None
     adapter: str = ""
     head: str | None = None
+    rehearse: str | None = None
     hand_out_features: str = "on"
     feature_format: str = "bfloat16"
     feature_context: int | None = None
@@ -146,6 +149,10 @@ class ComparisonConfig:
         self._check_conditions()
         self._check_loads()
         self._check_adapters()
+        if self.rehearse is not None:
+            times_named(self.rehearse)
+            if set(self.architectures) & set(self.connect):
+                raise ValueError("rehearse: is for servers that are started here, and some are connected")
         if self.credentials != Credentials(insecure=self.credentials.insecure) and not self.connect:
             raise ValueError("connect: certificates and tokens are only for connected servers, and none is named")
         for address in self.connect.values():

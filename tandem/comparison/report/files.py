@@ -134,6 +134,8 @@ def text_of(comparison: JSON) -> str:
     return json.dumps(comparison, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
 
 
+REHEARSED = "rehearsed"
+"""The last column: the name of the step times that servers took."""
 CSV_COLUMNS: tuple[str, ...] = (
     *HEAD,
     *(f.name for f in fields(Measurement) if f.name != "seconds_by_cause"),
@@ -141,15 +143,19 @@ CSV_COLUMNS: tuple[str, ...] = (
     "error_code",
     "error_message",
     *(f"machine_{f.name}" for f in fields(MachineLoad)),
+    REHEARSED,
 )
 
 
-def comparison_as_csv(records: Sequence[Record]) -> str:
-    """Returns one row per record. Lists are JSON inside a cell; cells without a measurement are empty."""
+def comparison_as_csv(records: Sequence[Record], rehearsed: str | None = None) -> str:
+    """Returns one row per record. Lists are JSON inside a cell; cells without a measurement are empty.
+
+    `rehearsed`: the name of the step times that servers took.
+    """
     text = io.StringIO()
     writer = csv.DictWriter(text, CSV_COLUMNS, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(_csv_row(record) for record in records)
+    writer.writerows({**_csv_row(record), REHEARSED: rehearsed} for record in records)
     return text.getvalue()
 
 
