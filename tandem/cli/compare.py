@@ -43,7 +43,8 @@ def refuse_unused_flags(options: CompareOptions) -> None:
     refuse_flags_of_other_backends(options)
     if "pipeline" in options.given and not started & {"distributed", "remote_draft", HEADED.name}:
         raise ValueError("pipeline: is for the architectures distributed and remote_draft, and neither is started here")
-    if options.link in LINK_KINDS and "link" in options.given and not (options.rtt_ms or options.bandwidth_mbps):
+    emulating = options.rtt_ms or options.given & {"bandwidth_mbps", "up_mbps", "up_share", "jitter_ms", "loss"}
+    if options.link in LINK_KINDS and "link" in options.given and not emulating:
         raise ValueError("link: is for --rtt-ms and --bandwidth-mbps, and neither is given")
     for name in ("draft_model", "draft", "draft_adapters"):
         if name in options.given and started <= {"autoregressive"}:

@@ -61,8 +61,13 @@ class CompareOptions:
 
     rtt_ms: LIST | None = option("emulated round trips, such as 0,20,50,100; the first is the base", group="links")
     bandwidth_mbps: float | None = option("bandwidth of the emulated link in each direction (default: no limit)")
+    up_mbps: float | None = option("bandwidth from the draft's side to the target's, if it is another one")
+    up_share: float = option("share of the round trip that is on the way up")
+    jitter_ms: float = option("delay segments by up to so much more each way, at random")
+    loss: float = option("share of segments that are lost, and come late as over TCP")
     link: str = option(
-        "a delay proxy on loopback, or the kernel's netem between network namespaces, which needs root",
+        "a delay proxy on loopback, or the kernel's netem between network namespaces, which needs root; or recorded "
+        "links in Mahimahi's format, replayed by the proxy (docs/links.md)",
         metavar="|".join(LINK_KINDS),
     )
 

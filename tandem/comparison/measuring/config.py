@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tandem.comparison.links.settings import LINK_KINDS, LinkKind
+from tandem.comparison.links.impairments import STEADY, TRACE, Impairments, traces_named
+from tandem.comparison.links.settings import LINK_KINDS
 from tandem.comparison.measuring.architectures import COMPARED, CONNECTABLE, DEFAULT, HEADED
 from tandem.comparison.measuring.conditions import Condition, plan
 from tandem.comparison.measuring.json_form import HIDDEN, encoded
@@ -34,7 +35,8 @@ class ComparisonConfig:
     """The configuration of a comparison. None leaves the choice to the servers.
 
     The base condition uses `sampling`, the first of `rtts_ms` and the first of `rules`; see
-    tandem/comparison/measuring/conditions.py. Without `rtts_ms` and `bandwidth_mbps` no link is emulated.
+    tandem/comparison/measuring/conditions.py. Without `rtts_ms`, `bandwidth_mbps` and what
+    tandem/comparison/links/impairments.py has, no link is emulated; `link` may be trace:UP,DOWN.
     `speculation_length` None chooses the length adaptively. `connect` maps architectures to the HOST:PORT of running
     servers, and `credentials` are sent to those only. `pipeline` applies to the draft worker of the distributed
     architecture and, unless it is "on", to the target of remote_draft. `head` is the EAGLE-3 head of distributed_head,
@@ -63,7 +65,11 @@ class ComparisonConfig:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     rtts_ms: tuple[float, ...] = ()
     bandwidth_mbps: float | None = None
-    link: LinkKind = "emulated"
+    link: str = "emulated"
+    up_mbps: float | None = None
+    up_share: float = 0.5
+    jitter_ms: float = 0.0
+    loss: float = 0.0
     temperatures: tuple[float, ...] = ()
     rules: tuple[Rule, ...] = (Rule.AGREEMENT,)
     concurrency: tuple[int, ...] = ()
@@ -142,7 +148,6 @@ class ComparisonConfig:
             ("draft", (self.draft,), DRAFTERS),
             ("feature-format", (self.feature_format,), ("bfloat16", "int8")),
             ("pipeline", (self.pipeline,), ("off", "on", "never-waiting", "auto")),
-            ("link", (self.link,), LINK_KINDS),
             ("format", self.formats, FORMATS),
         ):
             _check_names(flag, chosen, dict.fromkeys(known))
@@ -169,6 +174,12 @@ class ComparisonConfig:
                 raise ValueError(f"{flag}: a value is named twice")
         if self.temperatures and self.temperatures[0] != self.sampling.temperature:
             raise ValueError("temperature: the first of the list is the base's")
+        if self.link not in LINK_KINDS and not self.link.startswith(TRACE):
+            raise ValueError(f"link: {self.link!r} is not one of {', '.join(LINK_KINDS)}")
+        if self.link == "netns" and self.impairments != STEADY:
+            raise ValueError("link: netns has neither jitter, loss nor asymmetry; --link emulated has")
+        if self.link.startswith(TRACE) and (self.bandwidth_mbps or self.up_mbps):
+            raise ValueError("link: a recorded link has its own bandwidth")
         for condition in self.conditions:
             condition.link.check()
             if condition.link.rtt_ms is not None and self.connect:
@@ -212,7 +223,13 @@ class ComparisonConfig:
             speculation_length=self.speculation_length,
             adapter=self.adapter,
         )
-        return plan(request, self.rtts_ms, self.bandwidth_mbps, self.temperatures, self.rules)
+        return plan(request, self.rtts_ms, self.bandwidth_mbps, self.temperatures, self.rules, self.impairments)
+
+    @property
+    def impairments(self) -> Impairments:
+        """In what the emulated links are not constant and symmetric. Raises ValueError."""
+        traces = traces_named(self.link) if self.link.startswith(TRACE) else ("", "")
+        return Impairments(self.up_share, self.up_mbps, self.jitter_ms, self.loss, *traces)
 
     @property
     def loads(self) -> tuple[Load, ...]:

@@ -239,6 +239,7 @@ def sampling_table(comparison: JSON) -> Table | None:
 LINK_KINDS = {
     "direct": "direct: not emulated",
     "emulated": "emulated: a delay proxy on loopback",
+    "trace": "emulated: recorded links, replayed by a delay proxy on loopback",
     "netns": "emulated: tc-netem between network namespaces",
 }
 
@@ -265,7 +266,7 @@ def link_table(comparison: JSON) -> Table:
         [
             [
                 condition["name"],
-                LINK_KINDS.get(link["kind"], link["kind"]),
+                LINK_KINDS.get(link["kind"], link["kind"]) + fmt.but(link),
                 *(fmt.number(link[key], 0) for key in ("rtt_ms", "bandwidth_mbps")),
                 *(fmt.milliseconds(link[key], 2) for key in times),
             ]
