@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import socket
 import threading
@@ -76,7 +77,7 @@ def test_a_trace_is_described_by_its_rate_and_its_outage(tmp_path: Path) -> None
 def test_jitter_is_within_its_bound_and_the_same_after_every_set() -> None:
     draws = [Misfortune(0.005, 0.0, 0.02, 1) for _ in range(2)]
     found = [[each.jitter() for _ in range(500)] for each in draws]
-    assert found[0] == found[1] and 0 <= min(found[0]) and max(found[0]) <= 0.005
+    assert found[0] == found[1] and min(found[0]) >= 0 and max(found[0]) <= 0.005
     assert sum(found[0]) / 500 == pytest.approx(0.0025, rel=0.1)
 
 
@@ -97,9 +98,7 @@ def test_delay_and_bandwidth_may_differ_by_direction() -> None:
 
 
 def set_hostile(proxy: Proxy, rtt_ms: float, but: Impairments, mbps: str = "none") -> None:
-    import json
-
-    assert proxy.ask(f"set {rtt_ms} {mbps} {json.dumps(asdict(but))}") == "ok"
+    assert proxy.ask(f"set {rtt_ms} {mbps} {json.dumps(asdict(but))}").startswith("ok")
 
 
 def test_nothing_is_lost_or_reordered_on_a_hostile_link(proxy: Proxy, listener: socket.socket, tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ stdin is closed:
 
     listen HOST:PORT     ok PORT      forwards a new port on 127.0.0.1 to that address, up the link
     listen-back HOST:PORT  ok PORT    the same for a caller at the far end: its requests go down
-    set RTT_MS MBPS [JSON]  ok        changes the link, also for open connections; MBPS may be `none`, JSON: Impairments
+    set RTT_MS MBPS [JSON]  ok [AT]   changes the link, also for open connections; MBPS may be `none`, JSON:
+                                      Impairments, AT: when recorded links began, by time.monotonic
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tandem.comparison.links.delay_wire import MAX_FD, Action, Loop, Wire, sharpen_timers
-from tandem.comparison.links.impairments import Impairments, Misfortune, traced
+from tandem.comparison.links.impairments import Impairments, Misfortune
+from tandem.comparison.links.trace import TracedLink, read_trace
 
 READ_BYTES = 65_536
 IN_FLIGHT_BYTES = 16 * 2**20
@@ -226,20 +228,22 @@ class Proxy:
         except (OSError, ValueError) as error:
             return f"error {error}"
 
-    def set(self, rtt_ms: float, mbps: float | None, more: str = "{}") -> None:
-        """Applies the settings to new data; data in flight keeps its due time. Recorded links begin now."""
+    def set(self, rtt_ms: float, mbps: float | None, more: str = "{}") -> str:
+        """Applies the settings to new data; data in flight keeps its due time. Recorded links begin now, as it says."""
         if not (0 <= rtt_ms < math.inf and (mbps is None or 0 < mbps < math.inf)):
             raise ValueError(f"RTT {rtt_ms} ms with {mbps} Mbit/s is not a valid link")
         of = Impairments(**json.loads(more))
         of.check()
-        up_mbps, now = of.up_mbps or mbps, time.monotonic()
-        for seed, wire, share, rate, path in (
-            (1, self._up, of.up_share, up_mbps, of.trace_up),
-            (2, self._down, 1 - of.up_share, mbps, of.trace_down),
+        recorded = [read_trace(path) if path else () for path in (of.trace_up, of.trace_down)]
+        now = time.monotonic()
+        for seed, wire, share, rate, times in (
+            (1, self._up, of.up_share, of.up_mbps or mbps, recorded[0]),
+            (2, self._down, 1 - of.up_share, mbps, recorded[1]),
         ):
             wire.delay, wire.rate = share * rtt_ms / 1000, None if rate is None else rate * 1e6
-            wire.trace = traced(path, now)
+            wire.trace = TracedLink(times, now) if times else None
             wire.fate = Misfortune(of.jitter_ms / 1000, of.loss, rtt_ms / 1000, seed)
+        return repr(now) if of.trace_up else ""
 
     def listen(self, upstream: str, back: bool = False) -> int:
         ways = (self._down, self._up) if back else (self._up, self._down)

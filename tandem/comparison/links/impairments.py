@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from tandem.comparison.links.trace import TracedLink, read_trace
+from tandem.comparison.links.trace import read_trace
 
 LEAST_TIMEOUT_S = 0.2
 REPAIR_ROUND_TRIPS = 1.25
@@ -103,7 +103,3 @@ class Misfortune:
     def timeouts(self, losses: int) -> float:
         """The seconds by which a segment comes late that is sent again after timeouts alone."""
         return self._timeout * (2**losses - 1)
-
-
-def traced(path: str, began: float) -> TracedLink | None:
-    return TracedLink(read_trace(path), began) if path else None
