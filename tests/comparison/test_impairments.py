@@ -148,5 +148,5 @@ def test_a_comparison_on_a_recorded_link_names_it(tmp_path: Path) -> None:
     config = build_config(options)
     assert traces_named(config.link) == (up, down)
     (condition,) = config.conditions
-    assert str(condition.link) == "RTT 40 ms, recorded there.up and there.down, loss 1 %"
+    assert str(condition.link) == "RTT 40 ms, recorded there, loss 1 %"
     assert not condition.link.but.predictable

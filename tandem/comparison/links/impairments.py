@@ -55,7 +55,9 @@ class Impairments:
         return not (self.loss or self.trace_up)
 
     def __str__(self) -> str:
-        names = " and ".join(Path(path).name for path in (self.trace_up, self.trace_down) if path)
+        paths = [Path(path) for path in (self.trace_up, self.trace_down) if path]
+        alike = len(paths) == 2 and len({path.stem for path in paths}) == 1
+        names = paths[0].stem if alike else " and ".join(path.name for path in paths)
         parts = (
             (bool(names), f"recorded {names}"),
             (self.up_mbps is not None, f"{self.up_mbps or 0:g} Mbit/s up"),

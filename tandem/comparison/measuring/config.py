@@ -226,6 +226,11 @@ class ComparisonConfig:
         return plan(request, self.rtts_ms, self.bandwidth_mbps, self.temperatures, self.rules, self.impairments)
 
     @property
+    def link_kind(self) -> str:
+        """How links are emulated; recorded ones are too."""
+        return "netns" if self.link == "netns" else "emulated"
+
+    @property
     def impairments(self) -> Impairments:
         """In what the emulated links are not constant and symmetric. Raises ValueError."""
         traces = traces_named(self.link) if self.link.startswith(TRACE) else ("", "")

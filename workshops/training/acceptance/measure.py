@@ -153,10 +153,14 @@ class PairMeasurement:
         return replace(found, surer=tuple(dict.fromkeys(ways)))
 
     @property
-    def step_times(self) -> DeviceTimes:
-        """The step times, for rehearsals elsewhere (docs/rehearsal.md)."""
+    def step_times(self) -> DeviceTimes | None:
+        """The step times, for rehearsals elsewhere (docs/rehearsal.md); None if steps took no time, to the clock."""
         step, length = self.costs.draft_step, self.context
-        verify = tuple(StepTime(1000 * seconds, 1 + k, 1, length) for k, seconds in self.costs.verify.items())
+        verify = tuple(
+            StepTime(1000 * seconds, 1 + k, 1, length) for k, seconds in self.costs.verify.items() if seconds > 0
+        )
+        if not verify:
+            return None
         draft = step and step > 0 and ModelTimes(self.draft or "", StepTimes((StepTime(1000 * step, 1, 1, length),)))
         return DeviceTimes(
             name="measured",

@@ -20,7 +20,8 @@ async def run_accept(config: AcceptConfig, file: Path | None) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(found.as_json() + "\n")
         times = file.with_suffix(".step_times.json")
-        times.write_text(text_of(found.step_times), encoding="utf-8")
+        if found.step_times:
+            times.write_text(text_of(found.step_times), encoding="utf-8")
     print_measured(found, screen)
     if file:
-        screen.print(f"wrote {file} and {times}", highlight=False)
+        screen.print(f"wrote {file}" + (f" and {times}" if found.step_times else ""), highlight=False)
