@@ -20,6 +20,7 @@ from tandem.cli.values import auto_or_count, credentials, numbers, split_list
 from tandem.comparison.links.settings import LINK_KINDS
 from tandem.comparison.measuring.architectures import HEADED
 from tandem.comparison.measuring.config import ComparisonConfig, parse_connect
+from tandem.comparison.measuring.others_workloads import spec_bench_prompts
 from tandem.comparison.measuring.prompts import BUILT_IN
 from tandem.comparison.measuring.workloads import Prompt, built_in_prompts, given_prompts, read_prompt_file
 from tandem.comparison.report.reading import read_comparison
@@ -107,6 +108,11 @@ def choose_prompts(options: CompareOptions) -> tuple[Prompt, ...]:
             raise ValueError(f"{name}: is for your own prompts, the built-in ones know for themselves")
     if options.chat and options.raw:
         raise ValueError("raw: cannot be combined with --chat")
+    if options.spec_bench is not None:
+        if given:
+            raise ValueError("spec-bench: its questions do not go together with your own prompts")
+        named = None if options.workloads is None else split_list(options.workloads)
+        return spec_bench_prompts(options.spec_bench, named, options.prompts_per_workload)
     chat = True if options.chat else False if options.raw else None
     if options.prompt_file is not None:
         return read_prompt_file(options.prompt_file, chat)

@@ -36,7 +36,10 @@ class CompareOptions:
     prompt: tuple[str, ...] = same("prompt")
     chat: bool = switch("put your own prompts into the chat template (default: if the model has one)")
     raw: bool = switch("give your own prompts to the model as they are")
-    workloads: LIST | None = option(f"built-in prompts to use (default: {','.join(BUILT_IN)})")
+    spec_bench: Path | None = option("ask the questions of Spec-Bench's question.jsonl, by category", metavar="FILE")
+    workloads: LIST | None = option(
+        f"built-in prompts to use (default: {','.join(BUILT_IN)}), or categories of --spec-bench (default: all)"
+    )
     prompts_per_workload: int | None = option(f"built-in prompts of each kind (default: {PROMPTS_PER_WORKLOAD})")
     num_runs: int = option("times each prompt is run; sampled: with seed, seed + 1, ...")
 
@@ -77,6 +80,10 @@ class CompareOptions:
     )
     rate: LIST = option(
         "also measure Poisson arrivals of so many requests per second, such as 0.5,2; --seed is theirs too"
+    )
+    arrivals: FILE | None = option(
+        "in place of Poisson's, the arrivals in this CSV with a column TIMESTAMP, as the Azure traces of LLM inference "
+        "have it, stretched to each --rate"
     )
     max_num_completed_requests: int | None = option(
         "requests of each load (default: the prompts times --num-runs, and at least 4 for each user)"

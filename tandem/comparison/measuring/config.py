@@ -14,6 +14,7 @@ from tandem.comparison.measuring.architectures import COMPARED, CONNECTABLE, DEF
 from tandem.comparison.measuring.conditions import Condition, plan
 from tandem.comparison.measuring.json_form import HIDDEN, encoded
 from tandem.comparison.measuring.loads import Load, check_length, check_loads
+from tandem.comparison.measuring.others_workloads import read_arrivals
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.comparison.report.blocks import FORMATS
 from tandem.host.published_times import times_named
@@ -43,9 +44,9 @@ class ComparisonConfig:
     which gets features in `feature_format`, of the last `feature_context` positions of a prompt, from a target with
     `hand_out_features` (as the flag of that name). `baseline` is an earlier comparison.json, parsed.
 
-    `concurrency` and `rate` (requests per second) are the loads, see tandem/comparison/measuring/loads.py; each answers
-    `max_num_completed_requests` under the base condition. `mean_input_tokens` cuts their prompts to a length,
-    `mean_output_tokens` sets the length of their outputs.
+    `concurrency` and `rate` (requests per second; `arrivals`: a file with their pattern) are the loads, see
+    tandem/comparison/measuring/loads.py; each answers `max_num_completed_requests` under the base condition.
+    `mean_input_tokens` cuts their prompts to a length, `mean_output_tokens` sets the length of their outputs.
 
     `tp_degree` cores or processes share each target. With a `placement`, every architecture has the same cores of this
     host, and they are measured in turn, because a device's core belongs to one process. `draft_device` "cpu" puts the
@@ -74,6 +75,7 @@ class ComparisonConfig:
     rules: tuple[Rule, ...] = (Rule.AGREEMENT,)
     concurrency: tuple[int, ...] = ()
     rate: tuple[float, ...] = ()
+    arrivals: str | None = None
     max_num_completed_requests: int | None = None
     mean_input_tokens: int | None = None
     stddev_input_tokens: int = 0
@@ -196,6 +198,10 @@ class ComparisonConfig:
 
     def _check_loads(self) -> None:
         check_loads(self.concurrency, self.rate, self.max_num_completed_requests)
+        if self.arrivals is not None:
+            read_arrivals(Path(self.arrivals))
+            if not self.rate:
+                raise ValueError("arrivals: give the --rate that they are stretched to")
         shaped = {
             "max-num-completed-requests": self.max_num_completed_requests,
             "mean-input-tokens": self.mean_input_tokens,
@@ -242,7 +248,7 @@ class ComparisonConfig:
         least = max(len(self.prompts) * self.num_runs, REQUESTS_PER_USER * max(self.concurrency, default=1))
         requests = self.max_num_completed_requests or least
         closed = (Load(requests, concurrency=users) for users in self.concurrency)
-        return (*closed, *(Load(requests, rate=each) for each in self.rate))
+        return (*closed, *(Load(requests, rate=each, pattern=self.arrivals or "") for each in self.rate))
 
     @property
     def load_conditions(self) -> tuple[Condition, ...]:

@@ -155,7 +155,8 @@ class PairMeasurement:
     @property
     def step_times(self) -> DeviceTimes | None:
         """The step times, for rehearsals elsewhere (docs/rehearsal.md); None if steps took no time, to the clock."""
-        step, length = self.costs.draft_step, self.context
+        propose, length = self.costs.propose, self.context
+        step = propose[max(propose)] / max(propose) if propose else None
         verify = tuple(
             StepTime(1000 * seconds, 1 + k, 1, length) for k, seconds in self.costs.verify.items() if seconds > 0
         )
