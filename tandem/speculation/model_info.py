@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
 class Rehearsal:
     """A model whose steps take the times of a device that is not here. The counts rise while it runs.
 
