@@ -22,6 +22,7 @@ from tandem.speculation.lookahead import LookaheadPolicy, RunMeasurements
 from tandem.speculation.loop import DraftThenVerify, Rounds
 from tandem.speculation.never_waiting import NeverWaitingRounds
 from tandem.speculation.pipeline import MAX_IN_FLIGHT, PipelinedRounds
+from tandem.speculation.request import Drafts
 from tandem.speculation.retry import Persistence
 from tandem.speculation.round_statistics import RoundStatistics
 from tandem.speculation.types import GenerationRequest, ModelInfo, Rule, SpeculationStats
@@ -102,7 +103,8 @@ def _rounds(
         reach = LookaheadPolicy(info.max_speculation_length, measured, fixed_length(request, info))
         stepping = traced_run(RunningVerifier(session, stats, stop_tokens(request, info)))
         chunk = max(1, info.max_speculation_length)
-        running = NeverWaitingRounds(stepping, drafter, reach, stats, total, chunk, new)
+        copies = request.drafts in (Drafts.AUTO, Drafts.LOOKUP) and drafting.choice.looks_up
+        running = NeverWaitingRounds(stepping, drafter, reach, stats, total, chunk, new, copies=copies)
         choice = ModeChoice(reach, MAX_IN_FLIGHT)
 
         def runs(now: bool | None) -> bool:

@@ -24,6 +24,7 @@ from tandem.services.sessions.table import (
     SessionTable,
     session_key,
 )
+from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
 from tandem.speculation.run_on import MAX_UNREAD, RunMessage, RunOn
 from tandem.speculation.types import InvalidField, ModelInfo, Rule, SparseDistribution, SpeculationStats, TooLong
 from tandem.v1 import target_verifier_pb2 as pb
@@ -138,6 +139,7 @@ class VerifyRuns:
         using: Callable[[VerifySession], AbstractAsyncContextManager[None]],
     ) -> None:
         self._sessions, self._info, self._using = sessions, info, using
+        self._policy = LookupPolicy()
         sessions.on_end.append(_session_ended)
 
     async def replies(
@@ -178,7 +180,10 @@ class VerifyRuns:
             async def step(draft: tuple[int, ...]) -> pb.VerifyResponse:
                 return await self._step(session, run, draft)
 
-            run = Run(RunOn(session.tokens, request.stop_token_ids), lambda one: self._message(session, one), step)
+            lookup = PolicedLookup(self._policy)
+            await lookup.open(session.tokens)
+            run_on = RunOn(session.tokens, request.stop_token_ids, lookup=lookup)
+            run = Run(run_on, lambda one: self._message(session, one), step)
             run.hear(message, arrived)
             run.run.heed(replay.token_ids if replay else ())
             session.resources.run = run
@@ -188,8 +193,9 @@ class VerifyRuns:
         async with self._using(session):
             if session.resources.run is not run:
                 raise Superseded
+            copied = run.run.copied
             reply = await committed(session, draft)
-            reply.drafted, reply.messages_read = len(draft), run.run.messages
+            reply.drafted, reply.copied, reply.messages_read = len(draft), copied, run.run.messages
             reply.server_seconds = time.perf_counter() - run.heard
             run.run.commit(tuple(reply.token_ids))
             return reply

@@ -109,7 +109,7 @@ def drafted_generator(
             return waiting
         reach = LookaheadPolicy(most, measured, fixed)
         running = NeverWaitingRounds(
-            LocalRunVerifier(verifier, stop_tokens(request, info)),
+            LocalRunVerifier(verifier, target.lookup_policy, stop_tokens(request, info)),
             drafts,
             reach,
             stats,
@@ -118,6 +118,7 @@ def drafted_generator(
             request.max_new_tokens,
             measures=False,
             elsewhere=elsewhere(request, stats) if elsewhere else None,
+            copies=request.drafts in (Drafts.AUTO, Drafts.LOOKUP) and Drafts.LOOKUP in drafts_named(name),
         )
 
         choice = ModeChoice(reach, most_in_flight=1)

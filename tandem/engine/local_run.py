@@ -6,18 +6,19 @@ import asyncio
 from collections.abc import Collection, Sequence
 
 from tandem.engine.sequences import LocalVerifier
+from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
 from tandem.speculation.never_waiting import OnStep, RunStep
 from tandem.speculation.pipeline import OutOfStep
 from tandem.speculation.run_on import MAX_UNREAD, RunMessage, RunOn
 
 
 class LocalRunVerifier:
-    """The run of a local target for one request. It ends at a token of `stops`."""
+    """The run of a local target for one request. It ends at a token of `stops`. `policy`: of copies."""
 
     window = MAX_UNREAD
 
-    def __init__(self, verifier: LocalVerifier, stops: Collection[int] = ()) -> None:
-        self._verifier, self._stops = verifier, stops
+    def __init__(self, verifier: LocalVerifier, policy: LookupPolicy, stops: Collection[int] = ()) -> None:
+        self._verifier, self._lookup, self._stops = verifier, PolicedLookup(policy), stops
         self._tokens: list[int] = []
         self._run: RunOn | None = None
         self._news = asyncio.Event()
@@ -27,7 +28,7 @@ class LocalRunVerifier:
         await self._verifier.open(prompt)
 
     def begin(self, tokens: Sequence[int], on_step: OnStep) -> None:
-        self._tokens, self._run = list(tokens), RunOn(tokens, self._stops)
+        self._tokens, self._run = list(tokens), RunOn(tokens, self._stops, lookup=self._lookup)
         self._stepping = asyncio.create_task(self._go_on(self._run, on_step), name="step on")
 
     def send(self, message: RunMessage) -> None:
@@ -37,6 +38,7 @@ class LocalRunVerifier:
 
     async def _go_on(self, run: RunOn, on_step: OnStep) -> None:
         try:
+            await self._lookup.open(self._tokens)
             while True:
                 while (draft := run.next_draft()) is None:
                     self._news.clear()
@@ -44,7 +46,7 @@ class LocalRunVerifier:
                 verdict = await self._verifier.verify(self._tokens, draft)
                 self._tokens += verdict.token_ids
                 run.commit(verdict.token_ids)
-                on_step(RunStep(verdict, len(draft)))
+                on_step(RunStep(verdict, len(draft), copied=run.copied))
         except Exception as error:
             on_step(error)
 

@@ -55,7 +55,12 @@ class DraftChoice:
 
     def lookup(self, policy: LookupPolicy) -> PolicedLookup | None:
         """Returns the lookup used before the draft model in one request, or None if only the model drafts."""
-        return None if self.kind in ("model", "eagle") else PolicedLookup(policy)
+        return PolicedLookup(policy) if self.looks_up else None
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether copies from the text may be drafts."""
+        return self.kind not in ("model", "eagle")
 
 
 def _shipped_head(target: str | None) -> str:

@@ -13,6 +13,7 @@ def run_message_to_wire(message: RunMessage, request: pb.VerifyRequest) -> pb.Ve
     request.base_length, request.last_token = message.base_length, message.last_token
     request.draft_tokens.extend(message.token_ids)
     request.run_until, request.max_step_drafts = message.run_until, message.most_drafts
+    request.max_step_copies = message.most_copies
     return request
 
 
@@ -21,7 +22,8 @@ def run_message_from_wire(request: pb.VerifyRequest, most: int) -> RunMessage:
     if len(request.draft_tokens) > MAX_NODES:
         raise InvalidField("draft_tokens", f"{len(request.draft_tokens)} tokens are above {MAX_NODES}")
     draft, width = tuple(request.draft_tokens), min(request.max_step_drafts, most)
-    return RunMessage(request.base_length, request.last_token, draft, request.run_until, width)
+    copies = min(request.max_step_copies, most)
+    return RunMessage(request.base_length, request.last_token, draft, request.run_until, width, copies)
 
 
 def drafted_in(request: pb.VerifyRequest, reply: pb.VerifyResponse) -> int:

@@ -144,7 +144,7 @@ def run_step_from_wire(
         drafted = max(drafted, reply.accepted)
     if reply.accepted > drafted:
         raise InvalidField("accepted", f"{reply.accepted} of {drafted} drafts")
-    return RunStep(_verdict(reply, base_length, reply.accepted, bounds, seconds), drafted, rtt)
+    return RunStep(_verdict(reply, base_length, reply.accepted, bounds, seconds), drafted, rtt, reply.copied)
 
 
 def _verdict(

@@ -57,6 +57,8 @@ class DraftingAhead:
     measures: bool = True
     drafts_here: bool = True
     """If not, drafts are made elsewhere and adopted."""
+    copies: int = 0
+    """Tokens that the verifier may copy from the text in a step for which no draft has arrived."""
     heard: Callable[[], None] | None = None
     """Called when more tokens have arrived."""
     drafted: int = 0
@@ -188,4 +190,5 @@ class DraftingAhead:
     def _tell(self, plan: DraftPlan) -> None:
         known = len(self.known)
         self._told, self._acknowledged, self._until = len(self._path), known, self._allowed
-        self.send(RunMessage(known, self.known[-1], tuple(self._path[known:]), self._until, plan.width))
+        path = tuple(self._path[known:])
+        self.send(RunMessage(known, self.known[-1], path, self._until, plan.width, self.copies))

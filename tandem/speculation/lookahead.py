@@ -146,8 +146,8 @@ class LookaheadPolicy:
             self.measured.times.verified(verdict.queue_seconds + verdict.compute_seconds, None)
         self.measured.shared(tokens_of_step(verdict, drafted) - drafted - 1, verdict.rows)
 
-    def stepped(self, drafted: int, verdict: Verdict) -> None:
-        """Records a step of the run, which verified `drafted` draft tokens."""
+    def stepped(self, drafted: int, verdict: Verdict, copied: bool = False) -> None:
+        """Records a step of the run, which verified `drafted` draft tokens or, if `copied`, tokens of the text."""
         self.measured.stepped(drafted + 1, verdict)
         self._since += 1
         self._changed += 1
@@ -156,7 +156,8 @@ class LookaheadPolicy:
             if alone:
                 self.measured.contention.plain_step(self._resting, verdict.compute_seconds)
             if not self._resting:
-                self.measured.contention.committed(len(verdict.token_ids), self._tokens_per_step)
+                tokens = 1 if copied else len(verdict.token_ids)  # drafts gain nothing where a copy was verified
+                self.measured.contention.committed(tokens, self._tokens_per_step)
 
     @property
     def plan(self) -> DraftPlan:

@@ -18,7 +18,7 @@ from tandem.speculation.drafters import Drafter
 from tandem.speculation.lookahead import LookaheadPolicy
 from tandem.speculation.pipeline import ATTEMPTS, OutOfStep, RoundsLost
 from tandem.speculation.run_on import RunMessage
-from tandem.speculation.types import Draft, SpeculationStats, Verdict
+from tandem.speculation.types import Draft, Proposer, SpeculationStats, Verdict
 
 REJECTED = -1
 """Stands for a draft token that was rejected: the verifier does not send it back, and only the number counts."""
@@ -26,11 +26,15 @@ REJECTED = -1
 
 @dataclass(frozen=True, slots=True)
 class RunStep:
-    """A step of a run: its verdict on `drafted` draft tokens. `rtt`: the round trip, if it was measured."""
+    """A step of a run: its verdict on `drafted` draft tokens. `rtt`: the round trip, if it was measured.
+
+    `copied`: the target copied them from the text itself.
+    """
 
     verdict: Verdict
     drafted: int
     rtt: float | None = None
+    copied: bool = False
 
 
 OnStep = Callable[[RunStep | Exception], None]
@@ -75,7 +79,7 @@ class NeverWaitingRounds:
 
     The verifier goes no further than `most_total` tokens, prompt included, or `most_new` tokens without it. A call of
     the drafter drafts at most `chunk` tokens. `measures`: see DraftingAhead. `elsewhere`: drafts without being asked,
-    in place of `drafter`.
+    in place of `drafter`. `copies`: the verifier may copy from the text where no draft has arrived.
     """
 
     verifier: RunVerifier
@@ -88,6 +92,7 @@ class NeverWaitingRounds:
     clock: Callable[[], float] = time.perf_counter
     measures: bool = True
     elsewhere: DraftsElsewhere | None = None
+    copies: bool = False
     _end: int = 0
     _prompt: list[int] = field(default_factory=list)
     _ahead: DraftingAhead | None = None
@@ -162,6 +167,7 @@ class NeverWaitingRounds:
             self.clock,
             self.measures,
             self.elsewhere is None,
+            self.reach.most if self.copies else 0,
         )
         self._steps = asyncio.Queue()
         self.verifier.begin(tokens, partial(self._on_step, self._ahead))
@@ -209,7 +215,8 @@ class NeverWaitingRounds:
     def _draft_of(self, step: RunStep, ahead: DraftingAhead) -> Draft:
         accepted = step.verdict.token_ids[: step.verdict.accepted]
         rejected = (REJECTED,) * (step.drafted - len(accepted))
-        return Draft((*accepted, *rejected), proposed_by=ahead.proposers(step.drafted), ahead=True)
+        by = (Proposer.NGRAM,) * step.drafted if step.copied else ahead.proposers(step.drafted)
+        return Draft((*accepted, *rejected), proposed_by=by, ahead=True)
 
     def _wait_counts(self, step: RunStep, waited: float) -> None:
         """Counts as network time only waiting that the target's own time does not explain; a local target has none."""
@@ -220,8 +227,8 @@ class NeverWaitingRounds:
         self._ended = now
 
     def _measure(self, step: RunStep) -> None:
-        self._verified += step.drafted
-        self.reach.stepped(step.drafted, step.verdict)
+        self._verified += 0 if step.copied else step.drafted
+        self.reach.stepped(step.drafted, step.verdict, step.copied)
         beside_target = step.verdict.queue_seconds + step.verdict.compute_seconds
         self.reach.measured.times.verified(beside_target, step.rtt)
 

@@ -1,7 +1,8 @@
 """Decides what a verifier that never waits does next: which draft it verifies, whether it steps plainly, or pauses.
 
 It runs on by itself up to a limit that its client moves: the tokens that the client has not acknowledged are bounded,
-so that a client that reads slowly stops the target, and a stop token ends the run.
+so that a client that reads slowly stops the target, and a stop token ends the run. Where no draft continues what is
+committed, a copy from the text is verified if it is likely to be right: it needs no round trip.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from tandem.speculation.draft_store import MAX_NODES, DraftStore
+from tandem.speculation.lookup_policy import PolicedLookup
 
 MAX_UNREAD = 256
 """Tokens that a run may be ahead of those that its client has acknowledged."""
@@ -20,7 +22,7 @@ class RunMessage:
     """A client's message to a run: a draft after `base_length` tokens ending in `last_token`, and the run's new limits.
 
     It acknowledges those tokens. The run goes on until `run_until` tokens are committed, prompt included; each of its
-    steps verifies at most `most_drafts` draft tokens.
+    steps verifies at most `most_drafts` draft tokens, or `most_copies` tokens copied from the text.
     """
 
     base_length: int
@@ -28,10 +30,11 @@ class RunMessage:
     token_ids: tuple[int, ...]
     run_until: int
     most_drafts: int
+    most_copies: int = 0
 
 
 class RunOn:
-    """The run of one session. It ends when it commits one of the tokens `stops`."""
+    """The run of one session. It ends at one of the tokens `stops`. `lookup`: for copies, opened with `tokens`."""
 
     def __init__(
         self,
@@ -39,15 +42,18 @@ class RunOn:
         stops: Collection[int] = (),
         max_unread: int = MAX_UNREAD,
         most_nodes: int = MAX_NODES,
+        lookup: PolicedLookup | None = None,
     ) -> None:
-        self._stops, self._max_unread = frozenset(stops), max_unread
+        self._stops, self._max_unread, self._lookup = frozenset(stops), max_unread, lookup
         self._store = DraftStore(tokens, most_nodes)
         self._acknowledged = len(tokens)
-        self._until = self._most = 0
+        self._until = self._most = self._most_copies = 0
         self.messages = 0
         self.misfits = 0
         """Messages whose drafts extend other tokens than the committed ones."""
         self.stopped = False
+        self.copied = False
+        """Whether the newest draft is a copy from the text."""
 
     @property
     def length(self) -> int:
@@ -57,7 +63,7 @@ class RunOn:
     def hear(self, message: RunMessage) -> None:
         """Takes a message: stores its drafts and moves the limits."""
         self.messages += 1
-        self._until, self._most = message.run_until, message.most_drafts
+        self._until, self._most, self._most_copies = message.run_until, message.most_drafts, message.most_copies
         if self._store.add(message.base_length, message.last_token, message.token_ids):
             self._acknowledged = max(self._acknowledged, message.base_length)
         else:
@@ -68,11 +74,18 @@ class RunOn:
         room = min(self._until, self._acknowledged + self._max_unread) - self.length
         if self.stopped or room < 1:
             return None
-        return self._store.best(min(self._most, room - 1))
+        draft, most = self._store.best(min(self._most, room - 1)), min(self._most_copies, room - 1)
+        self.copied = False
+        if not draft and self._lookup and most > 0:
+            draft = self._lookup.copy(self._store.committed, most).token_ids
+            self.copied = bool(draft)
+        return draft
 
     def commit(self, token_ids: Sequence[int]) -> None:
         """Follows a step."""
         self._store.advance(token_ids)
+        if self._lookup and self._most_copies:
+            self._lookup.learn(self._store.committed)
         self.heed(token_ids)
 
     def heed(self, token_ids: Sequence[int]) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.speculation.draft_store import DraftStore
+from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
 from tandem.speculation.run_on import RunMessage, RunOn
 
 
@@ -143,3 +147,36 @@ def test_a_stop_token_ends_a_run_wherever_in_a_step_it_was_committed() -> None:
     run.commit([8, 9, 7, 6])
     run.hear(hearing(5, 6))
     assert (run.next_draft(), run.stopped) == (None, True)
+
+
+def test_a_step_for_which_no_draft_has_arrived_verifies_a_copy_from_the_text_if_the_client_allows_any() -> None:
+    text = [1, 2, 3, 4, 5, 6, 7, 8, 9] * 3
+    lookup = PolicedLookup(LookupPolicy())
+    asyncio.run(lookup.open(text))
+    run = RunOn(text, lookup=lookup)
+    run.hear(hearing(27, 9))
+    assert (run.next_draft(), run.copied) == ((), False)
+    run.hear(replace(hearing(27, 9), most_copies=3))
+    assert (run.next_draft(), run.copied) == ((1, 2, 3), True)
+    run.hear(replace(hearing(27, 9, 1, 7), most_copies=3))
+    assert (run.next_draft(), run.copied) == ((1, 7), False), "a draft that fits comes first"
+    run.commit([1, 2])
+    assert (run.next_draft(), run.copied) == ((3, 4, 5), True)
+    run.hear(replace(hearing(29, 2, until=31), most_copies=3))
+    assert run.next_draft() == (3,), "a step adds a token of its own"
+
+
+def test_copies_that_turn_out_wrong_are_made_no_more() -> None:
+    text = [1, 2, 3, 4, 5, 6, 7, 8]
+    lookup = PolicedLookup(LookupPolicy())
+    asyncio.run(lookup.open(text))
+    run = RunOn(text, lookup=lookup)
+    run.hear(replace(hearing(8, 8, until=1000), most_copies=3))
+    copies = []
+    for other in range(100, 130):
+        for token in (*text[:7], other):
+            copies.append(bool(run.next_draft()) and token == other)
+            run.commit([token])
+            run.hear(replace(hearing(run.length, token, until=1000), most_copies=3))
+    wrong = copies[7::8]
+    assert sum(wrong[:10]) > sum(wrong[-10:])
