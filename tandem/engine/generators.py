@@ -147,13 +147,18 @@ def drafts_of(draft: Loaded | None, choice: DraftChoice) -> tuple[Drafts, ...]:
     """Returns what a request may choose as its draft, besides the server's choice and none."""
     if draft is None:
         return (Drafts.LOOKUP,)
-    model = Drafts.HEAD if Trait.HEAD in draft.engine.can.traits else Drafts.MODEL
+    model = Drafts.HEAD if is_head(draft) else Drafts.MODEL
     return (model,) if choice.kind in ("model", "eagle") else (Drafts.LOOKUP, model)
 
 
 def drafts_for(request: Request, draft: Loaded | None) -> Loaded | None:
     """Returns the draft model for a request; None if it has an adapter, which heads were trained without."""
-    return None if draft and request.adapter and Trait.HEAD in draft.engine.can.traits else draft
+    return None if draft and request.adapter and is_head(draft) else draft
+
+
+def is_head(draft: Loaded) -> bool:
+    """Whether a draft model is an EAGLE head."""
+    return Trait.HEAD in draft.engine.can.traits
 
 
 def drafts_named(name: str) -> tuple[Drafts, ...]:
