@@ -83,7 +83,7 @@ class ServerParts:
         models = self.config.models
         if models.draft.kind == "auto" and models.draft.model is None and models.backend == "torch":
             native = await self.batcher.on_device(runs_native, models.execution)
-            models, why = beside_target(models, native)
+            models, why = beside_target(models, native, self.config.prefill is not None)
             log.info("draft: %s", why)
             self.config = replace(self.config, models=models)
         return models

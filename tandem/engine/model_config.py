@@ -114,15 +114,18 @@ class ModelConfig:
         return self.draft.resolve(self.model)
 
 
-def beside_target(models: ModelConfig, native: bool) -> tuple[ModelConfig, str]:
+def beside_target(models: ModelConfig, native: bool, prefill: bool = False) -> tuple[ModelConfig, str]:
     """Returns the models of a fused pair whose draft is chosen automatically, and what was chosen and why.
 
-    The shipped head was measured to be ahead of the shipped draft in `native` steps (docs/drafts.md).
+    The shipped head was measured to be ahead of the shipped draft in `native` steps (docs/drafts.md). `prefill`:
+    prompts are computed elsewhere, so that their pages have no features for a head.
     """
     if models.model is not None:
         return models, "lookup alone, since no draft model or head of this target is named (--draft_model)"
     if not native:
         why = "not in native steps, where the shipped head was measured to be faster"
+    elif prefill:
+        why = "pages of --prefill have no hidden states for a head"
     elif models.draft_adapters:
         why = "--draft_adapters are of a draft model"
     elif (head := embedded_head()) is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -201,7 +200,7 @@ async def measure(config: AcceptConfig, show: Show) -> PairMeasurement:
 async def _pair(config: AcceptConfig) -> AsyncIterator[tuple[Batcher, Loaded, Loaded | None]]:
     batcher = Batcher("accept")
     try:
-        target = await load(config.models, batcher, head=await asyncio.to_thread(named_head, config.models))
+        target = await load(config.models, batcher, head=await named_head(config.models))
         draft = await load_draft(config.models, batcher, target=target)
         await load_adapters(config.models, target)
         target.engine.adapters.check(config.adapter)
