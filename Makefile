@@ -19,6 +19,9 @@ ARGS ?=
 PIP_ARGS ?=
 SECONDS ?= 3600
 
+REHEARSED := --rehearse trn2-llama-8b --rtt-ms 20 --architectures autoregressive,distributed,never_waiting \
+	--workloads counting_and_lists,code,chat,prose --prompts-per-workload 2 --max-new-tokens 24
+
 .PHONY: help setup compare serve wheels screenshot test thorough clients docs images reliability soak proto lint format clean distclean
 
 help:
@@ -106,6 +109,8 @@ wheels: $(SERVE)
 
 compare: $(COMPARE)
 	@$(BIN)/python compare_architectures.py $(ARGS)
+	@$(if $(strip $(ARGS)),true,echo && echo 'The same, rehearsed on another device (docs/rehearsal.md):' && \
+		$(BIN)/python compare_architectures.py $(REHEARSED))
 
 serve: $(SERVE)
 	@$(BIN)/python main.py --role serve $(ARGS)

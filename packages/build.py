@@ -21,12 +21,12 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from tandem.runners.native.build import FLAGS, SOURCES, CannotBuild, find_compiler, sources_hash  # noqa: E402
+from tandem.runners.native.build import FLAGS, CannotBuild, find_compiler, sources_hash  # noqa: E402
+from tandem.runners.native.build import build as build_library  # noqa: E402
 from tandem.runners.native.prebuilt import LEVELS, PACKAGE, Level, file_name  # noqa: E402
 
 PARTS = ("tandem", "services", "clients", "workshops", "pyproject.toml", "README.md", "LICENSE")
@@ -92,12 +92,10 @@ def _compile_levels(levels: Sequence[Level], folder: Path) -> str:
 
     def compiled(level: Level) -> Path:
         made = folder / file_name(level, sources_hash())
-        source = str(SOURCES / "api.cpp")
-        subprocess.run([compiler, *kept, "-Wno-psabi", *level.flags, *_ALONE, source, "-o", str(made)], check=True)
+        build_library(compiler, [*kept, "-Wno-psabi", *level.flags, *_ALONE], made)
         return made
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        files = list(pool.map(compiled, levels))
+    files = [compiled(level) for level in levels]
     symbols = subprocess.run(["objdump", "-T", *files], check=True, capture_output=True, text=True).stdout
     minor = max(int(found) for found in re.findall(r"\bGLIBC_2\.(\d+)", symbols))
     return f"manylinux_2_{minor}_x86_64"

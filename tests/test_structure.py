@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "speculation": set(),
     "host": set(),  # reads package metadata and runs small tools; any room may use it
     "checkpoints": {"speculation"},
-    "engine": {"speculation", "runners", "checkpoints"},
+    "engine": {"speculation", "runners", "checkpoints", "host"},
     "runners": {"speculation", "checkpoints", "host"},  # host: whether a device's software is installed
     "rpc": {"speculation", "v1"},
     "clients": {"speculation", "engine", "rpc", "checkpoints", "runners", "v1"},

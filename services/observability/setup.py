@@ -72,9 +72,11 @@ class Observability:
         """Creates the metrics, once the model is loaded."""
         if self._counts:
             from tandem.services.observability.metrics import Metrics
+            from tandem.services.observability.rehearsal_metrics import watch_rehearsals
 
             name = info.model_name or info.draft_name
             self.metrics = Metrics(self._role, name, info.max_speculation_length, _build(info))
+            watch_rehearsals(self.metrics.states, info.rehearsals)
             self._observers.append(self.metrics)
             if self._server:
                 self._server.registry = self.metrics.registry

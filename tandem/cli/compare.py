@@ -20,6 +20,7 @@ from tandem.cli.values import auto_or_count, credentials, numbers, split_list
 from tandem.comparison.links.settings import LINK_KINDS
 from tandem.comparison.measuring.architectures import HEADED
 from tandem.comparison.measuring.config import ComparisonConfig, parse_connect
+from tandem.comparison.measuring.others_workloads import spec_bench_prompts
 from tandem.comparison.measuring.prompts import BUILT_IN
 from tandem.comparison.measuring.workloads import Prompt, built_in_prompts, given_prompts, read_prompt_file
 from tandem.comparison.report.reading import read_comparison
@@ -43,7 +44,8 @@ def refuse_unused_flags(options: CompareOptions) -> None:
     refuse_flags_of_other_backends(options)
     if "pipeline" in options.given and not started & {"distributed", "remote_draft", HEADED.name}:
         raise ValueError("pipeline: is for the architectures distributed and remote_draft, and neither is started here")
-    if options.link in LINK_KINDS and "link" in options.given and not (options.rtt_ms or options.bandwidth_mbps):
+    emulating = options.rtt_ms or options.given & {"bandwidth_mbps", "up_mbps", "up_share", "jitter_ms", "loss"}
+    if options.link in LINK_KINDS and "link" in options.given and not emulating:
         raise ValueError("link: is for --rtt-ms and --bandwidth-mbps, and neither is given")
     for name in ("draft_model", "draft", "draft_adapters"):
         if name in options.given and started <= {"autoregressive"}:
@@ -106,6 +108,11 @@ def choose_prompts(options: CompareOptions) -> tuple[Prompt, ...]:
             raise ValueError(f"{name}: is for your own prompts, the built-in ones know for themselves")
     if options.chat and options.raw:
         raise ValueError("raw: cannot be combined with --chat")
+    if options.spec_bench is not None:
+        if given:
+            raise ValueError("spec-bench: its questions do not go together with your own prompts")
+        named = None if options.workloads is None else split_list(options.workloads)
+        return spec_bench_prompts(options.spec_bench, named, options.prompts_per_workload)
     chat = True if options.chat else False if options.raw else None
     if options.prompt_file is not None:
         return read_prompt_file(options.prompt_file, chat)

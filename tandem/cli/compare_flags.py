@@ -36,7 +36,10 @@ class CompareOptions:
     prompt: tuple[str, ...] = same("prompt")
     chat: bool = switch("put your own prompts into the chat template (default: if the model has one)")
     raw: bool = switch("give your own prompts to the model as they are")
-    workloads: LIST | None = option(f"built-in prompts to use (default: {','.join(BUILT_IN)})")
+    spec_bench: Path | None = option("ask the questions of Spec-Bench's question.jsonl, by category", metavar="FILE")
+    workloads: LIST | None = option(
+        f"built-in prompts to use (default: {','.join(BUILT_IN)}), or categories of --spec-bench (default: all)"
+    )
     prompts_per_workload: int | None = option(f"built-in prompts of each kind (default: {PROMPTS_PER_WORKLOAD})")
     num_runs: int = option("times each prompt is run; sampled: with seed, seed + 1, ...")
 
@@ -61,8 +64,13 @@ class CompareOptions:
 
     rtt_ms: LIST | None = option("emulated round trips, such as 0,20,50,100; the first is the base", group="links")
     bandwidth_mbps: float | None = option("bandwidth of the emulated link in each direction (default: no limit)")
+    up_mbps: float | None = option("bandwidth from the draft's side to the target's, if it is another one")
+    up_share: float = option("share of the round trip that is on the way up")
+    jitter_ms: float = option("delay segments by up to so much more each way, at random")
+    loss: float = option("share of segments that are lost, and come late as over TCP")
     link: str = option(
-        "a delay proxy on loopback, or the kernel's netem between network namespaces, which needs root",
+        "a delay proxy on loopback, or the kernel's netem between network namespaces, which needs root; or recorded "
+        "links in Mahimahi's format, replayed by the proxy (docs/links.md)",
         metavar="|".join(LINK_KINDS),
     )
 
@@ -72,6 +80,10 @@ class CompareOptions:
     )
     rate: LIST = option(
         "also measure Poisson arrivals of so many requests per second, such as 0.5,2; --seed is theirs too"
+    )
+    arrivals: FILE | None = option(
+        "in place of Poisson's, the arrivals in this CSV with a column TIMESTAMP, as the Azure traces of LLM inference "
+        "have it, stretched to each --rate"
     )
     max_num_completed_requests: int | None = option(
         "requests of each load (default: the prompts times --num-runs, and at least 4 for each user)"
@@ -104,6 +116,7 @@ class CompareOptions:
     hand_out_features: str = same("hand_out_features")
     feature_format: str = same("feature_format")
     feature_context: int | None = same("feature_context")
+    rehearse: NAME | None = same("rehearse")
     dtype: str = same("dtype")
     weights: str = same("weights")
     threads: int | None = option("CPU threads of each server (default: the server's choice)", (), TORCH)

@@ -174,6 +174,12 @@ class Options:
     max_speculation_length: int | None = option(
         "the maximum on a server (default: its speculation_length; for auto, 5)", SHAPED
     )
+    rehearse: NAME | None = option(
+        "take the step times of a device that is not here: a preset (trn2-llama-8b, trn2-qwen3-4b, h100-llama-8b) or a "
+        "file of step times (docs/rehearsal.md)",
+        SERVERS,
+        OURS,
+    )
     tp_degree: int = option(
         "cores that share a target (torch: one process per core, started here or by torchrun)",
         SHAPED,

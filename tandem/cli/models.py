@@ -7,6 +7,7 @@ from tandem.cli.flags import Options
 from tandem.cli.option import built
 from tandem.cli.values import auto_or_count, numbers
 from tandem.engine.model_config import DraftChoice, ModelConfig
+from tandem.host.published_times import times_named
 from tandem.launch import LAUNCH
 from tandem.runners.loading import CHUNK, Execution, Shape
 from tandem.speculation.features import FeatureFormat
@@ -43,6 +44,7 @@ def model_config(args: Options, model: str | None) -> ModelConfig:
         adapters=adapter_choices(args.adapters),
         draft_adapters=adapter_choices(args.draft_adapters, "draft_adapters"),
         hand_out_features=layers_handed_out(args.hand_out_features),
+        rehearsal=None if args.rehearse is None else times_named(args.rehearse),
     )
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from tandem.checkpoints.tokenizers import Tokenizer
 from tandem.engine.batcher import Batcher
 from tandem.engine.compatibility import refusal
-from tandem.engine.generators import default_length, draft_name, drafter_health, make_drafter
+from tandem.engine.generators import default_length, draft_name, drafter_health, make_drafter, rehearsals
 from tandem.engine.loading import Loaded, load_draft, load_draft_adapters, load_target_tokenizer
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.slots import NoFreeSlot
@@ -104,4 +104,5 @@ def drafting_info(drafting: Drafting, config: ModelConfig) -> ModelInfo:
         draft_name=drafting.name,
         default_speculation_length=default_length(config.default_k, shape.max_draft),
         adaptive_speculation_length=config.default_k is None,
+        rehearsals=rehearsals(drafting.draft),
     )

@@ -24,6 +24,7 @@ from tandem.speculation.hybrid import HybridDrafter
 from tandem.speculation.length import FIRST
 from tandem.speculation.lookahead import LookaheadPolicy, RunMeasurements
 from tandem.speculation.loop import DraftThenVerify, Rounds
+from tandem.speculation.model_info import Rehearsal
 from tandem.speculation.never_waiting import DraftsElsewhere, NeverWaitingRounds
 from tandem.speculation.request import Drafts
 from tandem.speculation.round_statistics import RoundStatistics
@@ -56,7 +57,14 @@ def target_info(loaded: Loaded, default_k: int | None, draft: str = "") -> Model
         end_of_sequence_ids=tuple(sorted(ends)),
         feature_layers=features.layers if features else (),
         feature_size=features.hidden_size if features else 0,
+        rehearsals=rehearsals(loaded),
     )
+
+
+def rehearsals(*models: Loaded | None) -> tuple[Rehearsal, ...]:
+    """Returns which of these models take the step times of another device."""
+    told = (model.runner.identity.rehearsal for model in models if model)
+    return tuple(each for each in told if each)
 
 
 def default_length(default_k: int | None, most: int) -> int:
@@ -214,6 +222,7 @@ def fused_generator(
         apart = fused_generator(unfused.target, unfused.draft, default_k, replace(choice, kind="model"))
         fallback = replace(apart, placement="apart")
     info = target_info(target, default_k, draft_name(draft, choice))
+    info = replace(info, rehearsals=rehearsals(target, draft))
     return Generator(info, target.tokenizer, rounds, fallback=fallback, answers=target.engine.answers)
 
 
@@ -261,4 +270,5 @@ def worker_info(target: ModelInfo, draft: Loaded | None, config: ModelConfig) ->
         adaptive_speculation_length=config.default_k is None,
         max_sequence_length=longest,
         kv_slots=config.shape.slots,
+        rehearsals=rehearsals(draft),
     )

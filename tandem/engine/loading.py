@@ -18,6 +18,7 @@ from tandem.runners.backends import Backend, LoadRequest, backend_named
 from tandem.runners.capabilities import No, Trait
 from tandem.runners.loading import prepared_platform
 from tandem.runners.protocol import Runner
+from tandem.runners.rehearsal import bare, rehearsed
 from tandem.runners.startup import Startup
 from tandem.runners.torch.tensor_parallel import DRAFT, TARGET, Leader, RankLink
 from tandem.speculation.lookup_policy import LookupPolicy
@@ -100,8 +101,9 @@ async def _load_head(
     if isinstance(why := target.engine.can.features_out, No):
         raise refusal("draft", target.runner.identity.model_name, "features_out", why)
     request = config.load_request(verifies=False)
-    runner = await batcher.on_device(backend.load_head, checkpoint, target.runner, request, startup)
+    runner = await batcher.on_device(backend.load_head, checkpoint, bare(target.runner), request, startup)
     await batcher.on_device(runner.warm_up, startup)
+    runner = rehearsed(runner, config.rehearsal, verifies=False)
     target.engine.can = able(target.runner)  # its features are read from now on
     return Loaded(Engine(runner, batcher, vital=False), target.tokenizer)
 
@@ -114,6 +116,7 @@ async def _load_remote_head(
     request = config.load_request(verifies=False, sole_model=True)
     runner = await batcher.on_device(backend.load_remote_head, checkpoint, found, request, startup)
     await batcher.on_device(runner.warm_up, startup)
+    runner = rehearsed(runner, config.rehearsal, verifies=False)
     return Loaded(Engine(runner, batcher, vital=False), await _tokenizer(backend, found))
 
 
@@ -211,6 +214,7 @@ async def _load(
     runner = await batcher.on_device(_load_warm, backend, checkpoint, request, startup)
     with startup.stage("tokenizer"):
         tokenizer = await _tokenizer(backend, checkpoint)
+    runner = rehearsed(runner, config.rehearsal, verifies)
     shared = runner if link is None else Leader(runner, link, TARGET if verifies else DRAFT)
     return Loaded(Engine(shared, batcher, verifies, _structures(shared, tokenizer)), tokenizer)
 

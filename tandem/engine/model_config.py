@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from tandem.checkpoints.adapter_files import AdapterChoice
 from tandem.checkpoints.locate import CheckpointError, embedded_draft, embedded_head
+from tandem.host.device_times import DeviceTimes
 from tandem.installing import install_command
 from tandem.runners.backends import BACKENDS, BackendSettings, LoadRequest
 from tandem.runners.loading import Execution, Shape
@@ -75,7 +76,8 @@ class ModelConfig:
 
     `default_k`: draft tokens if a request does not set a number; None: chosen by measurement. `adapters`: those of the
     target. `draft_adapters`: those of the draft model, which requests get by the same names. `hand_out_features`: after
-    how many layers the target hands out hidden states; empty: the usual ones.
+    how many layers the target hands out hidden states; empty: the usual ones. `rehearsal`: the device whose step times
+    they take.
     """
 
     execution: Execution = field(default_factory=Execution)
@@ -88,12 +90,15 @@ class ModelConfig:
     adapters: tuple[AdapterChoice, ...] = ()
     draft_adapters: tuple[AdapterChoice, ...] = ()
     hand_out_features: tuple[int, ...] | None = None
+    rehearsal: DeviceTimes | None = None
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
             raise ValueError(f"backend: {self.backend!r} is not one of {', '.join(BACKENDS)}")
         if self.settings is not None and self.settings.backend != self.backend:
             raise ValueError(f"settings: those of backend {self.settings.backend} do not fit {self.backend}")
+        if self.rehearsal and self.execution.tp_degree > 1:
+            raise ValueError("rehearse: is for a target of one process, without --tp_degree")
         if self.backend == "torch":
             _ = self.ranks
 
@@ -124,6 +129,8 @@ def beside_target(models: ModelConfig, native: bool, prefill: bool = False) -> t
         return models, "lookup alone, since no draft model or head of this target is named (--draft_model)"
     if not native:
         why = "not in native steps, where the shipped head was measured to be faster"
+    elif models.rehearsal:
+        why = "--rehearse has the step times of a draft model"
     elif prefill:
         why = "pages of --prefill have no hidden states for a head"
     elif models.draft_adapters:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any, TypeAlias
 
 from tandem.rpc import wire_checks as check
@@ -14,6 +14,7 @@ from tandem.rpc.wire_sampling import sampling_from_wire as sampling_from_wire
 from tandem.rpc.wire_sampling import sampling_to_wire as sampling_to_wire
 from tandem.speculation.acceptance import known_prefix
 from tandem.speculation.draft_store import MAX_NODES
+from tandem.speculation.model_info import Rehearsal
 from tandem.speculation.request import Drafts
 from tandem.speculation.types import (
     MAX_LOGPROBS,
@@ -282,7 +283,7 @@ def _stats_from_wire(message: pb.SpeculationStats) -> SpeculationStats:
     return SpeculationStats(**values)
 
 
-_LISTED = ("end_of_sequence_ids", "adapters", "feature_layers")
+_LISTED = ("end_of_sequence_ids", "adapters", "feature_layers", "rehearsals")
 _INFO = tuple(each.name for each in fields(ModelInfo) if each.name not in _LISTED)
 MOST_LISTED = 2**14
 """Most entries of a list of a model's description or of a request's statistics."""
@@ -305,6 +306,7 @@ def info_to_wire(info: ModelInfo) -> pb.ModelInfo:
         end_of_sequence_ids=info.end_of_sequence_ids,
         adapters=adapters,
         feature_layers=info.feature_layers,
+        rehearsals=[pb.Rehearsal(**asdict(each)) for each in info.rehearsals],
     )
 
 
@@ -326,4 +328,17 @@ def info_from_wire(message: pb.ModelInfo) -> ModelInfo:
         end_of_sequence_ids=tuple(message.end_of_sequence_ids),
         adapters=adapters,
         feature_layers=tuple(message.feature_layers),
+        rehearsals=tuple(_rehearsal_from_wire(each) for each in message.rehearsals),
+    )
+
+
+def _rehearsal_from_wire(message: pb.Rehearsal) -> Rehearsal:
+    return Rehearsal(
+        printable(message.part),
+        printable(message.name),
+        printable(message.device),
+        printable(message.source),
+        message.steps,
+        message.late_steps,
+        check.seconds("late_seconds", message.late_seconds),
     )

@@ -18,6 +18,7 @@ from tandem.speculation.acceptance import known_prefix
 from tandem.speculation.draft_store import MAX_NODES
 from tandem.speculation.draws import BadLogits, StructureFailed
 from tandem.speculation.logprobs import Logits, LogprobsOf, all_logprobs
+from tandem.speculation.model_info import Rehearsal
 from tandem.speculation.processing import Processor
 from tandem.speculation.rules import draft_token, verify_draft
 from tandem.speculation.types import InvalidField, Request, SparseDistribution, Verdict
@@ -237,6 +238,7 @@ class RunnerIdentity:
     device: str
     backend: str
     end_of_sequence_ids: tuple[int, ...] = field(default=())
+    rehearsal: Rehearsal | None = None  # if its steps take the times of another device
 
 
 class RowFailed(RuntimeError):

@@ -5,6 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+@dataclass(slots=True)
+class Rehearsal:
+    """A model whose steps take the times of a device that is not here. The counts rise while it runs.
+
+    `part`: target or draft. `late_steps` ended `late_seconds` later, together, than that device's would have.
+    """
+
+    part: str
+    name: str
+    device: str
+    source: str
+    steps: int = 0
+    late_steps: int = 0
+    late_seconds: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """Describes the model that a server runs; proto/tandem/v1/generation.proto defines the fields.
@@ -32,3 +48,4 @@ class ModelInfo:
     adapters: tuple[tuple[str, str], ...] = ()
     feature_layers: tuple[int, ...] = ()
     feature_size: int = 0
+    rehearsals: tuple[Rehearsal, ...] = ()

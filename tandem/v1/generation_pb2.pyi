@@ -308,7 +308,7 @@ class Adapter(_message.Message):
     def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("model_name", "weights_revision", "tokenizer_sha256", "vocab_size", "max_sequence_length", "max_speculation_length", "kv_slots", "dtype", "device", "backend", "draft_name", "default_speculation_length", "plain_width", "bit_exact", "startup_seconds", "end_of_sequence_ids", "adaptive_speculation_length", "adapters", "feature_layers", "feature_size")
+    __slots__ = ("model_name", "weights_revision", "tokenizer_sha256", "vocab_size", "max_sequence_length", "max_speculation_length", "kv_slots", "dtype", "device", "backend", "draft_name", "default_speculation_length", "plain_width", "bit_exact", "startup_seconds", "end_of_sequence_ids", "adaptive_speculation_length", "adapters", "feature_layers", "feature_size", "rehearsals")
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_REVISION_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_SHA256_FIELD_NUMBER: _ClassVar[int]
@@ -329,6 +329,7 @@ class ModelInfo(_message.Message):
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     FEATURE_LAYERS_FIELD_NUMBER: _ClassVar[int]
     FEATURE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    REHEARSALS_FIELD_NUMBER: _ClassVar[int]
     model_name: str
     weights_revision: str
     tokenizer_sha256: str
@@ -349,4 +350,23 @@ class ModelInfo(_message.Message):
     adapters: _containers.RepeatedCompositeFieldContainer[Adapter]
     feature_layers: _containers.RepeatedScalarFieldContainer[int]
     feature_size: int
-    def __init__(self, model_name: _Optional[str] = ..., weights_revision: _Optional[str] = ..., tokenizer_sha256: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_sequence_length: _Optional[int] = ..., max_speculation_length: _Optional[int] = ..., kv_slots: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., backend: _Optional[str] = ..., draft_name: _Optional[str] = ..., default_speculation_length: _Optional[int] = ..., plain_width: _Optional[int] = ..., bit_exact: bool = ..., startup_seconds: _Optional[float] = ..., end_of_sequence_ids: _Optional[_Iterable[int]] = ..., adaptive_speculation_length: bool = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., feature_layers: _Optional[_Iterable[int]] = ..., feature_size: _Optional[int] = ...) -> None: ...
+    rehearsals: _containers.RepeatedCompositeFieldContainer[Rehearsal]
+    def __init__(self, model_name: _Optional[str] = ..., weights_revision: _Optional[str] = ..., tokenizer_sha256: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_sequence_length: _Optional[int] = ..., max_speculation_length: _Optional[int] = ..., kv_slots: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., backend: _Optional[str] = ..., draft_name: _Optional[str] = ..., default_speculation_length: _Optional[int] = ..., plain_width: _Optional[int] = ..., bit_exact: bool = ..., startup_seconds: _Optional[float] = ..., end_of_sequence_ids: _Optional[_Iterable[int]] = ..., adaptive_speculation_length: bool = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., feature_layers: _Optional[_Iterable[int]] = ..., feature_size: _Optional[int] = ..., rehearsals: _Optional[_Iterable[_Union[Rehearsal, _Mapping]]] = ...) -> None: ...
+
+class Rehearsal(_message.Message):
+    __slots__ = ("part", "name", "device", "source", "steps", "late_steps", "late_seconds")
+    PART_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    LATE_STEPS_FIELD_NUMBER: _ClassVar[int]
+    LATE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    part: str
+    name: str
+    device: str
+    source: str
+    steps: int
+    late_steps: int
+    late_seconds: float
+    def __init__(self, part: _Optional[str] = ..., name: _Optional[str] = ..., device: _Optional[str] = ..., source: _Optional[str] = ..., steps: _Optional[int] = ..., late_steps: _Optional[int] = ..., late_seconds: _Optional[float] = ...) -> None: ...

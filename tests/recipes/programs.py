@@ -65,7 +65,10 @@ KNOWN: dict[str, str] = {
 }
 ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/metrics")
 FIELDS = {"model", "prompt", "messages", "max_tokens", "temperature", "stream"}
-ENVIRONMENT = "/opt/aws_neuronx_venv_pytorch_2_9_nxd_inference/bin/activate"  # of AWS's image, by its documentation
+ENVIRONMENTS = (  # of AWS's images, by its documentation
+    "/opt/aws_neuronx_venv_pytorch_2_9_nxd_inference/bin/activate",
+    "/opt/aws_neuronx_venv_torch_neuronx_2_14_0/bin/activate",
+)
 
 
 def check(words: list[str]) -> str:
@@ -172,7 +175,7 @@ def _eksctl(name: str, words: list[str]) -> str:
 
 
 def _source(name: str, words: list[str]) -> str:
-    assert words[1] == ENVIRONMENT
+    assert words[1] in ENVIRONMENTS
     return "the environment that docs/trainium-nxdi.md names"
 
 

@@ -50,6 +50,25 @@ def test_the_plans_of_a_page_are_the_programs_output(page: Path, capsys: pytest.
     assert shown > 2 or page.parent.name != "recipes"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_disk_of_a_page_holds_what_its_plans_add_up_to(page: Path, capsys: pytest.CaptureFixture[str]):
+    text = page.read_text(encoding="utf-8")
+    plans = [plan_output(line, capsys) for line in text.splitlines() if "python main.py --role plan" in line]
+    needed = [int(re.search(r"^Disk: ([\d,]+) GB", plan, re.MULTILINE)[1].replace(",", "")) for plan in plans]
+    volumes = [int(size) * 2**30 / 1e9 for size in re.findall(r"VolumeSize=(\d+)", text)]
+    assert plans and (volumes or "eksctl" in text)
+    together = sum(needed) if "FP8" in text else max(needed)  # that page serves both checkpoints it plans
+    assert all(volume >= max(together, 512) for volume in volumes)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_an_image_with_nxd_inference_is_asked_for_by_an_sdk_that_has_it(page: Path):
+    text = page.read_text(encoding="utf-8")
+    images = re.findall(r"describe-images .*", text)
+    assert all("Neuron SDK 2." in image for image in images)
+    assert "_nxd_inference/bin" not in text or re.search(r"Neuron SDK 2\.(28\.1|31)\*", "".join(images))
+
+
 @pytest.mark.parametrize("page", WITH_THE_INDEX, ids=lambda page: page.stem)
 def test_a_page_says_that_nothing_ran_on_a_device(page: Path):
     text = " ".join(page.read_text(encoding="utf-8").split())
@@ -105,7 +124,7 @@ def test_a_recipe_goes_from_an_empty_account_to_a_report_and_back(page: Path):
     assert [heading for heading in headings if heading in steps] == steps
 
 
-@pytest.mark.parametrize("name", ["llama-405b-fp8.json", "llama-405b-fp8-draft.json", "llama-405b-bf16.json"])
+@pytest.mark.parametrize("name", ["llama-405b-fp8.json", "llama-405b-bf16.json"])
 def test_a_neuron_config_of_a_recipe_is_an_object(name: str):
     assert isinstance(json.loads((ROOT / "docs/recipes" / name).read_text(encoding="utf-8")), dict)
 
@@ -115,5 +134,5 @@ def test_the_fp8_recipe_leaves_out_what_the_checkpoint_leaves_out():
     config = json.loads((ROOT / "docs/recipes/llama-405b-fp8.json").read_text(encoding="utf-8"))
     kept = set(config["modules_to_not_convert"])
     assert kept == {"lm_head", "layers.0.mlp", "layers.125.mlp", *(f"layers.{n}.self_attn" for n in range(126))}
-    assert config["context_encoding_buckets"] == [1024, 2048, 4096, 10240, 12288]
+    assert config["context_encoding_buckets"] == [2048, 4096, 10240, 12288]
     assert (config["speculation_length"], config["logical_nc_config"]) == (7, 2)

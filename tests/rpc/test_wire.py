@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tandem.rpc.wire_checks import MOST_ROWS, MOST_TOKENS
 from tandem.rpc.wire_verdicts import VerdictBounds, answer_from_wire
 from tandem.speculation.chat import ChatMessage, ToolCall
 from tandem.speculation.draft_store import MAX_NODES
+from tandem.speculation.model_info import Rehearsal
 from tandem.speculation.request import Drafts
 from tandem.speculation.types import (
     SAMPLING_FIELDS,
@@ -223,8 +225,15 @@ def test_every_finish_reason_has_its_name_on_the_wire() -> None:
 
 def test_every_field_of_the_messages_is_filled() -> None:
     """A field that is added to the contract and forgotten here would stay empty."""
-    info = ModelInfo("n", "r", "t", 1, 2, 3, 4, "d", "c", "b", "m", 5, 6, True, 7.0, (8,), True, (("a", "r"),), (2,), 9)
-    assert len(wire.info_to_wire(info).ListFields()) == len(pb.ModelInfo.DESCRIPTOR.fields)
+    told = Rehearsal("target", "n", "d", "s", 10, 2, 0.5)
+    info = ModelInfo(
+        "n", "r", "t", 1, 2, 3, 4, "d", "c", "b", "m", 5, 6, True, 7.0, (8,), True, (("a", "r"),), (2,), 9, (told,)
+    )
+    message = wire.info_to_wire(info)
+    assert len(message.ListFields()) == len(pb.ModelInfo.DESCRIPTOR.fields)
+    assert len(message.rehearsals[0].ListFields()) == len(pb.Rehearsal.DESCRIPTOR.fields)
+    valid = replace(info, vocab_size=10)
+    assert wire.info_from_wire(through_bytes(wire.info_to_wire(valid))) == valid
     full = SpeculationStats(
         1, 3, 2, [1], [1], 1.0, 1.0, 1.0, 1.0, 1.0, 1, 1, {"model": 3}, {"model": 2}, 1, 1, [1], 1, 1, "", 1, 1, 1, 1
     )

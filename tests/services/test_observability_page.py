@@ -20,8 +20,10 @@ from tandem.engine.structures import Structures
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.observability.metrics import Metrics
 from tandem.services.observability.prefill_metrics import watch_prefill, watch_prefill_pages
+from tandem.services.observability.rehearsal_metrics import watch_rehearsals
 from tandem.services.sessions.table import SessionTable
 from tandem.speculation.fallible import DrafterHealth
+from tandem.speculation.model_info import Rehearsal
 from tests.support import REPOSITORY, run, toy
 
 NAME = r"(?:vllm|tandem):[a-z0-9_]+"
@@ -44,6 +46,7 @@ def exported() -> dict[str, str]:
     metrics.watch_fused(Engine(runner, batcher))
     engine, copies = Engine(runner, batcher), run(PageCopies.of(runner, batcher))
     watch_prefill(metrics.states, RemotePrefill(engine, None, copies))  # type: ignore[arg-type]
+    watch_rehearsals(metrics.states, [Rehearsal("target", "a name", "a device", "a test")])
     watch_prefill_pages(metrics.states, PrefillPages(engine, copies))
     metrics.started({"total": 1.0})
     run(batcher.close())

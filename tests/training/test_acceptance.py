@@ -17,6 +17,7 @@ from tandem.engine.engine import Engine
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.model_drafter import ModelDrafter
 from tandem.engine.sequences import LocalVerifier
+from tandem.host.published_times import times_named
 from tandem.runners.loading import Shape
 from tandem.runners.toy import ToyConfig
 from tandem.speculation.drafters import NgramDrafter
@@ -142,6 +143,7 @@ def test_the_role_prints_tables_and_writes_figures(tmp_path: Path, capsys: pytes
     for part in ("Agreement", "Rounds of 2", "speculation length", "cost ratio", "hybrid", "file"):
         assert part in text
     assert "How sure: noise:\n  - prompts that were answered: 2" in text
+    assert times_named(str(output.with_suffix(".step_times.json"))).draft
     figures = json.loads(output.read_text())
     assert {d["sureness"] for d in figures["drafters"]} == {"noise"} and 0 <= figures["machine_load"]["others"] <= 1
     assert figures["prompts"] == {"file": 2}

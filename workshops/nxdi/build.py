@@ -193,14 +193,9 @@ def _draft_fields(fields: Mapping[str, Any], settings: NxdiSettings) -> dict[str
     degree = own.get("tp_degree", fields["tp_degree"])
     if degree < 1 or fields["tp_degree"] % degree:
         raise ValueError(f"draft_neuron_config: tp_degree {degree} does not divide the target's {fields['tp_degree']}")
-    draft = {**fields, **own}
+    draft = {**fields, **own, "modules_to_not_convert": own.get("modules_to_not_convert")}
     if "draft_model_modules_to_not_convert" in fields:
         draft["modules_to_not_convert"] = fields["draft_model_modules_to_not_convert"]
-    elif fields.get("quantized") and "quantized" not in own:
-        raise ValueError(
-            "quantized: a fused draft's weights are read as they are; name draft_model_modules_to_not_convert, "
-            "or give draft_neuron_config with quantized false"
-        )
     if not draft.get("quantized"):
         draft.pop("quantized_checkpoints_path", None)
     if own.get("torch_dtype", fields.get("torch_dtype")) != fields.get("torch_dtype") and (

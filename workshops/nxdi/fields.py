@@ -86,8 +86,20 @@ def check_names(given: Mapping[str, Any], field: str = "neuron_config") -> None:
         _check(nested, known, f"{field}: {name}")
 
 
+_ELSEWHERE = {
+    "trace_tokengen_model": "since 0.3 it decides by itself which models it traces; leave it out",
+    "skip_compile": "what is compiled already is found in --compiled_dir; leave it out",
+    "compiled_model_path": "it is --compiled_dir here",
+    "pad_token_id": "it is of the model's config.json, and Tandem pads rows itself; leave it out",
+    "temperature": "requests bring it (--temperature); leave it out",
+}
+"""Names of its demo, of older versions or of a model's configuration, and where what they mean is said here."""
+
+
 def _check(given: Iterable[str], known: frozenset[str], field: str) -> None:
     for name in given:
+        if name not in known and name in _ELSEWHERE:
+            raise ValueError(f"{field}: NxD Inference has no field {name!r}: {_ELSEWHERE[name]}")
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             hint = f"; did you mean {near[0]}?" if near else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from tandem.workshops.nxdi.availability import require_nxdi, versions
 from tandem.workshops.nxdi.build import Build, BuildRequest, Kind, plan_build
 from tandem.workshops.nxdi.checkpoint import ModelFacts, facts, text_config
 from tandem.workshops.nxdi.fused import FusedDraft, FusedRunner
+from tandem.workshops.nxdi.quantisation import check_target, fp8_environment, with_draft_kept
 from tandem.workshops.nxdi.runner import NxdiRunner
 from tandem.workshops.nxdi.settings import NxdiSettings
 from tandem.workshops.nxdi.store import publish
@@ -24,6 +26,10 @@ from tandem.workshops.nxdi.store import publish
 if TYPE_CHECKING:
     from tandem.runners.loading import Execution, Shape
     from tandem.workshops.nxdi.sdk import Application
+
+log = logging.getLogger("tandem.engine")
+_CONTEXT_KERNELS = ("attn_kernel_enabled", "mlp_kernel_enabled", "quantized_mlp_kernel_enabled")
+_SHORT_BUCKET = 1024  # tokens
 
 Start = Callable[[Build, ModelFacts, ModelFacts | None, CompiledFolder], "Application"]
 
@@ -88,6 +94,8 @@ def _planned(
     adapters = read_adapters(settings.adapters) if verifies else ()
     build = plan_build(_request(kind, execution, shape), settings, adapters)
     own = facts(checkpoint, build.max_length)
+    check_target(build, own)
+    _warn_of_short_buckets(build)
     return build, own, _wanted(build, checkpoint, own, None, settings)
 
 
@@ -107,6 +115,9 @@ def _planned_pair(
         raise CheckpointError(
             f"{other.folder}: {other.vocab_size} token ids, the target has {own.vocab_size}; a fused graph has one"
         )
+    check_target(build, own)
+    _warn_of_short_buckets(build)
+    build = with_draft_kept(build, other)
     return build, own, other, _wanted(build, target, own, (draft, other), settings)
 
 
@@ -116,6 +127,18 @@ def start_on_device(build: Build, target: ModelFacts, draft: ModelFacts | None, 
     from tandem.workshops.nxdi.sdk import start
 
     return start(build, target, draft, wanted)
+
+
+def _warn_of_short_buckets(build: Build) -> None:
+    """AWS's tutorial of Llama-3.1-405B warns of a "Numerical Error" for kernels with short context buckets."""
+    kernels = [name for name in _CONTEXT_KERNELS if build.neuron.get(name)]
+    short = [chunk for chunk in build.layout.chunks if chunk < _SHORT_BUCKET]
+    if kernels and short:
+        log.warning(
+            "neuron_config: %s with context buckets of %d tokens and less: AWS warns of numerical errors; give "
+            "context_encoding_buckets that begin at 2048",
+            *(", ".join(kernels), _SHORT_BUCKET),
+        )
 
 
 def _request(kind: Kind, execution: Execution, shape: Shape) -> BuildRequest:
@@ -146,6 +169,8 @@ def _wanted(
     }
     if build.adapters:
         made_from |= {"adapters": dict(build.adapters)}
+    if variables := fp8_environment(build.neuron):
+        made_from |= {"environment": variables}
     if draft is not None:
         made_from |= {"draft": _source(*draft), "draft_neuron_config": dict(build.draft or {})}
     name = f"{checkpoint.name.replace('/', '--')}-{build.kind.value}"

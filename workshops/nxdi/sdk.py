@@ -21,6 +21,7 @@ from tandem.workshops.nxdi.artifacts import CompiledFolder, ensure
 from tandem.workshops.nxdi.build import Build, Kind
 from tandem.workshops.nxdi.checkpoint import ModelFacts, older_rope
 from tandem.workshops.nxdi.lines import ForwardCall
+from tandem.workshops.nxdi.quantisation import fp8_environment
 from tandem.workshops.nxdi.runner import StepOutput
 
 log = logging.getLogger("tandem.engine")
@@ -35,7 +36,6 @@ CLASSES = {
     "qwen3": "NeuronQwen3ForCausalLM",
     "qwen3_moe": "NeuronQwen3MoeForCausalLM",
 }
-FP8 = {"XLA_HANDLE_SPECIAL_SCALAR": "1", "UNSAFE_FP8FNCAST": "1"}  # as inference_demo.py sets them
 
 
 class Application:
@@ -113,10 +113,9 @@ def compile_only(build: Build, target: ModelFacts, draft: ModelFacts | None, wan
 
 
 def _open(build: Build, target: ModelFacts, draft: ModelFacts | None) -> Any:
+    os.environ.update(fp8_environment(build.neuron))  # before anything of NxDI is imported
     cls = _class(target)
     fields = copy.deepcopy(dict(build.neuron))
-    if _is_fp8(fields):
-        os.environ.update({name: os.environ.get(name, value) for name, value in FP8.items()})
     try:
         neuron = _neuron_config(cls, fields)
         config = cls.get_config_cls()(neuron, load_config=_load_config(target.folder))
@@ -200,11 +199,6 @@ def _load_config(folder: str) -> Any:
     for name, value in rope.items():
         setattr(config, name, value)
     return load_pretrained_config(hf_config=config)
-
-
-def _is_fp8(fields: Mapping[str, Any]) -> bool:
-    eight = fields.get("quantized") and fields.get("quantization_dtype") == "f8e4m3"
-    return bool(eight or fields.get("kv_cache_quant"))
 
 
 @contextmanager

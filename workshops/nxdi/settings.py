@@ -72,7 +72,9 @@ FUSED_ONLY = ("on_device_sampling_config", "output_logits", "async_mode", "draft
 
 QUANTIZING = (
     *("quantized", "quantized_checkpoints_path", "quantization_dtype", "quantization_type", "modules_to_not_convert"),
+    *("quantized_mlp_kernel_enabled", "rmsnorm_quantize_kernel_enabled", "activation_quantization_type"),
 )
+"""Fields that a draft keeps only with quantized weights of its own: its checkpoint is read as it is."""
 
 
 def apart(settings: NxdiSettings) -> NxdiSettings:
@@ -87,9 +89,8 @@ def draft_apart(settings: NxdiSettings) -> NxdiSettings:
     fields = {**apart(settings).neuron_config, **{k: v for k, v in own.items() if k not in (*FUSED_ONLY, *OURS)}}
     if "draft_model_modules_to_not_convert" in given:
         fields["modules_to_not_convert"] = given["draft_model_modules_to_not_convert"]
-    if not fields.get("quantized"):
-        for name in QUANTIZING:
-            fields.pop(name, None)
+    if not (fields.get("quantized") and "quantized_checkpoints_path" in own):
+        fields = {name: value for name, value in fields.items() if name not in QUANTIZING}
     degree = int(own.get("tp_degree", settings.tp_degree))
     return replace(apart(settings), neuron_config=fields, tp_degree=degree, adapters=())
 

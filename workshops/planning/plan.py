@@ -23,6 +23,7 @@ from tandem.workshops.planning.placement import (
 )
 from tandem.workshops.planning.shapes import Converted, DecoderShape, read_shape
 from tandem.workshops.planning.sharding import Degree, Route, Weights, degrees
+from tandem.workshops.planning.storage import Storage, storage_lines, storage_of
 
 BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "float32": 4}
 CHUNK = 64  # tokens of a prompt per step
@@ -84,6 +85,7 @@ class Plan:
     degrees: tuple[tuple[Degree, Process | None], ...]
     draft_degrees: tuple[Degree, ...]
     placements: tuple[Placement, ...]
+    storage: Storage
     remarks: tuple[str, ...]
 
 
@@ -116,10 +118,12 @@ def make_plan(config: PlanConfig, instance: Instance | None = None) -> Plan:
     rows = tuple((d, None if d.refused else process_of(pair, "target", d.degree)) for d in found)
     placements = compared(pair, config.cores, config.degree)
     budget = compile_budget(placements, config.compile_minutes)
-    remarks = (*_remarks(config, pair), *pair_remark(pair, placements), *budget, *advice(pair, placements))
+    storage = storage_of(pair, placements)
+    remarks = (*_remarks(config, pair), *pair_remark(pair, placements), *budget, *storage_lines(storage))
+    remarks = (*remarks, *advice(pair, placements))
     apart = draft is not None and not pair.head
     draft_degrees = degrees(draft, instance.chip, instance.cores(lnc), route) if draft and apart else ()
-    return Plan(pair, rows, draft_degrees, placements, remarks)
+    return Plan(pair, rows, draft_degrees, placements, storage, remarks)
 
 
 def _draft(folder: str, target: DecoderShape) -> DecoderShape:

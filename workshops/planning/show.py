@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from tandem.workshops.planning.memory import ASSUMPTIONS, Core, Load
@@ -153,6 +154,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "target_degrees": [{**_degree_json(d), "alone": _process_json(p) if p else None} for d, p in plan.degrees],
         "draft_degrees": [_degree_json(d) for d in plan.draft_degrees],
         "placements": [_placement_json(placement) for placement in plan.placements],
+        "storage": {**asdict(plan.storage), "disk": plan.storage.disk},
         "remarks": list(plan.remarks),
     }
 

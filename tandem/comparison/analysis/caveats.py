@@ -19,6 +19,7 @@ def caveats(endpoints: Sequence[Endpoint]) -> list[str]:
     started = [e for e in endpoints if e.log is not None]
     hosts = list(dict.fromkeys(_host(e) for e in endpoints))
     said: list[str] = []
+    said_of_steps = _rehearsed(endpoints)
     if given and started:
         said.append(
             f"Not all servers were started alike: {joined([_described(e) for e in given])} ran already;"
@@ -33,7 +34,23 @@ def caveats(endpoints: Sequence[Endpoint]) -> list[str]:
         said.append(f"The servers' settings differ: {apart}.")
     if given and started:
         said.append("Connect all of them, or none, for a comparison of architectures alone.")
-    return said
+    return [*said_of_steps, *said]
+
+
+def _rehearsed(endpoints: Sequence[Endpoint]) -> list[str]:
+    """Says whose step times were taken, and how many steps took longer here."""
+    told = [each for endpoint in endpoints for each in endpoint.model.rehearsals]
+    if not told:
+        return []
+    first, steps, late = told[0], sum(each.steps for each in told), sum(each.late_steps for each in told)
+    by = 1000 * sum(each.late_seconds for each in told) / late if late else 0.0
+    counted = f"{late} of {steps} steps were late" + (f", by {by:.1f} ms on average" if late else "")
+    if all(each.part == "draft" for each in told):
+        counted += " (drafts; those of targets are in their logs)"
+    return [
+        f"Rehearsed: real models and a real wire, with steps that take the times of {first.device} ({first.source}),"
+        f" not this machine's; {counted}."
+    ]
 
 
 def unlike(endpoints: Sequence[Endpoint], name: str, other: str) -> str | None:

@@ -178,11 +178,15 @@ def _interval(sides: Sequence[Side]) -> Interval | None:
         return percentiles(new / old)
 
 
+COMPARED_SETTINGS = ("max_new_tokens", "speculation_length", "num_runs", "model", "draft_model", "draft", "dtype",
+                     "rehearse")  # fmt: skip
+
+
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     """Yields what else differs: architectures, settings, machines, and the tokens of requests."""
     old, new = _grouped(before), _grouped(after)
     yield from (f"{c}, {a}: not in both" for c, a in sorted(set(old) ^ set(new)))
-    for name in ("max_new_tokens", "speculation_length", "num_runs", "model", "draft_model", "draft", "dtype"):
+    for name in COMPARED_SETTINGS:
         then, now = before["settings"].get(name), after["settings"].get(name)
         if then != now:
             yield f"{name}: {then} then, {now} now"

@@ -2,21 +2,25 @@
 
 The proxy forwards every byte half a round-trip time after it arrived. With a bandwidth limit, bytes also queue for the
 link, which all connections of the proxy share; each direction has its own link. A new connection costs one round trip
-before its first byte, like TCP's handshake. No data is lost and there is no congestion window: a sender gets the whole
-link at once, as on a connection that has been in use for a while.
+before its first byte, like TCP's handshake. There is no congestion window: a sender gets the whole link at once, as on
+a connection that has been in use for a while. Recorded links, jitter and losses delay data, and none is missing
+(impairments.py).
 
 The proxy is a separate process, so that the caller's Python threads do not delay it, and it imports only the standard
 library, so that it starts quickly. It reads commands from stdin, answers each with one line on stdout, and exits when
 stdin is closed:
 
-    listen HOST:PORT     ok PORT      forwards a new port on 127.0.0.1 to that address
-    set RTT_MS MBPS      ok           changes the link, also for open connections; MBPS may be `none`
+    listen HOST:PORT     ok PORT      forwards a new port on 127.0.0.1 to that address, up the link
+    listen-back HOST:PORT  ok PORT    the same for a caller at the far end: its requests go down
+    set RTT_MS MBPS [JSON]  ok [AT]   changes the link, also for open connections; MBPS may be `none`, JSON:
+                                      Impairments, AT: when recorded links began, by time.monotonic
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import math
 import os
 import socket
@@ -24,15 +28,26 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 
 from tandem.comparison.links.delay_wire import MAX_FD, Action, Loop, Wire, sharpen_timers
+from tandem.comparison.links.impairments import Impairments, Misfortune
+from tandem.comparison.links.trace import TracedLink, read_trace
 
 READ_BYTES = 65_536
 IN_FLIGHT_BYTES = 16 * 2**20
 """The bytes in flight in one direction of one connection. Beyond it, the proxy stops reading from the sender."""
 
 END = b""
+
+
+@dataclass(slots=True)
+class Piece:
+    """Bytes under way, due at a time. `told`: whether the sender knows of their fate, or still may learn of a loss."""
+
+    data: bytes
+    due: float
+    told: bool
 
 
 class Pipe:
@@ -49,7 +64,7 @@ class Pipe:
     ) -> None:
         self._loop, self._wire, self._source, self._sink = loop, wire, source, sink
         self._broken, self._ended = broken, ended
-        self._last_due = 0.0
+        self._under_way: deque[Piece] = deque()
         self._in_flight = 0
         self._arrived: deque[bytes] = deque()
         self._read_all = False
@@ -59,9 +74,9 @@ class Pipe:
         if self._source.fileno() >= 0 and not self._read_all and self._in_flight <= IN_FLIGHT_BYTES:
             self._loop.reading[self._source.fileno()] = self._read
 
-    def due(self, now: float, size: int) -> float:
-        self._last_due = max(self._last_due, self._wire.due(now, size))
-        return self._last_due
+    def emptied(self, now: float) -> float:
+        """Returns when all that was sent has arrived, and what is sent now."""
+        return max([now + self._wire.delay, *(piece.due for piece in self._under_way)])
 
     def _read(self, now: float) -> None:
         try:
@@ -74,16 +89,28 @@ class Pipe:
         self._read_all = not data
         self._in_flight += len(data)
         for piece in self._wire.pieces(data) if data else (END,):
-            due = self.due(now, len(piece))
-            self._loop.at(due, partial(self._arrive, piece))
+            self._send(now, piece)
         if self._read_all or self._in_flight > IN_FLIGHT_BYTES:
             self._loop.reading.pop(self._source.fileno(), None)
 
-    def _arrive(self, piece: bytes) -> None:
-        if self._sink.fileno() < 0:
-            return
-        self._arrived.append(piece)
-        if self._sink.fileno() not in self._loop.writing:
+    def _send(self, now: float, data: bytes) -> None:
+        """Puts bytes on the wire. Those that arrive tell the sender of earlier ones that did not (RACK)."""
+        due, fate = self._wire.due(now, len(data)), self._wire.fate
+        losses = fate.losses() if data else 0
+        if not losses:
+            for lost in (piece for piece in self._under_way if not piece.told):
+                lost.due, lost.told = min(lost.due, due + fate.repair_s), True
+                self._loop.at(lost.due, self._arrive)
+        piece = Piece(data, due + fate.timeouts(losses), losses != 1)
+        self._under_way.append(piece)
+        self._loop.at(piece.due, self._arrive)
+
+    def _arrive(self) -> None:
+        """Hands over what is due, in order: what is behind a late piece waits for it."""
+        now = time.monotonic()
+        while self._under_way and self._under_way[0].due <= now:
+            self._arrived.append(self._under_way.popleft().data)
+        if self._arrived and self._sink.fileno() >= 0 and self._sink.fileno() not in self._loop.writing:
             self._deliver()
 
     def _deliver(self) -> None:
@@ -151,7 +178,7 @@ class Connection:
         """Handles the end of one side: delivers what it sent, then closes the other side."""
         news = self._up if sock is self._near else self._down
         self._loop.close(sock)
-        self._loop.at(news.due(time.monotonic(), 0), self._abort)
+        self._loop.at(news.emptied(time.monotonic()), self._abort)
 
     def _abort(self) -> None:
         self._loop.abort(self._near)
@@ -186,11 +213,12 @@ class Proxy:
         self._loop.run()
 
     def answer(self, line: str) -> str:
-        match line.split():
-            case ["listen", upstream]:
-                return self._answered(lambda: str(self.listen(upstream)))
-            case ["set", rtt_ms, mbps]:
-                return self._answered(lambda: self.set(float(rtt_ms), None if mbps == "none" else float(mbps)))
+        match line.split(maxsplit=3):
+            case ["listen" | "listen-back" as way, upstream]:
+                return self._answered(lambda: str(self.listen(upstream, back=way == "listen-back")))
+            case ["set", rtt_ms, mbps, *rest]:
+                more = "".join(rest) or "{}"
+                return self._answered(lambda: self.set(float(rtt_ms), None if mbps == "none" else float(mbps), more))
         return f"error {line!r} is not a command"
 
     @staticmethod
@@ -200,15 +228,25 @@ class Proxy:
         except (OSError, ValueError) as error:
             return f"error {error}"
 
-    def set(self, rtt_ms: float, mbps: float | None) -> None:
-        """Applies the settings to new data; data in flight keeps its due time."""
+    def set(self, rtt_ms: float, mbps: float | None, more: str = "{}") -> str:
+        """Applies the settings to new data; data in flight keeps its due time. Recorded links begin now, as it says."""
         if not (0 <= rtt_ms < math.inf and (mbps is None or 0 < mbps < math.inf)):
             raise ValueError(f"RTT {rtt_ms} ms with {mbps} Mbit/s is not a valid link")
-        for wire in (self._up, self._down):
-            wire.delay = rtt_ms / 2000
-            wire.rate = None if mbps is None else mbps * 1e6
+        of = Impairments(**json.loads(more))
+        of.check()
+        recorded = [read_trace(path) if path else () for path in (of.trace_up, of.trace_down)]
+        now = time.monotonic()
+        for seed, wire, share, rate, times in (
+            (1, self._up, of.up_share, of.up_mbps or mbps, recorded[0]),
+            (2, self._down, 1 - of.up_share, mbps, recorded[1]),
+        ):
+            wire.delay, wire.rate = share * rtt_ms / 1000, None if rate is None else rate * 1e6
+            wire.trace = TracedLink(times, now) if times else None
+            wire.fate = Misfortune(of.jitter_ms / 1000, of.loss, rtt_ms / 1000, seed)
+        return repr(now) if of.trace_up else ""
 
-    def listen(self, upstream: str) -> int:
+    def listen(self, upstream: str, back: bool = False) -> int:
+        ways = (self._down, self._up) if back else (self._up, self._down)
         host, _, port = upstream.rpartition(":")
         if not 0 < int(port) < 65536:
             raise ValueError(f"{port} is not a port")
@@ -223,7 +261,7 @@ class Proxy:
                 if near.fileno() > MAX_FD:
                     near.close()
                 else:
-                    Connection(self._loop, self._up, self._down, near, family, address)
+                    Connection(self._loop, *ways, near, family, address)
 
         self._loop.reading[listener.fileno()] = accept
         return int(listener.getsockname()[1])

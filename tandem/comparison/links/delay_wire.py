@@ -14,7 +14,9 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 
+from tandem.comparison.links.impairments import Misfortune
 from tandem.comparison.links.settings import SEGMENT_BYTES, wire_bits
+from tandem.comparison.links.trace import IP_TCP_BYTES, TracedLink
 
 PIECE_SECONDS = 0.001
 """The duration of the pieces in which data is sent under a bandwidth limit; a piece is at least one segment."""
@@ -70,25 +72,36 @@ class Loop:
 
 
 class Wire:
-    """One direction of the link, with `delay` in seconds and `rate` in bits per second (None: unlimited)."""
+    """One direction of the link, with `delay` in seconds and `rate` in bits per second (None: unlimited).
+
+    `trace`: a recorded link in place of the rate. `fate`: jitter and losses.
+    """
 
     def __init__(self) -> None:
         self.delay = 0.0
         self.rate: float | None = None
+        self.trace: TracedLink | None = None
+        self.fate = Misfortune(0.0, 0.0, 0.0, 0)
         self._free_at = 0.0
 
     def due(self, now: float, size: int) -> float:
         """Returns when the last of `size` bytes sent at `now` arrives; occupies the wire while they are sent."""
+        return self._leaves(now, size) + self.delay + self.fate.jitter()
+
+    def _leaves(self, now: float, size: int) -> float:
+        if self.trace:
+            return self.trace.leaves(now, size + IP_TCP_BYTES) if size else now
         if self.rate is None:
-            return now + self.delay
+            return now
         self._free_at = max(now, self._free_at) + wire_bits(size) / self.rate
-        return self._free_at + self.delay
+        return self._free_at
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
-        if self.rate is None:
+        by_segment = self.trace is not None or self.fate.by_segment
+        if self.rate is None and not by_segment:
             yield data
             return
-        segments = max(1, int(self.rate * PIECE_SECONDS / 8 / SEGMENT_BYTES))
+        segments = 1 if by_segment else max(1, int((self.rate or 0) * PIECE_SECONDS / 8 / SEGMENT_BYTES))
         for start in range(0, len(data), segments * SEGMENT_BYTES):
             yield data[start : start + segments * SEGMENT_BYTES]
 

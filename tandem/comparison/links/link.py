@@ -12,8 +12,10 @@ Servers run at the far end of a link. Its settings can change while they run:
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import asdict
 
 from tandem.comparison.links.line_process import LineProcess
 from tandem.comparison.links.overhead import Echo, LinkOverhead, measure_overhead
@@ -42,8 +44,11 @@ class Link:
     async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()
 
-    async def listen(self, upstream: str) -> str:
-        """Returns the host:port that leads across the link to the server at host:port `upstream`."""
+    async def listen(self, upstream: str, back: bool = False) -> str:
+        """Returns the host:port that leads across the link to the server at host:port `upstream`.
+
+        `back`: for callers at the far end of a server at the near end.
+        """
         return upstream
 
     async def set(self, settings: LinkSettings) -> None:
@@ -77,12 +82,13 @@ class DelayLink(Link):
         await self._proxy.start()
         return self
 
-    async def listen(self, upstream: str) -> str:
+    async def listen(self, upstream: str, back: bool = False) -> str:
         """Returns the address on 127.0.0.1 that leads to `upstream`. Raises ValueError if that is not an address."""
-        return f"{self.host}:{await self._proxy.ask(f'listen {upstream}')}"
+        way = "listen-back" if back else "listen"
+        return f"{self.host}:{await self._proxy.ask(f'{way} {upstream}')}"
 
     async def set(self, settings: LinkSettings) -> None:
         """Changes the settings, also for open connections; data in flight keeps its due time and its order."""
         bandwidth = "none" if settings.bandwidth_mbps is None else f"{settings.bandwidth_mbps!r}"
-        await self._proxy.ask(f"set {settings.rtt_ms or 0.0!r} {bandwidth}")
+        await self._proxy.ask(f"set {settings.rtt_ms or 0.0!r} {bandwidth} {json.dumps(asdict(settings.but))}")
         self.settings = settings

@@ -47,6 +47,7 @@ def server_command(
         "--tp_degree": group.degree if group and group.degree > 1 else None,
         "--cores": group.cores if group else None,
         "--compiled_dir": config.compiled_dir,
+        "--rehearse": config.rehearse,
         "--neuron_config": config.neuron_config,
     }
     if role == "fused_target":

@@ -8,13 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tandem.comparison.links.settings import LINK_KINDS, LinkKind
+from tandem.comparison.links.impairments import STEADY, TRACE, Impairments, traces_named
+from tandem.comparison.links.settings import LINK_KINDS
 from tandem.comparison.measuring.architectures import COMPARED, CONNECTABLE, DEFAULT, HEADED
 from tandem.comparison.measuring.conditions import Condition, plan
 from tandem.comparison.measuring.json_form import HIDDEN, encoded
 from tandem.comparison.measuring.loads import Load, check_length, check_loads
+from tandem.comparison.measuring.others_workloads import read_arrivals
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.comparison.report.blocks import FORMATS
+from tandem.host.published_times import times_named
 from tandem.rpc.credentials import Credentials
 from tandem.speculation.types import GenerationRequest, Rule, SamplingParams
 from tandem.workshops.planning.head_shape import holds_head
@@ -33,21 +36,23 @@ class ComparisonConfig:
     """The configuration of a comparison. None leaves the choice to the servers.
 
     The base condition uses `sampling`, the first of `rtts_ms` and the first of `rules`; see
-    tandem/comparison/measuring/conditions.py. Without `rtts_ms` and `bandwidth_mbps` no link is emulated.
+    tandem/comparison/measuring/conditions.py. Without `rtts_ms`, `bandwidth_mbps` and what
+    tandem/comparison/links/impairments.py has, no link is emulated; `link` may be trace:UP,DOWN.
     `speculation_length` None chooses the length adaptively. `connect` maps architectures to the HOST:PORT of running
     servers, and `credentials` are sent to those only. `pipeline` applies to the draft worker of the distributed
     architecture and, unless it is "on", to the target of remote_draft. `head` is the EAGLE-3 head of distributed_head,
     which gets features in `feature_format`, of the last `feature_context` positions of a prompt, from a target with
     `hand_out_features` (as the flag of that name). `baseline` is an earlier comparison.json, parsed.
 
-    `concurrency` and `rate` (requests per second) are the loads, see tandem/comparison/measuring/loads.py; each answers
-    `max_num_completed_requests` under the base condition. `mean_input_tokens` cuts their prompts to a length,
-    `mean_output_tokens` sets the length of their outputs.
+    `concurrency` and `rate` (requests per second; `arrivals`: a file with their pattern) are the loads, see
+    tandem/comparison/measuring/loads.py; each answers `max_num_completed_requests` under the base condition.
+    `mean_input_tokens` cuts their prompts to a length, `mean_output_tokens` sets the length of their outputs.
 
     `tp_degree` cores or processes share each target. With a `placement`, every architecture has the same cores of this
     host, and they are measured in turn, because a device's core belongs to one process. `draft_device` "cpu" puts the
     draft on the host's CPU where it is apart, whatever the target runs on. `neuron_config` and
-    `draft_neuron_config` (JSON or a file) and `compiled_dir` are passed on to servers.
+    `draft_neuron_config` (JSON or a file) and `compiled_dir` are passed on to servers, and so is `rehearse`, the
+    name of the device whose step times they take.
     """
 
     prompts: tuple[Prompt, ...]
@@ -61,11 +66,16 @@ class ComparisonConfig:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     rtts_ms: tuple[float, ...] = ()
     bandwidth_mbps: float | None = None
-    link: LinkKind = "emulated"
+    link: str = "emulated"
+    up_mbps: float | None = None
+    up_share: float = 0.5
+    jitter_ms: float = 0.0
+    loss: float = 0.0
     temperatures: tuple[float, ...] = ()
     rules: tuple[Rule, ...] = (Rule.AGREEMENT,)
     concurrency: tuple[int, ...] = ()
     rate: tuple[float, ...] = ()
+    arrivals: str | None = None
     max_num_completed_requests: int | None = None
     mean_input_tokens: int | None = None
     stddev_input_tokens: int = 0
@@ -91,6 +101,7 @@ class ComparisonConfig:
     draft_adapters: str | None = None
     adapter: str = ""
     head: str | None = None
+    rehearse: str | None = None
     hand_out_features: str = "on"
     feature_format: str = "bfloat16"
     feature_context: int | None = None
@@ -139,13 +150,16 @@ class ComparisonConfig:
             ("draft", (self.draft,), DRAFTERS),
             ("feature-format", (self.feature_format,), ("bfloat16", "int8")),
             ("pipeline", (self.pipeline,), ("off", "on", "never-waiting", "auto")),
-            ("link", (self.link,), LINK_KINDS),
             ("format", self.formats, FORMATS),
         ):
             _check_names(flag, chosen, dict.fromkeys(known))
         self._check_conditions()
         self._check_loads()
         self._check_adapters()
+        if self.rehearse is not None:
+            times_named(self.rehearse)
+            if set(self.architectures) & set(self.connect):
+                raise ValueError("rehearse: is for servers that are started here, and some are connected")
         if self.credentials != Credentials(insecure=self.credentials.insecure) and not self.connect:
             raise ValueError("connect: certificates and tokens are only for connected servers, and none is named")
         for address in self.connect.values():
@@ -162,6 +176,12 @@ class ComparisonConfig:
                 raise ValueError(f"{flag}: a value is named twice")
         if self.temperatures and self.temperatures[0] != self.sampling.temperature:
             raise ValueError("temperature: the first of the list is the base's")
+        if self.link not in LINK_KINDS and not self.link.startswith(TRACE):
+            raise ValueError(f"link: {self.link!r} is not one of {', '.join(LINK_KINDS)}")
+        if self.link == "netns" and self.impairments != STEADY:
+            raise ValueError("link: netns has neither jitter, loss nor asymmetry; --link emulated has")
+        if self.link.startswith(TRACE) and (self.bandwidth_mbps or self.up_mbps):
+            raise ValueError("link: a recorded link has its own bandwidth")
         for condition in self.conditions:
             condition.link.check()
             if condition.link.rtt_ms is not None and self.connect:
@@ -178,6 +198,10 @@ class ComparisonConfig:
 
     def _check_loads(self) -> None:
         check_loads(self.concurrency, self.rate, self.max_num_completed_requests)
+        if self.arrivals is not None:
+            read_arrivals(Path(self.arrivals))
+            if not self.rate:
+                raise ValueError("arrivals: give the --rate that they are stretched to")
         shaped = {
             "max-num-completed-requests": self.max_num_completed_requests,
             "mean-input-tokens": self.mean_input_tokens,
@@ -205,7 +229,18 @@ class ComparisonConfig:
             speculation_length=self.speculation_length,
             adapter=self.adapter,
         )
-        return plan(request, self.rtts_ms, self.bandwidth_mbps, self.temperatures, self.rules)
+        return plan(request, self.rtts_ms, self.bandwidth_mbps, self.temperatures, self.rules, self.impairments)
+
+    @property
+    def link_kind(self) -> str:
+        """How links are emulated; recorded ones are too."""
+        return "netns" if self.link == "netns" else "emulated"
+
+    @property
+    def impairments(self) -> Impairments:
+        """In what the emulated links are not constant and symmetric. Raises ValueError."""
+        traces = traces_named(self.link) if self.link.startswith(TRACE) else ("", "")
+        return Impairments(self.up_share, self.up_mbps, self.jitter_ms, self.loss, *traces)
 
     @property
     def loads(self) -> tuple[Load, ...]:
@@ -213,7 +248,7 @@ class ComparisonConfig:
         least = max(len(self.prompts) * self.num_runs, REQUESTS_PER_USER * max(self.concurrency, default=1))
         requests = self.max_num_completed_requests or least
         closed = (Load(requests, concurrency=users) for users in self.concurrency)
-        return (*closed, *(Load(requests, rate=each) for each in self.rate))
+        return (*closed, *(Load(requests, rate=each, pattern=self.arrivals or "") for each in self.rate))
 
     @property
     def load_conditions(self) -> tuple[Condition, ...]:

@@ -157,7 +157,7 @@ class _Deployment:
 
         async def start() -> Endpoint:
             worker = next((endpoint for endpoint in found if endpoint.architecture == arch.DISTRIBUTED), None)
-            drafter = await self.link.listen(worker.address if worker else await self._proposing())
+            drafter = await self.link.listen(worker.address if worker else await self._proposing(), back=True)
             pipeline = "off" if self.config.pipeline == "on" else self.config.pipeline  # it has one round at a time
             shown = self._shown_to(worker) if worker else []
             drafting = ("--draft_host", drafter, "--pipeline", pipeline, *shown)

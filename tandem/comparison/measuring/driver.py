@@ -7,6 +7,7 @@ import contextlib
 import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
@@ -141,9 +142,18 @@ async def measure(log: RecordLog, connect: Connect, interruption: Interruption, 
                     config = await decide_template(log, contenders[0])
                     measuring = Measuring(config, endpoints, contenders, link, progress, log, tokenizer)
                     await while_all_live(measuring.run(), fleet, log)
+                    if config.rehearse:
+                        counted = await _described_again(endpoints, _describing(connect, config.credentials))
+                        before = [each for each in log.measured.endpoints if each not in endpoints]
+                        log.servers(in_report_order(config, [*before, *counted]))
                     if not turns:
                         log.end()
                     progress.say("stopping the servers")
+
+
+async def _described_again(endpoints: Sequence[Endpoint], describe: Describe) -> list[Endpoint]:
+    """Returns the endpoints with what their servers have counted by now."""
+    return [replace(each, model=await describe(each.address, each.architecture.service)) for each in endpoints]
 
 
 def turns_of(config: ComparisonConfig) -> list[tuple[str, ...]]:

@@ -62,7 +62,7 @@ async def _run(
             await ask(one)
 
     if load.rate is not None:
-        times = arrivals(load.rate, len(asked), seed)
+        times = arrivals(load.rate, len(asked), seed, load.pattern)
         await asyncio.gather(*(ask(one, at) for at, one in zip(times, asked, strict=True)))
     else:
         waiting = iter(asked)

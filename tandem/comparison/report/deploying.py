@@ -18,7 +18,7 @@ from tandem.workshops.planning.host_placement import CoreGroup
 PORT, DRAFT_PORT = "50051", "50052"
 LOOPBACK = "127.0.0.1"
 PIPELINES = {arch.PIPELINED.name: "on", arch.NEVER_WAITING.name: "never-waiting"}
-OF_THE_COMPARISON = ("--host", "--port", "--prefix_sharing")
+OF_THE_COMPARISON = ("--host", "--port", "--prefix_sharing", "--rehearse")
 """Flags with values that only measuring asks for."""
 DEFAULTS = (["--backend", "torch"], ["--pipeline", "off"], ["--draft", "auto"])
 

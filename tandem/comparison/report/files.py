@@ -64,7 +64,7 @@ class Comparison(RunData):
         """Describes the links: emulated ones are called so, and servers beyond this machine's loopback are named."""
         rtts = [f"{condition.link}" for condition in self.conditions if condition.varies in (BASE, LINK)]
         if self.conditions[0].link.rtt_ms is not None:
-            return f"{self.config.link} ({'; '.join(rtts)})"
+            return f"{self.config.link_kind} ({'; '.join(rtts)})"
         outside = (e for e in self.endpoints if not on_this_machine(e.address.rpartition(":")[0]))
         elsewhere = [f"{e.architecture.name} at {e.address}" for e in outside]
         return "loopback" if not elsewhere else "loopback, except " + ", ".join(elsewhere)
@@ -115,12 +115,13 @@ def _condition_as_json(comparison: Comparison, condition: Condition) -> dict[str
         "name": condition.name,
         "varies": condition.varies,
         "link": {
-            "kind": "direct" if condition.link.rtt_ms is None else comparison.config.link,
+            "kind": "direct" if condition.link.rtt_ms is None else comparison.config.link_kind,
             "rtt_ms": 1000 * condition.link.seconds,
             "bandwidth_mbps": condition.link.bandwidth_mbps,
+            "but": str(condition.link.but),
             "direct_round_trip_s": measured.direct_p50_s if measured else None,
             "round_trip_s": measured.link_p50_s if measured else None,
-            "added_s": measured.added_s if measured else None,
+            "added_s": measured.added_s if measured and condition.link.but.predictable else None,
         },
         "sampling": encoded(condition.request.sampling),
         "rule": condition.request.rule.value,
@@ -134,6 +135,8 @@ def text_of(comparison: JSON) -> str:
     return json.dumps(comparison, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
 
 
+REHEARSED = "rehearsed"
+"""The last column: the name of the step times that servers took."""
 CSV_COLUMNS: tuple[str, ...] = (
     *HEAD,
     *(f.name for f in fields(Measurement) if f.name != "seconds_by_cause"),
@@ -141,15 +144,19 @@ CSV_COLUMNS: tuple[str, ...] = (
     "error_code",
     "error_message",
     *(f"machine_{f.name}" for f in fields(MachineLoad)),
+    REHEARSED,
 )
 
 
-def comparison_as_csv(records: Sequence[Record]) -> str:
-    """Returns one row per record. Lists are JSON inside a cell; cells without a measurement are empty."""
+def comparison_as_csv(records: Sequence[Record], rehearsed: str | None = None) -> str:
+    """Returns one row per record. Lists are JSON inside a cell; cells without a measurement are empty.
+
+    `rehearsed`: the name of the step times that servers took.
+    """
     text = io.StringIO()
     writer = csv.DictWriter(text, CSV_COLUMNS, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(_csv_row(record) for record in records)
+    writer.writerows({**_csv_row(record), REHEARSED: rehearsed} for record in records)
     return text.getvalue()
 
 

@@ -89,21 +89,26 @@ def capitalised(*sentences: str) -> str:
 def link(link: JSON) -> str:
     """Names an emulated link: 'RTT 20 ms, 50 Mbit/s'."""
     limit = link["bandwidth_mbps"]
-    return f"RTT {link['rtt_ms']:g} ms" + ("" if limit is None else f", {limit:g} Mbit/s")
+    return f"RTT {link['rtt_ms']:g} ms" + ("" if limit is None else f", {limit:g} Mbit/s") + but(link)
+
+
+def but(link: JSON) -> str:
+    """What follows a round trip: in what an emulated link is not constant and symmetric; older files do not say."""
+    return f", {link['but']}" if link.get("but") else ""
 
 
 def rtt(link: JSON) -> str:
     """Describes a link in a table or a panel."""
     if link["kind"] == "direct":
         return "direct" if not link["rtt_ms"] else f"{link['rtt_ms']:g} ms, direct"
-    return f"{link['rtt_ms']:g} ms, emulated"
+    return f"{link['rtt_ms']:g} ms{but(link)}, emulated"
 
 
 def link_phrase(link: JSON) -> str:
     """Describes a link in a sentence, including the preposition."""
     if link["kind"] == "direct" and not link["rtt_ms"]:
         return "on a direct link"
-    return f"at RTT {link['rtt_ms']:g} ms" + ("" if link["kind"] == "direct" else " (emulated)")
+    return f"at RTT {link['rtt_ms']:g} ms" + ("" if link["kind"] == "direct" else f"{but(link)} (emulated)")
 
 
 def sampling(sampling: JSON) -> str:

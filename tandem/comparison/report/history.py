@@ -15,7 +15,7 @@ from tandem.comparison.report.reading import JSON
 
 INDEX = "runs.jsonl"
 SAME = ("machine", "models", "dtype", "link", "prompts", "num_runs", "max_new_tokens", "speculation_length",
-        "temperature", "rule")  # fmt: skip
+        "temperature", "rule", "rehearse")  # fmt: skip
 """What two runs have in common whose speedups can be put beside each other. The commit may differ."""
 MOST = 12
 """The number of runs that are shown, this one included."""
@@ -44,7 +44,7 @@ def run_as_json(comparison: JSON, folder: Path) -> dict[str, Any]:
         "dtype": sorted(reading.model_values(comparison, "dtype")),
         "link": comparison["link"],
         "prompts": len(settings["prompts"]),
-        **{key: settings.get(key) for key in ("num_runs", "max_new_tokens", "speculation_length")},
+        **{key: settings.get(key) for key in ("num_runs", "max_new_tokens", "speculation_length", "rehearse")},
         "temperature": base["sampling"]["temperature"],
         "rule": base["rule"],
         "sureness": (comparison["decision"] or {}).get("sureness"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from dataclasses import dataclass
+from pathlib import Path
 
 from tandem.comparison.analysis.distributions import DISTRIBUTIONS, STATISTICS
 from tandem.comparison.measuring.loads import Load
@@ -95,8 +96,8 @@ def load_table(comparison: JSON) -> Table | None:
         "Bold: the best of its load. tokens/s and requests/min: of completed requests, over the time from the first"
         " request sent to the last one ended (LLMPerf's mean_output_throughput_token_per_s and"
         " num_completed_requests_per_minute). At once: so many users, each of whom sends the next request when"
-        " answered. requests/s: Poisson arrivals, the same for every architecture. Identical: to plain decoding with"
-        " the fewest requests beside it.",
+        " answered. requests/s: arrivals, Poisson unless recorded, the same for every architecture. Identical: to plain"
+        " decoding with the fewest requests beside it.",
         (
             "Under load",
             "* the most tokens/s, and the least latency of those within 3 %; identical: to plain decoding alone",
@@ -112,7 +113,12 @@ def _traffic(comparison: JSON) -> str:
             parts.append(f"{mean} ± {settings.get(f'stddev_{what}_tokens') or 0} {what} tokens")
     parts.append(f"{points[0]['requests']} requests each")
     if any(point["rate"] is not None for point in points):
-        parts.append(f"arrivals of seed {reading.base(comparison)['sampling']['seed']}")
+        pattern = settings.get("arrivals")
+        parts.append(
+            f"arrivals of {Path(pattern).name}"
+            if pattern
+            else f"arrivals of seed {reading.base(comparison)['sampling']['seed']}"
+        )
     return "".join(f", {part}" for part in parts)
 
 

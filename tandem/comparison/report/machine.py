@@ -64,7 +64,7 @@ def _link(comparison: JSON) -> str:
     limit = "".join(f", {each}" for each in sorted(limits))
     if links[0]["kind"] == "direct":
         return f"real: {comparison['link']}"
-    return f"emulated: round trips of {rtts} ms{limit}"
+    return f"emulated: round trips of {rtts} ms{limit}{fmt.but(links[0])}"
 
 
 def _servers(comparison: JSON) -> str:

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from tandem.comparison.analysis.regression import judge
 from tandem.comparison.analysis.run_analysis import analyse
+from tandem.comparison.analysis.step_times import step_times
 from tandem.comparison.measuring.record_log import RunData
 from tandem.comparison.report.attempt import tried
 from tandem.comparison.report.files import Comparison, comparison_as_csv, comparison_as_json, text_of
@@ -18,6 +19,7 @@ from tandem.comparison.report.load_tables import loads_as_csv
 from tandem.comparison.report.reading import JSON
 from tandem.comparison.report.terminal import TABLE_WIDTH, print_comparison
 from tandem.comparison.report.write import write_atomically, write_report
+from tandem.host.device_times import text_of as times_as_text
 
 OK, FAILED, USAGE, SERVER_DIED = 0, 1, 2, 4
 """Exit codes. Others: 3 for a regression and 5 for figures that cannot be judged (analysis/regression.py), 130 by
@@ -60,10 +62,16 @@ def write_files(comparison: Comparison) -> tuple[Path, ...]:
 
 def _write(comparison: Comparison, as_json: JSON, remarks: list[str]) -> tuple[Path, ...]:
     folder, formats = comparison.config.output_dir, comparison.config.formats
+    rows = comparison_as_csv(comparison.records, comparison.config.rehearse)
     tried(remarks, "The folder", lambda: folder.mkdir(parents=True, exist_ok=True), None)
     parts: dict[str, Callable[[], tuple[Path, ...]]] = {
         "comparison.json": lambda: (write_atomically(folder / "comparison.json", text_of(as_json)),),
-        "comparison.csv": lambda: (write_atomically(folder / "comparison.csv", comparison_as_csv(comparison.records)),),
+        "comparison.csv": lambda: (write_atomically(folder / "comparison.csv", rows),),
+        "step_times.json": lambda: (
+            (write_atomically(folder / "step_times.json", times_as_text(times)),)
+            if (times := step_times(comparison))
+            else ()
+        ),
         "loads.csv": lambda: (
             (write_atomically(folder / "loads.csv", loads_as_csv(as_json)),) if comparison.under_load else ()
         ),

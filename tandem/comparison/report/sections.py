@@ -32,6 +32,7 @@ from tandem.comparison.report.load_tables import load_decisions, load_table
 from tandem.comparison.report.machine import card, cautions
 from tandem.comparison.report.outputs import answers
 from tandem.comparison.report.reading import JSON, SCHEMA_VERSION
+from tandem.comparison.report.rehearsed import LABEL, is_rehearsed, labelled
 from tandem.comparison.report.top import top_of
 
 PAGE, TERMINAL, BOTH = "page", "terminal", "page and terminal"
@@ -53,7 +54,8 @@ def report_of(comparison: JSON, plots: Mapping[str, Plot] | None = None, before:
     top, models = top_of(comparison), reading.model_values(comparison, "model_name")
     of = f" of {fmt.joined(models)}" if models else ""
     return Report(
-        title=f"{'Partial: where' if comparison.get('partial') else 'Where'} should the draft{of} run?",
+        title=f"{'Partial: where' if comparison.get('partial') else 'Where'} should the draft{of} run?"
+        + (f" ({LABEL})" if is_rehearsed(comparison) else ""),
         date=_date(comparison),
         setting=fmt.capitalised(f"{statements.run_setting(comparison)}."),
         cautions=cautions(comparison),
@@ -67,7 +69,7 @@ def report_of(comparison: JSON, plots: Mapping[str, Plot] | None = None, before:
         commands=top.commands,
         card=card(comparison),
         reasons=top.reasons,
-        sections=tuple(_sections(comparison, plots, before)),
+        sections=tuple(labelled(comparison, list(_sections(comparison, plots, before)))),
     )
 
 
@@ -90,7 +92,7 @@ def _sections(comparison: JSON, plots: Mapping[str, Plot], before: Sequence[JSON
 def terminal_blocks(comparison: JSON) -> Iterator[Table | Text]:
     """Yields what is shown on a terminal below the decision."""
     for part in (part for _, _, parts in SECTIONS for part in parts if not isinstance(part, str)):
-        for block in _made(*part[1:], comparison) if TERMINAL in part[0] else ():
+        for block in labelled(comparison, _made(*part[1:], comparison)) if TERMINAL in part[0] else ():
             if isinstance(block, Details):
                 yield paragraph(f"{block.summary}:", "warning")
                 yield from _first_rows(block)

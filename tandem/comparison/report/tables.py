@@ -265,7 +265,7 @@ def link_table(comparison: JSON) -> Table:
         [
             [
                 condition["name"],
-                LINK_KINDS.get(link["kind"], link["kind"]),
+                LINK_KINDS.get(link["kind"], link["kind"]) + fmt.but(link),
                 *(fmt.number(link[key], 0) for key in ("rtt_ms", "bandwidth_mbps")),
                 *(fmt.milliseconds(link[key], 2) for key in times),
             ]

@@ -14,6 +14,7 @@ from tandem.comparison.report.html import html
 from tandem.comparison.report.images import inline_svg, png
 from tandem.comparison.report.markdown import markdown
 from tandem.comparison.report.reading import JSON
+from tandem.comparison.report.rehearsed import LABEL, is_rehearsed
 from tandem.comparison.report.sections import report_of
 
 PLOTS = "plots"
@@ -55,6 +56,8 @@ def _draw(comparison: JSON, pngs: dict[str, bytes], svgs: dict[str, str]) -> dic
     for name, draw in ((figure.name, figure.draw) for figure in FIGURES if blocks[figure.name].drawn):
         try:
             drawn = draw(comparison)
+            if is_rehearsed(comparison):
+                drawn.text(1, 0, LABEL, ha="right", va="bottom")
             pngs[name], svgs[name] = (
                 png(drawn),
                 inline_svg(drawn, name, f"{blocks[name].title}. {blocks[name].finding}"),

@@ -25,9 +25,7 @@ void tandem_pool_free(void* pool) { delete static_cast<Pool*>(pool); }
 
 // `dtype`: 0 float32, 1 bfloat16.
 void* tandem_model(void* pool, int dtype, const Shape* shape, const void* embedding, const float* cosines, const float* sines) try {
-    Pool& threads = *static_cast<Pool*>(pool);
-    if (dtype) return static_cast<Model*>(new Typed<Bfloat16>(threads, *shape, embedding, cosines, sines));
-    return static_cast<Model*>(new Typed<Float32>(threads, *shape, embedding, cosines, sines));
+    return (dtype ? bfloat16_model : float32_model)(*static_cast<Pool*>(pool), *shape, embedding, cosines, sines);
 } catch (...) { return nullptr; }
 void tandem_model_free(void* model) { delete static_cast<Model*>(model); }
 

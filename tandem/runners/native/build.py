@@ -12,6 +12,8 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tandem.checkpoints.trusted_cache import cache_root, locked, private_folder, seal, seal_error
@@ -99,8 +101,22 @@ def _compile(compiler: str, target: Path) -> None:
     """Compiles to a new file and renames it, so that processes which mapped the old file keep it."""
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = Path(folder) / target.name
-        command = [compiler, *FLAGS, str(SOURCES / "api.cpp"), "-o", str(made)]
-        ran = subprocess.run(command, capture_output=True, text=True, check=False)
-        if ran.returncode:
-            raise CannotBuild(f"{compiler} failed: {(ran.stderr.strip().splitlines() or ['no message'])[0]}")
+        build(compiler, FLAGS, made)
         made.rename(target)
+
+
+def build(compiler: str, flags: Sequence[str], library: Path) -> None:
+    """Compiles the sources, each beside the others, and links them. Raises CannotBuild."""
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        objects = {source: Path(folder, f"{source.stem}.o") for source in SOURCES.glob("*.cpp")}
+        with ThreadPoolExecutor(min(len(objects), os.cpu_count() or 1)) as pool:
+            each = [pool.submit(_run, [compiler, *flags, "-c", source, "-o", made]) for source, made in objects.items()]
+            for one in each:
+                one.result()
+        _run([compiler, *flags, *objects.values(), "-o", library])
+
+
+def _run(command: Sequence[str | Path]) -> None:
+    ran = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
+    if ran.returncode:
+        raise CannotBuild(f"{command[0]} failed: {(ran.stderr.strip().splitlines() or ['no message'])[0]}")

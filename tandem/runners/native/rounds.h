@@ -106,6 +106,10 @@ private:
     Transformer<D> transformer_;
 };
 
+// Models in each number format, from files of their own.
+Model* float32_model(Pool& pool, const Shape& shape, const void* embedding, const float* cosines, const float* sines);
+Model* bfloat16_model(Pool& pool, const Shape& shape, const void* embedding, const float* cosines, const float* sines);
+
 // Who draws the draft tokens of the rows r where rows[r]: draw(r, at, best) gives the next one, or -1 to end the draft.
 // `logits` has room for all rows; those of row r lie at logits[at * outputs ...], and `best` is the token of the largest
 // of them, -1 if they are unsound.

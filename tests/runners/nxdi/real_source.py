@@ -232,6 +232,19 @@ def tiny(folder: Path, kind: str, seed: int, like: Any = None, noise: float = 0.
     return model
 
 
+def dequantised(model: Any, folder: Path) -> Any:
+    """The model whose matrices are what int8 with a scale for each output makes of them, its output matrix apart."""
+    from transformers import LlamaForCausalLM
+
+    model.save_pretrained(folder)
+    copy = LlamaForCausalLM.from_pretrained(folder).float().eval()
+    for name, module in copy.named_modules():
+        if isinstance(module, torch.nn.Linear) and name != "lm_head":
+            scale = module.weight.data.abs().amax(1, keepdim=True) / 127.0
+            module.weight.data = torch.clamp(torch.round(module.weight.data / scale), -128, 127) * scale
+    return copy
+
+
 def as_5_writes(folder: Path) -> None:
     """Rewrites config.json's rotary embedding the way transformers 5 does."""
     file = folder / "config.json"
@@ -420,6 +433,16 @@ async def scenarios(folder: Path) -> dict[str, Any]:
     await compare("fused", lambda: pair("target", "draft"), target, total=LENGTH)
     await compare("sampled, apart from the fused graph", lambda: pair("target", "draft", apart=True), target, sampled)
     await compare("fused, its models loaded apart after it", lambda: pair("target", "draft", apart=True), target)
+    as_integers = dequantised(target, folder / "integers")
+    eight = {"quantized": True, "quantized_checkpoints_path": str(folder / "q8"), "modules_to_not_convert": ["lm_head"]}
+    eight |= {"quantization_dtype": "int8", "quantization_type": "per_channel_symmetric"}
+    await compare("quantised", lambda: plain_generator(one("target", True, **eight)), as_integers, total=LENGTH)
+    await compare("fused, its target quantised", lambda: pair("target", "draft", **eight), as_integers)
+    fused_qkv = eight | {"fused_qkv": True}
+    await compare("fused, its target quantised with one QKV", lambda: pair("target", "draft", **fused_qkv), as_integers)
+    await compare(
+        "fused, quantised, its models apart", lambda: pair("target", "draft", apart=True, **eight), as_integers
+    )
     await compare("plain after fused", lambda: plain_generator(one("target", True, fused_qkv=True)), target)
     await compare("fused, families differ", lambda: pair("other", "draft"), other)
     await compare("of transformers 5", lambda: plain_generator(one("turned", True)), turned, total=LENGTH)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 from torch import Tensor
 
 from tandem.runners.toy import VOCAB_SIZE, ToyConfig, adapted, toy_logits
@@ -358,7 +359,8 @@ def model_folder(
     toy = {"salt": salt, "miss": miss}
     facts = {"model_type": model_type, "vocab_size": VOCAB_SIZE, "eos_token_id": 257, "dtype": "bfloat16", "toy": toy}
     (folder / "config.json").write_text(json.dumps(facts | config))
-    (folder / "model.safetensors").write_text(name)
+    weights = {"model.layers.0.mlp.up_proj.weight": np.ones((2, 2), np.float32), name: np.ones(1, np.float32)}
+    save_file(weights, folder / "model.safetensors")
     return folder
 
 

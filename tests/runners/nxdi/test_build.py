@@ -220,8 +220,7 @@ def test_buckets_alone_turn_bucketing_on_and_say_how_long_a_line_is() -> None:
 
 def test_a_fused_drafts_own_fields_are_kept_apart() -> None:
     quantized = {"quantized": True, "quantized_checkpoints_path": "q"}
-    with pytest.raises(ValueError, match="a fused draft's weights are read as they are"):
-        plan(FUSED, **quantized)
+    assert plan(FUSED, **quantized, modules_to_not_convert=["o_proj"]).draft["modules_to_not_convert"] is None
     build = plan(FUSED, tp_degree=8, draft={"quantized": False, "tp_degree": 2}, **quantized)
     assert (build.draft["quantized"], build.draft["tp_degree"], build.neuron["tp_degree"]) == (False, 2, 8)
     assert "quantized_checkpoints_path" not in build.draft

@@ -23,6 +23,7 @@ from tandem.engine.loading import Loaded, load, load_adapters, load_draft, load_
 from tandem.engine.model_config import ModelConfig
 from tandem.engine.model_drafter import ModelDrafter
 from tandem.engine.sequences import TargetSequence
+from tandem.host.device_times import DeviceTimes, ModelTimes, StepTime, StepTimes
 from tandem.host.host import usable_cores
 from tandem.speculation.drafters import Drafter, NgramDrafter
 from tandem.speculation.hybrid import HybridDrafter
@@ -134,6 +135,7 @@ class PairMeasurement:
     drafters: tuple[DrafterFigures, ...]
     answers: tuple[int, ...] = ()
     machine_load: MachineLoad = field(default_factory=MachineLoad)
+    context: int = 0
 
     def doubt_of(self, drafter: DrafterFigures) -> Doubt:
         """Says how sure a drafter's predicted speedup is, by the rule of the comparison."""
@@ -150,6 +152,25 @@ class PairMeasurement:
         found = doubt(evidence)
         ways = (MORE_PROMPTS if way == MORE_RUNS else way for way in found.surer)  # a pair is replayed once
         return replace(found, surer=tuple(dict.fromkeys(ways)))
+
+    @property
+    def step_times(self) -> DeviceTimes | None:
+        """The step times, for rehearsals elsewhere (docs/rehearsal.md); None if steps took no time, to the clock."""
+        propose, length = self.costs.propose, self.context
+        step = propose[max(propose)] / max(propose) if propose else None
+        verify = tuple(
+            StepTime(1000 * seconds, 1 + k, 1, length) for k, seconds in self.costs.verify.items() if seconds > 0
+        )
+        if not verify:
+            return None
+        draft = step and step > 0 and ModelTimes(self.draft or "", StepTimes((StepTime(1000 * step, 1, 1, length),)))
+        return DeviceTimes(
+            name="measured",
+            device=f"{self.device} with {self.target}",
+            source=f"tandem accept, medians of steps at {length} tokens",
+            target=ModelTimes(self.target, StepTimes(verify)),
+            draft=draft or None,
+        )
 
     def as_json(self) -> str:
         found: dict[str, Any] = asdict(self)
@@ -193,6 +214,7 @@ async def measure(config: AcceptConfig, show: Show) -> PairMeasurement:
         drafters=figures,
         answers=tuple(len(one.answer) for one in continuations),
         machine_load=machine_load,
+        context=context,
     )
 
 

@@ -1,0 +1,62 @@
+"""Makes a file of step times, for rehearsals elsewhere, of what a comparison measured (docs/rehearsal.md)."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+
+from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, WIDTH_1
+from tandem.comparison.measuring.calibration import Calibration
+from tandem.comparison.measuring.record_log import RunData
+from tandem.comparison.measuring.records import Measurement
+from tandem.host.device_times import DeviceTimes, ModelTimes, StepTime, StepTimes
+
+
+def step_times(measured: RunData) -> DeviceTimes | None:
+    """The step times of the servers, from calibrations and plain requests; None if none were measured here.
+
+    A rehearsal measured another device, whose times are in a file already.
+    """
+    models = [endpoint.model for endpoint in measured.endpoints]
+    if not models or any(model.rehearsals for model in models) or measured.config.connect:
+        return None
+    target = _target(measured)
+    draft = _draft(measured.calibrations)
+    if target is None:
+        return None
+    drafts = next((model.draft_name for model in models if model.draft_name), "")
+    return DeviceTimes(
+        name="measured",
+        device=f"{measured.machine.processor}, {measured.machine.usable_cores} cores, with {models[0].model_name}",
+        source=f"tandem compare, {measured.started_at}, medians over rows measured one at a time",
+        target=ModelTimes(models[0].model_name, target),
+        draft=ModelTimes(drafts, draft) if draft else None,
+    )
+
+
+def _target(measured: RunData) -> StepTimes | None:
+    """Medians of the seconds of verifications, by the tokens they fed."""
+    seconds: defaultdict[int, list[float]] = defaultdict(list)
+    plain = [r.measurement for r in measured.records if r.architecture in (AUTOREGRESSIVE.name, WIDTH_1.name)]
+    for one in [*filter(None, plain), *(each.measurement for each in measured.calibrations)]:
+        if one.rounds and one.seconds_by_cause.verify > 0:
+            seconds[round(1 + one.drafted / one.rounds)].append(one.seconds_by_cause.verify / one.rounds)
+    return _times({width: statistics.median(values) for width, values in seconds.items()})
+
+
+def _draft(calibrations: Sequence[Calibration]) -> StepTimes | None:
+    """The median seconds of one draft token, where a model drafted all of them: copies cost almost nothing."""
+    found = [_drafted(each.measurement) for each in calibrations]
+    known = [seconds for seconds in found if seconds]
+    return _times({1: statistics.median(known)}) if known else None
+
+
+def _drafted(one: Measurement) -> float | None:
+    by_models = sum(count for proposer, count in one.drafted_by.items() if proposer != "ngram")
+    return one.seconds_by_cause.draft / by_models if by_models else None
+
+
+def _times(seconds: dict[int, float]) -> StepTimes | None:
+    points = tuple(StepTime(round(1000 * value, 4), width) for width, value in sorted(seconds.items()) if value > 5e-8)
+    return StepTimes(points) if points else None

@@ -1,0 +1,10 @@
+// Models whose activations are float32. Each number format is compiled apart, beside the others.
+#include "rounds.h"
+
+namespace tandem {
+
+Model* float32_model(Pool& pool, const Shape& shape, const void* embedding, const float* cosines, const float* sines) {
+    return new Typed<Float32>(pool, shape, embedding, cosines, sines);
+}
+
+}  // namespace tandem

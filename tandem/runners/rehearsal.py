@@ -1,0 +1,161 @@
+"""Makes a runner's steps take the time that they take on a device that is not here: computed here, then waited out."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from tandem.host.device_times import DeviceTimes, ModelTimes
+from tandem.runners.capabilities import Capabilities, No
+from tandem.runners.protocol import (
+    FusedResult,
+    FusedRow,
+    FusedStep,
+    Limits,
+    PrefillRow,
+    Proposal,
+    ProposeRow,
+    Result,
+    RowFailed,
+    Runner,
+    RunnerIdentity,
+    StepShapes,
+    VerifyRow,
+)
+from tandem.runners.startup import Startup
+from tandem.speculation.model_info import Rehearsal
+from tandem.speculation.types import Verdict
+
+log = logging.getLogger("tandem.engine")
+
+LATE_SECONDS = 0.0005
+"""A step that ends so much after its time is late. Waking up takes less."""
+NOT_ONE_GRAPH = No("its steps are rehearsed, each model's by itself")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRehearsal:
+    """The times of one model's steps, and whose they are. `part`: "target" or "draft"."""
+
+    part: str
+    device: DeviceTimes
+    model: ModelTimes
+
+
+def rehearsed(runner: Runner, device: DeviceTimes | None, verifies: bool) -> Runner:
+    """The runner, taking the device's times if there are any for this part; call it after `warm_up`."""
+    part = "target" if verifies else "draft"
+    model = device and (device.target if verifies else device.draft)
+    return RehearsedRunner(runner, ModelRehearsal(part, device, model)) if device and model else runner
+
+
+def bare(runner: Runner) -> Runner:
+    """The runner that does the work."""
+    return runner.inner if isinstance(runner, RehearsedRunner) else runner
+
+
+class RehearsedRunner:
+    """Runs the steps of `inner`, and returns when those of the device would have; see Runner."""
+
+    def __init__(self, inner: Runner, rehearsal: ModelRehearsal) -> None:
+        self.inner, self._model = inner, rehearsal.model
+        device = rehearsal.device
+        source = f"{device.source}; assumed: {device.assumed}" if device.assumed else device.source
+        self.told = Rehearsal(rehearsal.part, device.name, device.device, source)
+
+    @property
+    def limits(self) -> Limits:
+        return self.inner.limits
+
+    @property
+    def identity(self) -> RunnerIdentity:
+        """The model that runs here, on the device whose times it takes."""
+        own = self.inner.identity
+        return replace(own, device=f"{self.told.device}, rehearsed on {own.device}", rehearsal=self.told)
+
+    @property
+    def shapes(self) -> StepShapes:
+        return self.inner.shapes
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(self.inner.capabilities, fuse=NOT_ONE_GRAPH)
+
+    def warm_up(self, startup: Startup | None = None) -> None:
+        self.inner.warm_up(startup)
+
+    def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
+        longest = max(row.start + len(row.tokens) for row in rows)
+        seconds = self._model.prefills.seconds(max(len(row.tokens) for row in rows), len(rows), longest)
+        return self._taking(seconds, lambda: self.inner.prefill(rows))
+
+    def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
+        widths = [1 + len(row.draft) for row in rows]
+        seconds = self._verifying(widths, [row.position + width for row, width in zip(rows, widths, strict=True)])
+        return self._taking(seconds, lambda: self.inner.verify(rows))
+
+    def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
+        seconds = self.drafting(rows)
+        return [_taken(p, seconds) for p in self._taking(seconds, lambda: self.inner.propose(rows))]
+
+    def fused_with(self, draft: Runner) -> FusedStep | None:
+        """One call of both, if both are rehearsed and have one; its time is that of a draft and of a verification."""
+        together = self.inner.fused_with(draft.inner) if isinstance(draft, RehearsedRunner) else None
+        if together is None or not isinstance(draft, RehearsedRunner):
+            return None
+        drafter, step = draft, together
+
+        def fused(rows: Sequence[FusedRow]) -> list[FusedResult | RowFailed]:
+            asking = [row.propose for row in rows if not row.copied and row.propose.k]
+            drafted = drafter.drafting(asking) if asking else 0.0
+            widths = [1 + (len(row.copied) or row.propose.k) for row in rows]
+            ends = [row.propose.position + width for row, width in zip(rows, widths, strict=True)]
+            results = self._taking(drafted + self._verifying(widths, ends), lambda: step(rows))
+            return [_drafted(result, drafted) for result in results]
+
+        return fused
+
+    def drafting(self, rows: Sequence[ProposeRow]) -> float:
+        """The seconds of a proposal: a step for each draft token, the first of which also feeds the rest of a tail."""
+        end, times = max(row.position + row.k for row in rows), self._model.steps
+        first = times.seconds(max(len(row.tail) for row in rows), len(rows), end)
+        return first + max(0, max(row.k for row in rows) - 1) * times.seconds(1, len(rows), end)
+
+    def _verifying(self, widths: Sequence[int], ends: Sequence[int]) -> float:
+        return self._model.steps.seconds(max(widths), len(widths), max(ends))
+
+    def _taking(self, seconds: float, step: Callable[[], list[Result]]) -> list[Result]:
+        """Runs a step, and waits until it has taken `seconds`; counts those that took longer."""
+        due = time.monotonic() + seconds
+        results = step()
+        while (left := due - time.monotonic()) > 0:
+            time.sleep(left)
+        self.told.steps += 1
+        if -left > LATE_SECONDS:
+            if not self.told.late_steps:
+                log.warning(
+                    "rehearsed late: a step of the %s took %.1f ms and would have taken %.1f ms on %s; late steps are"
+                    " counted",
+                    self.told.part,
+                    1000 * (seconds - left),
+                    1000 * seconds,
+                    self.told.device,
+                )
+            self.told.late_steps += 1
+            self.told.late_seconds -= left
+        return results
+
+
+def _taken(proposal: Proposal | RowFailed, seconds: float) -> Proposal | RowFailed:
+    return replace(proposal, seconds=seconds) if isinstance(proposal, Proposal) else proposal
+
+
+def _drafted(result: FusedResult | RowFailed, seconds: float) -> FusedResult | RowFailed:
+    """The result with the rehearsed seconds of drafting; a copied draft took none."""
+    if isinstance(result, RowFailed):
+        return result
+    proposal = _taken(result.proposal, seconds if result.proposal.seconds else 0.0)
+    assert isinstance(proposal, Proposal)
+    return replace(result, proposal=proposal, draft_seconds=seconds)

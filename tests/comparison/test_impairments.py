@@ -1,0 +1,152 @@
+"""Recorded and hostile links: a queue that a reference computed offline agrees with, and bytes that all arrive."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import threading
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from tandem.cli.compare import build_config
+from tandem.cli.compare_flags import build_parser
+from tandem.comparison.links.delay_wire import Wire
+from tandem.comparison.links.impairments import Impairments, Misfortune, traces_named
+from tandem.comparison.links.settings import SEGMENT_BYTES, LinkSettings
+from tandem.comparison.links.trace import TracedLink, described, read_trace
+from tests.comparison.reference_queue import departures, generated
+from tests.comparison.test_delay_proxy import Proxy, listener, proxy, received, send_in_chunks
+
+__all__ = ("listener", "proxy")  # fixtures
+
+
+def written(folder: Path, times: list[int], name: str = "trace.up") -> str:
+    file = folder / name
+    file.write_text("".join(f"{each}\n" for each in times))
+    return str(file)
+
+
+# --- recorded links ---
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_replayed_trace_agrees_with_the_queue_computed_offline(seed: int) -> None:
+    noise = random.Random(seed)
+    times = generated(noise)
+    sent, now = [], 0.0
+    for _ in range(400):  # now and then more than the link takes, and pauses in which it empties
+        now += noise.choice((0, 0, 0.001, 0.0137, 0.4, 3.0)) * noise.random()
+        sent.append((now, noise.choice((64, 200, 800, SEGMENT_BYTES))))
+    wire = Wire()
+    wire.trace = TracedLink(times, began=0.0)
+    found = [wire.due(at, size) for at, size in sent]
+    assert found == pytest.approx(departures(times, sent), abs=1e-9)
+
+
+def test_a_segment_fills_an_opportunity_and_small_ones_share_one() -> None:
+    link = TracedLink((10, 20, 30), began=100.0)
+    assert link.leaves(100.0, 1500) == pytest.approx(100.010)
+    assert [link.leaves(100.0, 500) for _ in range(4)] == pytest.approx([100.020] * 3 + [100.030])
+    assert link.leaves(100.025, 1500) == pytest.approx(100.040)  # 1,000 bytes of that at 30, the rest in the next lap
+    assert link.leaves(107.001, 1500) == pytest.approx(107.010)
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [("", "does not end after 0"), ("0\n0\n", "does not end after 0"), ("1\n0\n5\n", "fall"), ("fast\n", "whole")],
+)
+def test_a_file_that_is_no_trace_is_refused_in_one_line(lines: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "wrong"
+    file.write_text(lines)
+    with pytest.raises(ValueError, match=said) as error:
+        read_trace(str(file))
+    assert "\n" not in str(error.value) and str(error.value).startswith("link: trace")
+
+
+def test_a_trace_is_described_by_its_rate_and_its_outage(tmp_path: Path) -> None:
+    path = written(tmp_path, [0, 1, 2, 2002, 2003])
+    assert described(path) == f"{path}: 2.003 s, 0.03 Mbit/s on average, longest outage 2000 ms"
+
+
+# --- jitter, loss, asymmetry ---
+
+
+def test_jitter_is_within_its_bound_and_the_same_after_every_set() -> None:
+    draws = [Misfortune(0.005, 0.0, 0.02, 1) for _ in range(2)]
+    found = [[each.jitter() for _ in range(500)] for each in draws]
+    assert found[0] == found[1] and min(found[0]) >= 0 and max(found[0]) <= 0.005
+    assert sum(found[0]) / 500 == pytest.approx(0.0025, rel=0.1)
+
+
+def test_losses_have_their_share_and_timeouts_double() -> None:
+    fate = Misfortune(0.0, 0.1, 0.1, 1)
+    losses = [fate.losses() for _ in range(20_000)]
+    assert sum(map(bool, losses)) / 20_000 == pytest.approx(0.1, rel=0.1)
+    assert max(losses) > 1
+    assert [fate.timeouts(n) for n in range(4)] == pytest.approx([0, 0.3, 0.9, 2.1])
+
+
+def test_delay_and_bandwidth_may_differ_by_direction() -> None:
+    but = Impairments(up_share=0.75, up_mbps=1.0)
+    link = LinkSettings(40.0, 10.0, but)
+    assert str(link) == "RTT 40 ms, 10 Mbit/s, 1 Mbit/s up, 75% of the delay up"
+    assert link.transfer(2_000_000) == pytest.approx(8.8)
+    assert LinkSettings(40.0, 10.0).transfer(2_000_000) == pytest.approx(1.6)
+
+
+def set_hostile(proxy: Proxy, rtt_ms: float, but: Impairments, mbps: str = "none") -> None:
+    assert proxy.ask(f"set {rtt_ms} {mbps} {json.dumps(asdict(but))}").startswith("ok")
+
+
+def test_nothing_is_lost_or_reordered_on_a_hostile_link(proxy: Proxy, listener: socket.socket, tmp_path: Path) -> None:
+    near, far = proxy.connected(listener)
+    noise = random.Random(9)
+    trace = written(tmp_path, generated(noise, seconds=1, mbps=24))
+    set_hostile(proxy, 4, Impairments(0.8, None, 3.0, 0.02, trace, trace))
+    up, down = noise.randbytes(300_000), noise.randbytes(300_000)
+    with near, far:
+        senders = [
+            threading.Thread(target=send_in_chunks, args=(near, up, 3)),
+            threading.Thread(target=send_in_chunks, args=(far, down, 4)),
+        ]
+        got: dict[str, bytes] = {}
+        reader = threading.Thread(target=lambda: got.update(down=received(near, len(down))))
+        for thread in (*senders, reader):
+            thread.start()
+        got["up"] = received(far, len(up))
+        for thread in (*senders, reader):
+            thread.join()
+    assert got == {"up": up, "down": down}
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--loss", "0.6"), "loss: 0.6 is not between 0 and 0.5"),
+        (("--jitter-ms", "-1"), "jitter-ms: -1 is not"),
+        (("--up-share", "1.5"), "up-share: 1.5 is not"),
+        (("--up-mbps", "0"), "up-mbps: 0 is not"),
+        (("--link", "trace:one"), "is not trace:UP,DOWN"),
+        (("--link", "trace:/no/up,/no/down"), "link: trace /no/up: No such file"),
+        (("--link", "radio", "--rtt-ms", "1"), "link: 'radio' is not one of emulated, netns, trace:UP,DOWN"),
+        (("--link", "netns", "--jitter-ms", "1"), "netns has neither jitter"),
+    ],
+)
+def test_a_link_that_cannot_be_is_refused_in_one_line(flags: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    options = build_parser().parse_args([*flags, "--output-dir", str(tmp_path)])
+    with pytest.raises(ValueError, match=said) as error:
+        build_config(options)
+    assert "\n" not in str(error.value)
+
+
+def test_a_comparison_on_a_recorded_link_names_it(tmp_path: Path) -> None:
+    up, down = written(tmp_path, [1, 2], "there.up"), written(tmp_path, [3], "there.down")
+    options = build_parser().parse_args(["--link", f"trace:{up},{down}", "--rtt-ms", "40", "--loss", "0.01"])
+    config = build_config(options)
+    assert traces_named(config.link) == (up, down)
+    (condition,) = config.conditions
+    assert str(condition.link) == "RTT 40 ms, recorded there, loss 1 %"
+    assert not condition.link.but.predictable
