@@ -88,7 +88,8 @@ def _rounds(
     """
 
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
-        inbox = FeatureInbox(features, drafting.choice.feature_context) if features and request.models_draft else None
+        read = features if request.models_draft and not request.adapter else None
+        inbox = FeatureInbox(read, drafting.choice.feature_context) if read else None
         session = RemoteSession(client, request.of_models, stats, inbox)
         drafter = traced(drafting.drafter(request.of_models, info.vocab_size, stats=stats, inbox=inbox), "open draft")
         # Under rejection tokens depend on drafts, and a head's drafts on which features have come: it waits for them.

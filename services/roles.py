@@ -29,6 +29,7 @@ from tandem.engine.loading import (
     load_pair,
     load_unfused,
 )
+from tandem.engine.model_config import ModelConfig, beside_target
 from tandem.engine.prefix_cache import share_prefixes
 from tandem.engine.rank_processes import RankProcesses, lose_engine_with_ranks
 from tandem.engine.slots import SlotPool
@@ -38,7 +39,7 @@ from tandem.rpc.first_contact import foresee
 from tandem.rpc.remote_drafter import DraftClient
 from tandem.rpc.request_context import prefix_scope
 from tandem.runners.backends import backend_named
-from tandem.runners.own_sizes import own_sizes
+from tandem.runners.own_sizes import own_sizes, runs_native
 from tandem.services.adapter_admin import AdapterAdminService
 from tandem.services.draft_worker import DraftWorkerService
 from tandem.services.engine_port.port import Register
@@ -77,13 +78,25 @@ class ServerParts:
         self.observability = Observability(config.observability, role.name, config.serve.http is not None)
         self.limits = config.serve.security.limits
 
+    async def choose_draft(self) -> ModelConfig:
+        """Returns the models of a fused pair, and keeps them; says what drafts, and why, if that was to be chosen."""
+        models = self.config.models
+        if models.draft.kind == "auto" and models.draft.model is None and models.backend == "torch":
+            native = await self.batcher.on_device(runs_native, models.execution)
+            models, why = beside_target(models, native, self.config.prefill is not None)
+            log.info("draft: %s", why)
+            self.config = replace(self.config, models=models)
+        return models
+
     async def choose_sizes(self, *models: str | None) -> RoleConfig:
         """Returns the configuration with the sizes of these `models`, which share slots, if they are to be chosen."""
         config, chosen = self.config, self.config.models
         backend = backend_named(chosen.backend)
         found = [backend.find(model) for model in models] if config.own_length else []
-        if found and chosen.hand_out_features is None and not any(backend.is_head(each) for each in found):
-            sizes = partial(own_sizes, chosen.execution, chosen.shape, found, config.own_slots)
+        heads = [each for each in found if backend.is_head(each)]
+        if len(found) > len(heads) and chosen.hand_out_features is None:
+            rest = [each for each in found if each not in heads]
+            sizes = partial(own_sizes, chosen.execution, chosen.shape, rest, config.own_slots, bool(heads))
             shape = await self.batcher.on_device(sizes)
             self.config = replace(config, models=replace(chosen, shape=shape))
         return self.config
@@ -237,7 +250,7 @@ async def _target_generator(config: RoleConfig, loaded: Loaded) -> tuple[Generat
 
 async def _fused(parts: ServerParts) -> HostedService:
     """Both models run on one device thread."""
-    models = parts.config.models
+    models = await parts.choose_draft()
     config = await parts.choose_sizes(models.model, *([models.draft_model] if models.draft_model else []))
     target, draft = await load_pair(config.models, parts.batcher, config.serve.startup)
     unfused = await load_unfused(config.models, target, parts.batcher, config.serve.startup)

@@ -67,7 +67,7 @@ class Options:
     draft_model: str | None = option("the draft model, or EAGLE-3 head", (*DRAFTING, "verify_draft", "plan", "convert"))
     draft: str = option(
         "hybrid (prompt lookup, else the draft model), model, eagle (an EAGLE-3 head), or ngram (lookup alone); "
-        "auto: hybrid if possible",
+        "auto: hybrid if possible, in fused_target with the shipped head of the embedded target",
         DRAFTING,
         default="auto",
         metavar="auto|hybrid|model|eagle|ngram",

@@ -35,14 +35,9 @@ EXCLUDED: Mapping[Trait, Mapping[str, str]] = MappingProxyType(
             "features_out": "several processes share the model; leave --tp_degree out, or use --draft model",
             "structures": "each process would need a matcher of its own",
         },
-        Trait.READ: {
-            "adapters": "an EAGLE head reads its target's states, and was trained without them",
-            "memory_on_demand": "an EAGLE head reads its states, which have whole slots",
-        },
         Trait.HEAD: {
             "pages": "an EAGLE head makes its keys again, from the features in its target's pages",
-            "adapters": "an EAGLE head was trained without them",
-            "memory_on_demand": "an EAGLE head holds its target's features, which have whole slots",
+            "adapters": "an EAGLE head has none of its own: lookup drafts where its target has one",
             "proposals": (
                 "an EAGLE head reads its target's features, and targets that ask for drafts (Propose, ProposeStream)"
                 " send none; give the worker its --target_host, or another draft"
@@ -53,7 +48,7 @@ EXCLUDED: Mapping[Trait, Mapping[str, str]] = MappingProxyType(
             "adapters": "compiled graphs take none: use --compile native or off",
             "memory_on_demand": "compiled graphs need them so",
         },
-        Trait.WHOLE_SLOTS: {"memory_on_demand": "module code needs them so on this device and system"},
+        Trait.WHOLE_SLOTS: {"memory_on_demand": "module code needs them so there"},
         Trait.INEXACT: {"pages": "its steps were not seen to give the same bits in all their shapes"},
         Trait.NXD_INFERENCE: {
             "pages": "NxD Inference keeps them to itself",

@@ -156,8 +156,18 @@ def drafts_of(draft: Loaded | None, choice: DraftChoice) -> tuple[Drafts, ...]:
     """Returns what a request may choose as its draft, besides the server's choice and none."""
     if draft is None:
         return (Drafts.LOOKUP,)
-    model = Drafts.HEAD if Trait.HEAD in draft.engine.can.traits else Drafts.MODEL
+    model = Drafts.HEAD if is_head(draft) else Drafts.MODEL
     return (model,) if choice.kind in ("model", "eagle") else (Drafts.LOOKUP, model)
+
+
+def drafts_for(request: Request, draft: Loaded | None) -> Loaded | None:
+    """Returns the draft model for a request; None if it has an adapter, which heads were trained without."""
+    return None if draft and request.adapter and is_head(draft) else draft
+
+
+def is_head(draft: Loaded) -> bool:
+    """Whether a draft model is an EAGLE head."""
+    return Trait.HEAD in draft.engine.can.traits
 
 
 def drafts_named(name: str) -> tuple[Drafts, ...]:
@@ -200,10 +210,11 @@ def fused_generator(
     pair = FusedPair(target.engine, draft.engine, health or drafter_health(draft)) if draft else None
 
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
-        check_drafts(request, drafts_of(draft, choice))
+        mine = drafts_for(request, draft)
+        check_drafts(request, drafts_of(mine, choice))
         alone = request.drafts in (Drafts.NONE, Drafts.LOOKUP)  # the draft model's part of the prompt is not computed
-        if pair is not None and draft is not None and (not alone or isinstance(draft.engine.can.copied_drafts, No)):
-            lookup = choice.lookup(draft.lookup_policy) if request.drafts is Drafts.AUTO else None
+        if pair is not None and mine is not None and (not alone or isinstance(mine.engine.can.copied_drafts, No)):
+            lookup = choice.lookup(mine.lookup_policy) if request.drafts is Drafts.AUTO else None
             return FusedRounds(pair, request.of_models, lookup, stats)
         return DraftThenVerify(LocalVerifier(target.engine, request.of_models, stats), NgramDrafter())
 
@@ -236,6 +247,7 @@ def make_drafter(
     the model, the only part that can fail. `inbox`: of a head's features; without one a head elsewhere drafts nothing,
     and lookup does.
     """
+    draft = drafts_for(request, draft)
     away = draft is not None and not isinstance(draft.engine.can.features_in, No)
     if away and inbox is None and request.models_draft:
         draft = None

@@ -176,7 +176,7 @@ async def load_pair(
         requests, tokenizer = backend.unfused(request), await load_target_tokenizer(config)
         apart = await _load_both_apart(config, requests, tokenizer, batcher, startup)
         return apart.target, apart.draft
-    target = await load(config, batcher, startup, await asyncio.to_thread(_head, config, backend))
+    target = await load(config, batcher, startup, await named_head(config))
     link = target.runner.link if isinstance(target.runner, Leader) else None
     draft = await load_draft(config, batcher, startup=startup, link=link, target=target)
     if draft is not None and not isinstance(fuse := target.engine.can.fuse, No):
@@ -184,14 +184,16 @@ async def load_pair(
     return target, draft
 
 
-def _head(config: ModelConfig, backend: Backend) -> Checkpoint | None:
+async def named_head(config: ModelConfig) -> Checkpoint | None:
     """The EAGLE head that the configuration names, if it names one: a target may have to know of it before it warms up.
 
     A draft that cannot be found is reported where it is loaded.
     """
+    backend = backend_named(config.backend)
     with contextlib.suppress(CheckpointError):
-        checkpoint = backend.find(config.draft_model) if config.draft_model else None
-        return checkpoint if checkpoint and backend.is_head(checkpoint) else None
+        if model := config.draft_model:
+            checkpoint = await asyncio.to_thread(backend.find, model)
+            return checkpoint if backend.is_head(checkpoint) else None
     return None
 
 

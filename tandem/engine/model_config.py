@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tandem.checkpoints.adapter_files import AdapterChoice
 from tandem.checkpoints.locate import CheckpointError, embedded_draft, embedded_head
@@ -24,6 +24,7 @@ class DraftChoice:
 
     The model may be an EAGLE-3 head of the target; "eagle" insists on one, the shipped one by default.
     "auto" is hybrid if a model is named, or if the target is the embedded one and its draft is shipped; else ngram.
+    In a fused pair the shipped head comes before the shipped draft (see beside_target).
     `feature_format`: in which a head elsewhere wants its target's features; `feature_context`: of how many last
     positions of a prompt.
     """
@@ -70,7 +71,7 @@ def _shipped_head(target: str | None) -> str:
             " (docs/drafts.md)"
         )
     if (head := embedded_head()) is None:
-        raise CheckpointError(f"draft: the EAGLE head that Tandem ships is not installed: {install_command('head')}")
+        raise CheckpointError(f"draft: the EAGLE head that Tandem ships is not installed: {install_command('weights')}")
     return head
 
 
@@ -121,3 +122,28 @@ class ModelConfig:
         if self.backend == "toy" and self.draft.model is None:  # checkpoints are not for it
             return "head" if self.draft.kind == "eagle" else None
         return self.draft.resolve(self.model)
+
+
+def beside_target(models: ModelConfig, native: bool, prefill: bool = False) -> tuple[ModelConfig, str]:
+    """Returns the models of a fused pair whose draft is chosen automatically, and what was chosen and why.
+
+    The shipped head was measured to be ahead of the shipped draft in `native` steps (docs/drafts.md). `prefill`:
+    prompts are computed elsewhere, so that their pages have no features for a head.
+    """
+    if models.model is not None:
+        return models, "lookup alone, since no draft model or head of this target is named (--draft_model)"
+    if not native:
+        why = "not in native steps, where the shipped head was measured to be faster"
+    elif models.rehearsal:
+        why = "--rehearse has the step times of a draft model"
+    elif prefill:
+        why = "pages of --prefill have no hidden states for a head"
+    elif models.draft_adapters:
+        why = "--draft_adapters are of a draft model"
+    elif (head := embedded_head()) is None:
+        why = f"the shipped head, which is faster, is not installed: {install_command('weights')}"
+    else:
+        chosen = replace(models, draft=replace(models.draft, kind="hybrid", model=head))
+        return chosen, "lookup and the shipped EAGLE head, which was measured to be faster than the draft model"
+    drafts = "lookup and the shipped draft model" if models.draft_model else "lookup alone"
+    return models, f"{drafts}: {why}"

@@ -29,10 +29,9 @@ class Trait(Enum):
     """How a model runs, as far as that decides what it can. The value names it in the documentation."""
 
     SHARED = "a target that several processes share (--tp_degree)"
-    READ = "a target whose hidden states an EAGLE head reads, beside it or elsewhere"
     HEAD = "an EAGLE head"
     GRAPHS = "compiled graphs (--compile inductor or neuron)"
-    WHOLE_SLOTS = "module code on an accelerator, or on another system than Linux"
+    WHOLE_SLOTS = "module code on an accelerator, on another system than Linux, or of an EAGLE head or its target"
     INEXACT = "module code of a draft; any steps whose bits depend on their shape (--fast)"
     NXD_INFERENCE = "NxD Inference"
     TOKENS_ONLY = "NxD Inference, with tokens chosen on the device"

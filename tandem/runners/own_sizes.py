@@ -30,11 +30,18 @@ _STEP = 64  # positions that native slots have in common
 _NUMBER_BYTES = 4  # of a key or value, at most
 
 
-def own_sizes(execution: Execution, shape: Shape, checkpoints: Sequence[Checkpoint], more_slots: bool) -> Shape:
+def runs_native(execution: Execution) -> bool:
+    """Whether native steps run here if a model can have them, in one process. Call it on the device thread."""
+    return execution.tp_degree == 1 and compile_order(execution.compile, prepared_platform(execution))[0] == "native"
+
+
+def own_sizes(
+    execution: Execution, shape: Shape, checkpoints: Sequence[Checkpoint], more_slots: bool, head: bool = False
+) -> Shape:
     """Returns the shape with the sequence length that all models have, as far as memory suffices for its slots.
 
-    `more_slots`: there may be more of these if it suffices for more. Unchanged where memory is taken whole, or a
-    configuration does not say. Call it on the device thread.
+    `more_slots`: there may be more of these if it suffices for more. `head`: an EAGLE head is beside them. Unchanged
+    where memory is taken whole, or a configuration does not say. Call it on the device thread.
     """
     if execution.tp_degree > 1 or not given_on_demand():
         return shape
@@ -47,6 +54,8 @@ def own_sizes(execution: Execution, shape: Shape, checkpoints: Sequence[Checkpoi
     lengths, sizes = ([each for each in map(of, configs) if each] for of in (own_length, _position_bytes))
     if not configs or len(lengths) < len(configs) or len(sizes) < len(configs):
         return shape
+    if head:
+        sizes.append(sum(map(_head_bytes, configs)))
     room = free // SHARE // sum(sizes)
     length = min(*lengths, max(shape.max_length, room // shape.slots // _STEP * _STEP))
     slots = max(shape.slots, min(MOST_SLOTS, room // length)) if more_slots else shape.slots
@@ -83,6 +92,11 @@ def _position_bytes(config: dict[str, Any]) -> int | None:
         return None
     dim = _count(config, "head_dim") or (_count(config, "hidden_size") or 0) // heads
     return layers * 2 * (_count(config, "num_key_value_heads") or heads) * dim * _NUMBER_BYTES or None
+
+
+def _head_bytes(config: dict[str, Any]) -> int:
+    """Returns the bytes of a position's hidden states, of three layers, and of the head's key and value, at most."""
+    return (3 + 2) * (_count(config, "hidden_size") or 0) * _NUMBER_BYTES
 
 
 def _count(config: dict[str, Any], name: str) -> int | None:

@@ -21,7 +21,7 @@ from tandem.checkpoints.adapter_files import Adapter, AdapterChoice
 from tandem.checkpoints.byte_level import byte_characters
 from tandem.checkpoints.locate import Checkpoint
 from tandem.runners.backends import Backend, LoadRequest
-from tandem.runners.capabilities import Capabilities, FeaturesOut, MemoryOnDemand, Pages, Trait
+from tandem.runners.capabilities import Capabilities, FeaturesOut, MemoryOnDemand, Pages
 from tandem.runners.pages import PAGE
 from tandem.runners.protocol import (
     FusedStep,
@@ -123,7 +123,6 @@ class ToyRunner:
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            traits=frozenset({Trait.READ} if self.hands_out else ()),
             pages=Pages(self.page_bytes, "tokens", self.page_store),
             adapters=self,
             memory_on_demand=MemoryOnDemand(0, self.kv_bytes, self.give_back),

@@ -52,7 +52,8 @@ class ToyHead(ToyRunner):
     @property
     def capabilities(self) -> Capabilities:
         reads = UNABLE if self._inboxes is None else FeaturesIn(self.layers, HIDDEN, "", self.follow)
-        return Capabilities(frozenset({Trait.HEAD}), features_in=reads, reprocess_accepted=True)
+        own, memory = frozenset({Trait.HEAD}), super().capabilities.memory_on_demand
+        return Capabilities(own, features_in=reads, memory_on_demand=memory, reprocess_accepted=True)
 
     @property
     def identity(self) -> RunnerIdentity:

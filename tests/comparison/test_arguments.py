@@ -14,7 +14,7 @@ from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.speculation.types import Rule
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = "autoregressive, distributed, never_waiting, fused, remote_draft"
+NAMES = "autoregressive, lookup, distributed, never_waiting, fused, remote_draft"
 
 
 def config(*arguments: str) -> ComparisonConfig:
@@ -23,7 +23,7 @@ def config(*arguments: str) -> ComparisonConfig:
 
 def test_the_defaults_are_a_whole_comparison() -> None:
     found = config()
-    assert found.architectures == ("autoregressive", "distributed", "never_waiting", "fused", "remote_draft")
+    assert found.architectures == ("autoregressive", "lookup", "distributed", "never_waiting", "fused", "remote_draft")
     assert len(found.prompts) == 20
     assert (found.num_runs, found.max_new_tokens, found.speculation_length) == (1, 64, 3)
     assert found.sampling.greedy

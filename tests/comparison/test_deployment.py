@@ -59,20 +59,24 @@ def names(endpoints: list[Endpoint]) -> list[str]:
     return [endpoint.architecture.name for endpoint in endpoints]
 
 
+DEFAULTS = ["autoregressive", "lookup", "distributed", "never_waiting", "fused", "remote_draft"]
+
+
 def value(command: list[str], flag: str) -> str:
     return command[command.index(flag) + 1]
 
 
-def test_five_servers_are_started_for_five_architectures() -> None:
+def test_six_servers_are_started_for_six_architectures() -> None:
     commands, endpoints = deployed()
     assert {name: value(command, "--role") for name, command in commands.items()} == {
         "autoregressive": "target",
+        "lookup": "fused_target",
         "fused": "fused_target",
         "distributed": "draft_worker",
         "never_waiting": "draft_worker",
         "remote_draft": "target",
     }
-    assert names(endpoints) == ["autoregressive", "distributed", "never_waiting", "fused", "remote_draft"]
+    assert names(endpoints) == DEFAULTS
     baseline = baseline_of(endpoints)
     assert baseline is not None
     assert baseline.architecture.name == "autoregressive"
@@ -164,7 +168,7 @@ def test_a_draft_on_the_hosts_cpu_is_a_torch_server_whatever_the_target_is() -> 
 def test_ranks_without_a_placement_share_every_target() -> None:
     commands, _ = deployed(device="cpu", tp_degree=2)
     degrees = {name: value(each, "--tp_degree") for name, each in commands.items() if "--tp_degree" in each}
-    assert degrees == {"autoregressive": "2", "fused": "2", "remote_draft": "2"}
+    assert degrees == {"autoregressive": "2", "lookup": "2", "fused": "2", "remote_draft": "2"}
     assert not any("--cores" in command for command in commands.values())
 
 
@@ -212,8 +216,7 @@ def test_a_wide_target_gets_a_width_one_baseline() -> None:
     commands, endpoints = deployed(plain_width=6)
     assert value(commands["autoregressive_width_1"], "--max_speculation_length") == "0"
     assert value(commands["autoregressive_width_1"], "--role") == "target"
-    expected = ["autoregressive_width_1", "autoregressive", "distributed", "never_waiting", "fused", "remote_draft"]
-    assert names(endpoints) == expected
+    assert names(endpoints) == ["autoregressive_width_1", *DEFAULTS]
     baseline = baseline_of(endpoints)
     assert baseline is not None
     assert baseline.architecture.name == "autoregressive_width_1"
@@ -223,7 +226,7 @@ def test_connected_architectures_are_not_started() -> None:
     connect = {name: f"10.0.0.{i}:{i}" for i, name in enumerate(COMPARED, 1)}
     commands, endpoints = deployed(plain_width=6, connect=connect)
     assert commands == {}
-    assert [endpoint.address for endpoint in endpoints] == [f"10.0.0.{i}:{i}" for i in range(1, 6)]
+    assert [endpoint.address for endpoint in endpoints] == [f"10.0.0.{i}:{i}" for i in range(1, 7)]
     assert all(endpoint.log is None for endpoint in endpoints)
 
 
@@ -259,7 +262,7 @@ def test_the_target_that_drives_asks_the_draft_worker_of_distributed() -> None:
     worker = next(endpoint for endpoint in endpoints if endpoint.architecture.name == "distributed")
     assert value(commands["remote_draft"], "--draft_host") == worker.address
     assert "--propose_only" not in commands["distributed"]
-    assert [endpoint.architecture.split for endpoint in endpoints] == [False, True, True, False, True]
+    assert [endpoint.architecture.split for endpoint in endpoints] == [False, False, True, True, False, True]
 
 
 def test_the_target_that_drives_asks_a_connected_draft_worker() -> None:
@@ -296,9 +299,9 @@ def test_different_weights_are_remarked() -> None:
     assert incomparable(endpoints) == []
     other = replace(endpoints[2], model=replace(MODEL, weights_revision="other", bit_exact=False))
     remarks = incomparable([*endpoints[:2], other])
-    assert remarks[0] == "weights_revision differs: autoregressive rev, distributed rev, never_waiting other"
+    assert remarks[0] == "weights_revision differs: autoregressive rev, lookup rev, distributed other"
     assert "not bit-exact" in remarks[1]
-    assert "never_waiting" in remarks[1]
+    assert "distributed" in remarks[1]
 
 
 def test_servers_in_a_namespace_say_aloud_that_they_listen_beyond_this_machine() -> None:

@@ -36,7 +36,7 @@ def value(flag):
 role = value("--role") + ("_plain" if value("--max_speculation_length") == "0" else "")
 role += "_driving" if "--draft_host" in sys.argv else ""
 ports = {"target": 1001, "target_plain": 1002, "draft_worker": 1003, "fused_target": 1004, "target_driving": 1005}
-port = ports[role]
+port = 1006 if "ngram" in sys.argv else ports[role]
 ready = value("--ready_file")
 with open(ready + ".part", "w") as file:
     json.dump({"host": "127.0.0.1", "port": port, "pid": os.getpid(), "startup_seconds": 0.1}, file)
@@ -49,6 +49,7 @@ ADDRESSES = {
     "127.0.0.1:1003": "distributed",
     "127.0.0.1:1004": "fused",
     "127.0.0.1:1005": "remote_draft",
+    "127.0.0.1:1006": "lookup",
 }
 
 
@@ -100,10 +101,10 @@ def test_a_comparison_starts_servers_measures_writes_and_stops_them(
 ) -> None:
     assert run_comparison(config, Network().connect) == 0
     found = written(config)
-    names = ["autoregressive", "distributed", "never_waiting", "fused", "remote_draft"]
+    names = ["autoregressive", "lookup", "distributed", "never_waiting", "fused", "remote_draft"]
     assert list(found["servers"]) == names
     assert list(found["conditions"][0]["architectures"]) == names
-    assert len(found["records"]) == 10
+    assert len(found["records"]) == 12
     output = capsys.readouterr()
     assert str(config.output_dir / "comparison.json") in output.out
     assert "distributed is ready on 127.0.0.1:1003" in output.err
@@ -124,11 +125,13 @@ def test_placed_servers_run_in_turn_and_plain_decoding_last(
     assert run_comparison(config, network.connect) == 0
     found = written(config)
     assert list(found["servers"]) == [
-        *("autoregressive_width_1", "autoregressive", "distributed", "never_waiting", "fused", "remote_draft")
+        *("autoregressive_width_1", "autoregressive", "lookup"),
+        *("distributed", "never_waiting", "fused", "remote_draft"),
     ]
     assert found["baseline"] == {"architecture": "autoregressive_width_1", "plain_width": 1}
     asked = [line["record"]["architecture"] for line in lines_of(config, "record")]
-    turns = ["distributed", "never_waiting", "fused", "remote_draft", "autoregressive", "autoregressive_width_1"]
+    turns = ["lookup", "distributed", "never_waiting", "fused", "remote_draft"]
+    turns += ["autoregressive", "autoregressive_width_1"]
     assert asked == [name for name in turns for _ in config.prompts]
     assert any("measured in turn, each with all of its cores: plain and fused" in one for one in found["remarks"])
     compared = found["conditions"][0]["architectures"]["fused"]["identical_to_autoregressive"]
@@ -194,7 +197,7 @@ def test_a_failed_request_gives_exit_code_1_and_the_rest_is_still_measured(confi
     assert run_comparison(config, Network(generators=[FakeGenerator("fused", fail_on="two")]).connect) == 1
     records = written(config)["records"]
     assert [one["architecture"] for one in records if one["error"]] == ["fused"]
-    assert len(records) == 10
+    assert len(records) == 12
 
 
 def test_a_server_that_refuses_its_arguments_gives_exit_code_2_and_its_own_line(
@@ -299,11 +302,11 @@ def test_an_interrupt_while_measuring_leaves_a_partial_report_of_what_there_is(
 
     assert run_comparison(config, Network(generators=[Interrupting("autoregressive")]).connect) == 130
     found = written(config)
-    assert 5 <= len(found["records"]) < 10
+    assert 5 <= len(found["records"]) < 12
     assert found["partial"] == {
         "reason": "interrupted by SIGINT",
         "measured": len(found["records"]),
-        "planned": 10,
+        "planned": 12,
     }
     assert "PARTIAL: interrupted by SIGINT; " in capsys.readouterr().out
     assert "<title>Partial: where should" in (config.output_dir / "report.html").read_text()
@@ -374,7 +377,7 @@ def test_what_fails_in_the_measuring_itself_costs_nothing_that_was_measured(
     monkeypatch.setattr(Calibrator, "after_prompt", broken)
     assert run_comparison(config, Network().connect) == 1
     found = written(config)
-    assert len(found["records"]) == 5
+    assert len(found["records"]) == 6
     assert str(found["partial"]["reason"]).startswith("OSError: the link's process is gone (test_driver.py:")
 
 
@@ -393,7 +396,7 @@ def test_an_analysis_that_fails_is_a_remark_in_a_report_of_all_the_rest(
     assert run_comparison(config, Network().connect) == 0
     found = written(config)
     assert (found["theory"], found["decision"], found["partial"]) == (None, None, None)
-    assert found["remarks"][0].startswith("10 of 10 answers ended under 8 tokens")
+    assert found["remarks"][0].startswith("12 of 12 answers ended under 8 tokens")
     assert [str(r).partition(" (")[0] for r in found["remarks"][1:]] == [
         "Theory beside measurement could not be made: ZeroDivisionError: float division by zero",
         "The decision could not be made: ZeroDivisionError: float division by zero",

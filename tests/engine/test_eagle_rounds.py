@@ -9,19 +9,24 @@ from typing import Any
 
 import pytest
 
+from tandem.checkpoints.adapter_files import AdapterChoice
 from tandem.engine.batcher import Batcher
 from tandem.engine.compatibility import able
 from tandem.engine.drafting import load_drafting
+from tandem.engine.kv_memory import limit_kv_memory
 from tandem.engine.loading import load_draft, load_pair
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
+from tandem.rpc.errors import TandemError
 from tandem.runners.capabilities import No, Pages
 from tandem.runners.loading import Shape
 from tandem.runners.pages import PAGE
 from tandem.runners.protocol import RowFailed, VerifyRow
-from tandem.runners.toy import ToyConfig, ToyRunner
+from tandem.runners.toy import BACKEND, ToyConfig, ToyRunner
 from tandem.runners.toy_head import ToyHead
+from tandem.speculation.request import Drafts
 from tandem.speculation.types import Rule, Verdict
+from tests.engine.test_adapters import truth
 from tests.support import GREEDY, SAMPLED, answer, fused_site, ids, oracle, run, toy
 
 PROMPT = b"a prompt of more tokens than a prefill step takes"
@@ -119,6 +124,40 @@ def test_after_a_failed_row_the_head_is_right_again() -> None:
             stats = got.completion.stats
             assert got.token_ids == oracle(PROMPT, GREEDY, 60)
             assert stats.accepted == stats.drafted > 40
+
+    run(test())
+
+
+@pytest.mark.parametrize("kind", ["eagle", "hybrid"])
+def test_requests_with_an_adapter_are_drafted_by_lookup_and_the_others_by_the_head(kind: str) -> None:
+    async def test() -> None:
+        async with fused_site(*pair(), kind=kind) as site, site.client() as client:
+            await site.engine.adapters.add(AdapterChoice("red", "red"), BACKEND.adapter)
+            for sampling in (GREEDY, SAMPLED):
+                names = ("", "red", "", "red")
+                asked = [ids(PROMPT, 40, sampling=sampling, adapter=name, speculation_length=4) for name in names]
+                answers = await asyncio.gather(*(answer(client.generate, one) for one in asked))
+                for name, got in zip(names, answers, strict=True):
+                    assert tuple(got.token_ids) == truth(name, sampling, 40, tuple(PROMPT))
+                    stats = got.completion.stats
+                    assert ("model" in stats.drafted_by) == (not name)
+            with pytest.raises(TandemError, match="head is not available"):
+                await answer(client.generate, ids(PROMPT, 4, adapter="red", drafts=Drafts.HEAD))
+
+    run(test())
+
+
+def test_a_head_and_its_target_share_the_memory_that_sequences_are_admitted_by() -> None:
+    async def test() -> None:
+        target, head = pair()
+        whole = target.kv_bytes(target.limits.max_length) + head.kv_bytes(head.limits.max_length)
+        async with fused_site(target, head, kind="eagle") as site, site.client() as client:
+            limit_kv_memory(site.engine.slots, site.engine.batcher, [target, head], whole)
+            prompts = [PROMPT[: 9 + 7 * i] for i in range(5)]
+            answers = await asyncio.gather(*(answer(client.generate, ids(each, 60)) for each in prompts))
+            for each, got in zip(prompts, answers, strict=True):
+                assert got.token_ids == oracle(each, GREEDY, 60)
+                assert got.completion.stats.accepted == got.completion.stats.drafted > 0
 
     run(test())
 

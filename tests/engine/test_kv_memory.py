@@ -7,6 +7,7 @@ import contextlib
 import random
 import threading
 from collections.abc import AsyncIterator, Awaitable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from tandem.engine.model_drafter import ModelDrafter
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.engine.sequences import LocalVerifier
 from tandem.engine.slots import NoFreeSlot, SlotPool
+from tandem.runners.capabilities import Capabilities, Trait
 from tandem.runners.protocol import PrefillRow, RowFailed, VerifyRow
 from tandem.runners.toy import ToyConfig, ToyRunner
 from tandem.speculation.types import Request
@@ -47,6 +49,12 @@ class Watched(ToyRunner):
         result = super().verify_one(row)
         self.failed += isinstance(result, RowFailed)
         return result
+
+
+class OfGraphs(ToyRunner):
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, traits=frozenset({Trait.GRAPHS}))
 
 
 def pool_of(limit: int, slots: int = 4, most: int = 100) -> tuple[SlotPool, list[tuple[int, int]]]:
@@ -333,10 +341,8 @@ def test_too_little_memory_for_one_sequence_is_refused_by_name() -> None:
 
 
 def test_slots_that_are_reserved_whole_are_refused_by_name() -> None:
-    runner = toy()
-    runner.hand_out((1,))
-    with pytest.raises(ValueError, match="kv_cache_mb: toy reserves its KV slots whole: an EAGLE head reads"):
-        limit_kv_memory(SlotPool(4), Batcher("test"), [runner], 10 * WHOLE)
+    with pytest.raises(ValueError, match="kv_cache_mb: toy reserves its KV slots whole: compiled graphs need them so"):
+        limit_kv_memory(SlotPool(4), Batcher("test"), [toy(kind=OfGraphs)], 10 * WHOLE)
 
 
 @pytest.mark.parametrize(("new", "total", "tokens"), [(None, None, None), (5, None, 15), (5, 12, 12), (None, 30, 30)])

@@ -50,6 +50,13 @@ def native(limits: Limits, dtype: torch.dtype = torch.float32) -> Any:
     return runner
 
 
+def with_features(limits: Limits, dtype: torch.dtype = torch.float32) -> Any:
+    """A target whose hidden states a head reads."""
+    runner = native(limits, dtype)
+    runner.hand_out((1, 1, 2))
+    return runner
+
+
 def module_code(limits: Limits, dtype: torch.dtype = torch.float32) -> Any:
     register_attention()
     module = module_of(dtype=dtype, max_position_embeddings=8192)
@@ -61,8 +68,8 @@ def module_code(limits: Limits, dtype: torch.dtype = torch.float32) -> Any:
     return runner
 
 
-LIMITS: dict[Callable[..., Any], Limits] = {native: LONG, module_code: MEDIUM}  # module code takes its time
-every_runner = pytest.mark.parametrize("make", [native, module_code])
+LIMITS: dict[Callable[..., Any], Limits] = {native: LONG, with_features: LONG, module_code: MEDIUM}  # modules are slow
+every_runner = pytest.mark.parametrize("make", [native, with_features, module_code])
 
 
 def tokens_of(count: int, seed: int = 0) -> list[int]:
@@ -134,9 +141,8 @@ def test_a_sequence_takes_what_it_may_write_and_no_more_than_a_slot(make: Callab
     costs = [runner.kv_bytes(tokens) for tokens in (1, most // 8, most // 2, most)]
     assert costs == sorted(costs) and costs[-1] >= 1024 * most, "keys and values: 2 layers, 2 heads of 32 floats"
     assert costs[-1] <= runner.kv_bytes(10**6) == runner.kv_bytes(most + CHUNK)
-    assert runner.capabilities.memory_on_demand.spare_bytes == (
-        runner.model.slots.taken(CHUNK) if make is module_code else 0
-    )
+    spare = {module_code: lambda: runner.model.slots.taken(CHUNK), with_features: lambda: (SLOTS + 1) * mmap.PAGESIZE}
+    assert runner.capabilities.memory_on_demand.spare_bytes == spare.get(make, lambda: 0)()
 
 
 @pytest.mark.timeout(400)

@@ -13,8 +13,6 @@ import torch
 import transformers
 
 from tandem.checkpoints.adapter_files import MOST_CHANGE, Adapter, AdapterChoice, LowRank, read_adapter
-from tandem.engine.compatibility import able
-from tandem.runners.capabilities import No
 from tandem.runners.fused_step import fused, fused_step
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.native.weights import UNQUANTISED, Packing, packing
@@ -67,6 +65,15 @@ def logits(runner: NativeRunner, tokens: Sequence[int], adapter: int, slot: int 
     found = runner.model.feed([slot], [0], [tokens], 2, [adapter])
     assert found is not None
     return found
+
+
+@pytest.mark.parametrize("case", ["llama, bfloat16", "int8"])
+def test_handing_out_hidden_states_changes_no_bit_of_a_row_with_an_adapter(case: str, tmp_path: Path) -> None:
+    _, runner, _ = loaded(case, tmp_path)
+    before = [logits(runner, sequence(50), number) for number in range(3)]
+    runner.hand_out((1, 1, 2))
+    for number, expected in enumerate(before):
+        assert np.array_equal(logits(runner, sequence(50), number), expected)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not CASES[case][2].quantises])
@@ -258,14 +265,6 @@ def test_a_draft_with_its_own_adapter_agrees_and_changes_no_token(sampling: Samp
         assert accepted == [2, 3, 3] if own else accepted[0] == 2 and sum(accepted) < 8
     (failed,) = draft.propose([propose_row(0, CHUNK - 1, tuple(prompts[0][-2:]), 3, sampling, adapter=3)])
     assert isinstance(failed, RowFailed)
-
-
-def test_the_target_of_a_head_takes_no_adapters() -> None:
-    target = native(module_of())
-    assert not isinstance(able(target).adapters, No)
-    target.hand_out([0, 1, 2])
-    assert "EAGLE head" in able(target).adapters  # type: ignore[operator]
-    assert not isinstance(able(native(module_of(), verifies=False)).adapters, No)
 
 
 @pytest.mark.thorough

@@ -24,7 +24,12 @@ MODEL = {
 
 
 def chosen(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, free_mib: int | None, *configs: dict[str, Any], **kind: Any
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    free_mib: int | None,
+    *configs: dict[str, Any],
+    head: bool = False,
+    **kind: Any,
 ) -> tuple[int, int]:
     monkeypatch.setattr(module, "free_bytes", lambda: None if free_mib is None else free_mib * MIB)
     checkpoints = []
@@ -32,7 +37,7 @@ def chosen(
         (folder / str(number)).mkdir(exist_ok=True)
         (folder / str(number) / "config.json").write_text(json.dumps(config))
         checkpoints.append(Checkpoint(str(number), str(folder / str(number))))
-    shape = own_sizes(Execution(**{"device": "cpu", **kind}), Shape(), checkpoints, more_slots=True)
+    shape = own_sizes(Execution(**{"device": "cpu", **kind}), Shape(), checkpoints, more_slots=True, head=head)
     return shape.max_length, shape.slots
 
 
@@ -51,6 +56,10 @@ def test_all_slots_take_at_most_a_quarter_of_the_free_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_mib: int | None, expected: tuple[int, int]
 ) -> None:
     assert chosen(tmp_path, monkeypatch, free_mib) == expected
+
+
+def test_a_head_beside_them_takes_memory_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chosen(tmp_path, monkeypatch, 4 * 4 * 16, head=True) == (1216, 4), "8 KiB a position, and 5"
 
 
 def test_the_models_of_a_pair_have_the_length_of_the_shorter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,10 +99,8 @@ def test_predicted_speedup_is_tokens_per_round_over_its_cost() -> None:
     assert PairCosts({0: 0.04}, {}).ratio is None
 
 
-def measured(**changes: object) -> PairMeasurement:
-    models = ModelConfig(
-        shape=Shape(2, 160, 4), backend="toy", model="step=0.002", draft=DraftChoice("model", "miss=0.3,step=0.0002")
-    )
+def measured(draft: DraftChoice = DraftChoice("model", "miss=0.3,step=0.0002")) -> PairMeasurement:  # noqa: B008
+    models = ModelConfig(shape=Shape(2, 160, 4), backend="toy", model="step=0.002", draft=draft)
     config = AcceptConfig(
         models, given_prompts(("one prompt", "another prompt")), max_new_tokens=30, longest=3, repeats=3
     )
@@ -122,6 +120,14 @@ def test_a_pair_is_measured_with_every_drafter() -> None:
     k, speedup = model.best(found.costs)
     assert k in (1, 2, 3) and speedup > 1
     assert drafters["ngram"].best(found.costs)[0] in (0, 1, 2, 3)
+
+
+def test_a_head_is_judged_beside_its_target_and_one_that_gets_every_feature_is_always_right() -> None:
+    drafters = {each.name: each for each in measured(draft=DraftChoice("hybrid", "head")).drafters}
+    model = drafters["model"]
+    assert model.agreement["all"].agreed == model.agreement["all"].tokens
+    assert all(model.rounds[k]["all"].accepted == model.rounds[k]["all"].drafted > 0 for k in (1, 2, 3))
+    assert drafters["hybrid"].rounds[3]["all"].tokens_per_round > 1
 
 
 def test_the_role_prints_tables_and_writes_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tandem.comparison.analysis.bootstrap import Interval
@@ -75,9 +75,18 @@ def decide(
         speculation_length=None if adaptive and best != arch.AUTOREGRESSIVE.name else length,
         speedup=chosen.speedup.speedup,
         speedup_interval=chosen.speedup.interval,
-        because=tuple([*_measured(chosen, summaries), *advice, *_against(tpots, theory)]),
+        because=tuple([*_measured(chosen, summaries), *advice, *_over_lookup(tpots), *_against(tpots, theory)]),
         would_change=tuple(_would_change(best, tpots, reliable) if reliable or not theory else [PREDICTIONS_MISSED]),
     )
+
+
+def _over_lookup(tpots: Mapping[str, float]) -> Iterator[str]:
+    """States what each draft apart from its target gains over copies beside it, which need no draft model."""
+    lookup = tpots.get(arch.LOOKUP.name)
+    apart = [name for name in tpots if lookup and name in arch.COMPARED and arch.COMPARED[name].split]
+    if lookup and apart:
+        said = (f"{name_in_sentence(name)} {tpots[name] / lookup:.2f}" for name in apart)
+        yield f"Of the time per token of lookup, which has no draft model, a draft elsewhere takes: {', '.join(said)}."
 
 
 def where(base: Condition) -> str:

@@ -19,6 +19,7 @@ from tandem.comparison.report.formatting import name_in_sentence
 
 ACTIONS = {
     arch.AUTOREGRESSIVE.name: "decode plainly: drafts cost more than they save",
+    arch.LOOKUP.name: "use lookup: copies from the text, no draft model",
     arch.DISTRIBUTED.name: "use distributed: draft apart from the target",
     arch.FUSED.name: "use fused: draft and target in one server",
     arch.REMOTE_DRAFT.name: "use remote draft: the target asks for drafts",

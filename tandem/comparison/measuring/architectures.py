@@ -18,6 +18,8 @@ class Architecture:
 AUTOREGRESSIVE = Architecture("autoregressive", "TargetVerifier")
 DISTRIBUTED = Architecture("distributed", "DraftWorker", split=True)
 FUSED = Architecture("fused", "FusedSpeculativeServer")
+# Plain decoding with copies from the text beside the target, and no draft model: the rival of a remote draft.
+LOOKUP = Architecture("lookup", "FusedSpeculativeServer")
 # The target drives: it asks a DraftWorker for drafts.
 REMOTE_DRAFT = Architecture("remote_draft", "TargetVerifier", split=True)
 # Like distributed, with rounds sent ahead of verdicts.
@@ -30,6 +32,6 @@ HEADED = Architecture("distributed_head", "DraftWorker", split=True)
 WIDTH_1 = Architecture("autoregressive_width_1", "TargetVerifier")
 PLAIN = (AUTOREGRESSIVE.name, WIDTH_1.name)
 
-DEFAULT: tuple[Architecture, ...] = (AUTOREGRESSIVE, DISTRIBUTED, NEVER_WAITING, FUSED, REMOTE_DRAFT)
+DEFAULT: tuple[Architecture, ...] = (AUTOREGRESSIVE, LOOKUP, DISTRIBUTED, NEVER_WAITING, FUSED, REMOTE_DRAFT)
 COMPARED: Mapping[str, Architecture] = {a.name: a for a in (*DEFAULT, PIPELINED, HEADED)}
 CONNECTABLE: Mapping[str, Architecture] = {**COMPARED, WIDTH_1.name: WIDTH_1}

@@ -61,6 +61,11 @@ def server_command(
     return [*command, *extra]
 
 
+def lookup_alone(config: ComparisonConfig) -> ComparisonConfig:
+    """Returns the configuration whose fused server copies from the text and has no draft model."""
+    return replace(config, draft="ngram", draft_model=None, draft_adapters=None, draft_neuron_config=None)
+
+
 def most_drafts(config: ComparisonConfig) -> int:
     """Returns the servers' maximum speculation length.
 

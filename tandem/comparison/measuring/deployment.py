@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from tandem.comparison.links.link import Link
 from tandem.comparison.measuring import architectures as arch
-from tandem.comparison.measuring.commands import feature_flags, server_command, target_of, whole_of
+from tandem.comparison.measuring.commands import feature_flags, lookup_alone, server_command, target_of, whole_of
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.servers import Fleet
 from tandem.speculation.types import ModelInfo
@@ -47,7 +47,9 @@ async def deploy(
 ) -> list[Endpoint]:
     """Starts the servers of a turn (None: of all) that are not connected; returns the endpoints in report order."""
     deployment = _Deployment(config, fleet, describe, link or Link(), turn or config.architectures)
-    groups = await _together(deployment.plain_and_distributed(), deployment.fused(), deployment.width_1())
+    groups = await _together(
+        deployment.plain_and_distributed(), deployment.lookup(), deployment.fused(), deployment.width_1()
+    )
     found = [endpoint for group in groups for endpoint in group]
     found += await deployment.remote_draft(found)
     return in_report_order(config, found)
@@ -97,6 +99,11 @@ class _Deployment:
     async def fused(self) -> list[Endpoint]:
         command = server_command(self.config, "fused_target", group=whole_of(self.config), host=self.link.host)
         return await self._one(arch.FUSED, lambda: self._started_across(arch.FUSED, command))
+
+    async def lookup(self) -> list[Endpoint]:
+        config, host = lookup_alone(self.config), self.link.host
+        command = server_command(config, "fused_target", group=whole_of(config), host=host)
+        return await self._one(arch.LOOKUP, lambda: self._started_across(arch.LOOKUP, command))
 
     async def plain_and_distributed(self) -> list[Endpoint]:
         """Starts what needs the target: the draft worker needs its address, the baseline its width."""

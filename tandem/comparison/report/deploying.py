@@ -6,7 +6,7 @@ import shlex
 from dataclasses import replace
 
 from tandem.comparison.measuring import architectures as arch
-from tandem.comparison.measuring.commands import feature_flags, server_command, target_of, whole_of
+from tandem.comparison.measuring.commands import feature_flags, lookup_alone, server_command, target_of, whole_of
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.json_form import decoded
 from tandem.comparison.report import formatting as fmt
@@ -41,8 +41,9 @@ def commands(config: ComparisonConfig, architecture: str) -> list[list[str]]:
     draft = config.placement.draft if config.placement else None
     if architecture in arch.PLAIN:
         return [_command(config, "target", [], whole_of(config), PORT)]
-    if architecture == arch.FUSED.name:
-        return [_command(config, "fused_target", length, whole_of(config), PORT)]
+    if architecture in (arch.FUSED.name, arch.LOOKUP.name):
+        beside = lookup_alone(config) if architecture == arch.LOOKUP.name else config
+        return [_command(beside, "fused_target", length, whole_of(beside), PORT)]
     if architecture == arch.REMOTE_DRAFT.name:
         drafting = ["--draft_host", f"{LOOPBACK}:{DRAFT_PORT}", "--pipeline", _unless_on(config.pipeline), *length]
         return [

@@ -34,6 +34,7 @@ class Look:
 
 LOOKS = {
     "autoregressive": Look("#5f6570", "s", ""),
+    "lookup": Look("#9b2d5e", "<", "++++"),
     "distributed": Look("#0b6fb3", "o", "//////"),
     "fused": Look("#cf5a0a", "D", ""),
     "remote_draft": Look("#0a8f6c", "^", "\\\\\\\\\\\\"),

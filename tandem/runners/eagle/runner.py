@@ -98,7 +98,9 @@ class EagleRunner:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(frozenset({Trait.HEAD}), features_in=self._reads, reprocess_accepted=True)
+        return Capabilities(
+            frozenset({Trait.HEAD, Trait.WHOLE_SLOTS}), features_in=self._reads, reprocess_accepted=True
+        )
 
     def follow(self, slot: int, inbox: FeatureInbox) -> None:
         """Like FeaturesIn.follow."""

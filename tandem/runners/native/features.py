@@ -5,6 +5,8 @@ They are a cache like the keys and values. tandem/runners/eagle/hidden_states.py
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +20,14 @@ from tandem.runners.feature_rows import FeatureRow
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NativeFeatures:
-    """stored: [slots, length, 3 * hidden] in float32 or bfloat16. embedding: the target's own, [vocabulary, hidden]."""
+    """stored: [slots, length, 3 * hidden] in float32 or bfloat16. embedding: the target's own, [vocabulary, hidden].
+
+    The system gives the `memory` of `stored` page by page, as it is first written. Pages at the ends of slots belong to
+    two of them, and are never given back: those are the `spare_bytes`.
+    """
 
     stored: Stored
+    memory: mmap.mmap
     embedding: Stored
 
     @property
@@ -35,7 +42,26 @@ class NativeFeatures:
             for row in rows
         ]
 
+    @property
+    def spare_bytes(self) -> int:
+        return (len(self.values) + 1) * mmap.PAGESIZE
 
-def room_for_features(shape: tuple[int, int, int], dtype: str) -> Stored:
-    """Zeros [slots, length, numbers] in "F32" or "BF16"."""
-    return Stored(dtype, np.zeros(shape, dtype=STORAGE[dtype]))
+    def slot_bytes(self, positions: int) -> int:
+        """Most bytes of the pages inside a slot that its first `positions` take."""
+        return min(positions, self.values.shape[1]) * self.values[0, 0].nbytes + mmap.PAGESIZE
+
+    def give_back(self, slot: int, positions: int = 0) -> None:
+        """Gives back the memory of a slot behind the pages of its first `positions`."""
+        start = (slot * self.values.shape[1] + positions) * self.values[0, 0].nbytes
+        start, end = -(-start // mmap.PAGESIZE), (slot + 1) * self.values[0].nbytes // mmap.PAGESIZE
+        if start < end:
+            self.memory.madvise(mmap.MADV_DONTNEED, start * mmap.PAGESIZE, (end - start) * mmap.PAGESIZE)
+
+
+def features_of(shape: tuple[int, int, int], dtype: str, embedding: Stored) -> NativeFeatures:
+    """Room for features [slots, length, numbers] in "F32" or "BF16", all zeros."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    memory = mmap.mmap(-1, math.prod(shape) * np.dtype(STORAGE[dtype]).itemsize, flags=flags)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return NativeFeatures(Stored(dtype, np.frombuffer(memory, STORAGE[dtype]).reshape(shape)), memory, embedding)

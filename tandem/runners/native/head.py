@@ -49,6 +49,12 @@ class NativeHead(NativeSteps):
         self.packing, self.features, self._kept_states = packing, features, kept_states
         self._pack(head)
 
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes that are taken beside those of slots: its own states are."""
+        states = self._kept_states * int(self.sizes.slots * self.sizes.hidden) * (2 if self.dtype == "bfloat16" else 4)
+        return super().spare_bytes + states
+
     def _pack(self, head: HeadWeights) -> None:
         values = self.features.stored
         norms = {name: head.weight(name, self.dtype) for name in NORMS}
@@ -80,6 +86,8 @@ class NativeHeadRunner(NativeRunner):
     ) -> None:
         super().__init__(model, limits, identity, verifies=False)
         self._reads = away.reads(self.follow) if away else UNABLE
+        if away:
+            model.own_features = model.features
         self._values = model.features.values
         self._dtype = "float32" if model.features.stored.dtype == "F32" else "bfloat16"
         self._inboxes: dict[int, FeatureInbox] = {}
@@ -87,7 +95,9 @@ class NativeHeadRunner(NativeRunner):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(frozenset({Trait.HEAD}), features_in=self._reads, reprocess_accepted=True)
+        own = frozenset({Trait.HEAD})
+        memory = self.memory_on_demand
+        return Capabilities(own, features_in=self._reads, memory_on_demand=memory, reprocess_accepted=True)
 
     def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | Any]:
         raise NotImplementedError("an EAGLE head drafts and verifies nothing")

@@ -17,7 +17,7 @@ from tandem.runners.eagle.remote import RemoteHead
 from tandem.runners.models import SMALL
 from tandem.runners.native import NativeUnavailable
 from tandem.runners.native.build import CannotBuild, library_path
-from tandem.runners.native.features import NativeFeatures, room_for_features
+from tandem.runners.native.features import NativeFeatures, features_of
 from tandem.runners.native.head import NativeHead, NativeHeadRunner, linear
 from tandem.runners.native.library import load_library
 from tandem.runners.native.load import spread_distance
@@ -55,7 +55,7 @@ def load_native_head(
     limits, threads = target.limits, target.model.threads
     try:
         most_tokens = limits.slots * TAIL + limits.chunk
-        read = NativeFeatures(features.stored, embedding)
+        read = replace(features, embedding=embedding)
         model = NativeHead(head, dtype, read, threads, most_tokens, packed)
         check_logits(model, head)
     except NotNative as error:
@@ -73,9 +73,8 @@ def load_remote_native_head(made: RemoteHead, execution: Execution, in_blocks: b
     most_tokens = limits.slots * max(TAIL, limits.chunk) + limits.chunk  # a tail may have as many tokens as a chunk
     try:
         threads = Threads(load_library(library_path()), 1 if small else execution.threads or default_threads())
-        room = room_for_features(made.features_shape, NAMES[dtype])
         read = made.embedding.to("bfloat16" if made.embedding.dtype == "BF16" else "float32")
-        features = NativeFeatures(room, read.own())
+        features = features_of(made.features_shape, NAMES[dtype], read.own())
         model = NativeHead(made.head, dtype, features, threads, most_tokens, packed, made.length)
         check_logits(model, made.head)
     except (NotNative, CannotBuild, OSError) as error:

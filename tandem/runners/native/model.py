@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from tandem.checkpoints.family_weights import EMBEDDING, HEAD, NORM, FamilyWeights, matrix_name
 from tandem.checkpoints.llama_family import FamilyConfig
 from tandem.checkpoints.numbers import DTYPES as NAMES
-from tandem.checkpoints.numbers import Stored
-from tandem.runners.native.features import NativeFeatures, room_for_features
+from tandem.runners.native.features import NativeFeatures, features_of
 from tandem.runners.native.library import MATRICES, NORMS, LayerWeights, ModelShape, ints
 from tandem.runners.native.rotary import rotary_tables
 from tandem.runners.native.steps import DTYPES, NativeSteps, NotNative, Threads, check_rope, check_sizes
@@ -43,7 +42,6 @@ class NativeModel(NativeSteps):
         tables = rotary_tables(config.rope, config.head_dim, length, dtype)
         super().__init__(threads, dtype, sizes, embedding.own(), tables, config.vocab_size, draft_vocab)
         self.packing, self._cache = packing, (slots, length)
-        self._features: Stored | None = None
         self._pack(weights, packing)
 
     def _pack(self, weights: FamilyWeights, packing: Packing) -> None:
@@ -78,15 +76,15 @@ class NativeModel(NativeSteps):
     @property
     def hands_out(self) -> bool:
         """Whether `hand_out` was called."""
-        return self._features is not None
+        return self.own_features is not None
 
     def hand_out(self, layers: Sequence[int]) -> NativeFeatures:
         """From now on, steps also write the hidden states after so many `layers` (tandem/runners/eagle)."""
         slots, length = self._cache
-        made = room_for_features((slots, length, len(layers) * int(self.sizes.hidden)), NAMES[self.dtype])
-        self._features = made
+        shape = slots, length, len(layers) * int(self.sizes.hidden)
+        self.own_features = made = features_of(shape, NAMES[self.dtype], self.embedding)
         self.library.tandem_hand_out(self.handle, ints(layers), len(layers), made.values.ctypes.data)
-        return NativeFeatures(made, self.embedding)
+        return made
 
 
 def linear(weights: FamilyWeights, name: str, dtype: str, matrix: str = "") -> Linear:

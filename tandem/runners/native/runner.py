@@ -89,14 +89,17 @@ class NativeRunner:
     def capabilities(self) -> Capabilities:
         """A draft's bits are the same by construction; a target's were checked too."""
         model, exact = self.model, self.shapes.bit_exact or not self._verifies
-        traits = {Trait.INEXACT: not exact, Trait.READ: model.hands_out}
         return Capabilities(
-            traits=frozenset(trait for trait, is_one in traits.items() if is_one),
+            traits=frozenset(() if exact else {Trait.INEXACT}),
             pages=Pages(page_bytes(model), page_format(model), self.page_store),
             adapters=self,
-            memory_on_demand=MemoryOnDemand(0, self.kv_bytes, self.give_back),
+            memory_on_demand=self.memory_on_demand,
             features_out=FeaturesOut(model.layer_count, int(model.sizes.hidden), self.hand_out),
         )
+
+    @property
+    def memory_on_demand(self) -> MemoryOnDemand:
+        return MemoryOnDemand(self.model.spare_bytes, self.kv_bytes, self.give_back)
 
     def page_store(self, pages: int) -> NativePages:
         return NativePages(self.model, pages)

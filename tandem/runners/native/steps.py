@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandem.checkpoints.numbers import Floats, Stored
+from tandem.runners.native.features import NativeFeatures
 from tandem.runners.native.library import Ints, ModelShape, RowBatch, ints, pointer, zeros
 from tandem.runners.native.rotary import TYPES
 from tandem.speculation.draws import best_token
@@ -67,6 +68,7 @@ class NativeSteps:
         )
         self.output_to_token: Ints | None = None if draft_vocab is None else ints(draft_vocab)
         self.outputs, self.most_tokens, self.layer_count = int(sizes.outputs), int(sizes.most_tokens), int(sizes.layers)
+        self.own_features: NativeFeatures | None = None
         self._scratch = np.empty((0, self.outputs), dtype=np.float32)
         self._wide = np.empty((0, vocab_size), dtype=np.float32)
         self.embedding, self._kept = embedding, (embedding, *tables)
@@ -97,12 +99,20 @@ class NativeSteps:
         return int(self.library.tandem_weight_bytes(self.handle))
 
     def slot_bytes(self, positions: int) -> int:
-        """Bytes of the pages that the first `positions` of a slot take once they are written."""
-        return int(self.library.tandem_slot_bytes(self.handle, min(positions, self.sizes.length)))
+        """Bytes of the pages that the first `positions` of a slot take once they are written, features included."""
+        features = self.own_features.slot_bytes(positions) if self.own_features else 0
+        return features + int(self.library.tandem_slot_bytes(self.handle, min(positions, self.sizes.length)))
+
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes that are taken beside those of slots."""
+        return self.own_features.spare_bytes if self.own_features else 0
 
     def give_back(self, slot: int, positions: int = 0) -> None:
         """Gives back the memory of a slot behind the pages of its first `positions`."""
         self.library.tandem_give_back(self.handle, slot, positions)
+        if self.own_features:
+            self.own_features.give_back(slot, positions)
 
     def feed(
         self,

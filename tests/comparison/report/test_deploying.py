@@ -23,6 +23,7 @@ SERVERS = {
     "autoregressive": ["target"],
     "autoregressive_width_1": ["target"],
     "fused": ["fused_target"],
+    "lookup": ["fused_target"],
     "remote_draft": ["draft_worker", "target"],
     "distributed": ["target", "draft_worker"],
     "pipelined": ["target", "draft_worker"],

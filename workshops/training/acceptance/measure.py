@@ -18,10 +18,11 @@ from tandem.comparison.measuring.json_form import encoded
 from tandem.comparison.measuring.machine_load import LoadWatch, MachineLoad
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.engine.batcher import Batcher
-from tandem.engine.generators import plain_generator
-from tandem.engine.loading import Loaded, load, load_adapters, load_draft, load_draft_adapters
+from tandem.engine.generators import drafts_for, is_head, plain_generator
+from tandem.engine.loading import Loaded, load, load_adapters, load_draft, load_draft_adapters, named_head
 from tandem.engine.model_config import ModelConfig
 from tandem.engine.model_drafter import ModelDrafter
+from tandem.engine.sequences import TargetSequence
 from tandem.host.device_times import DeviceTimes, ModelTimes, StepTime, StepTimes
 from tandem.host.host import usable_cores
 from tandem.speculation.drafters import Drafter, NgramDrafter
@@ -196,8 +197,7 @@ async def measure(config: AcceptConfig, show: Show) -> PairMeasurement:
             target.runner, runner, batcher, config.sampling, config.longest, context, config.repeats, numbers
         )
         machine_load = watch.ended()
-        vocab_size = target.runner.limits.vocab_size
-        figures = await _replay_all(config, continuations, draft, vocab_size, show)
+        figures = await _replay_all(config, continuations, target, draft, show)
     identity = target.runner.identity
     return PairMeasurement(
         target=identity.model_name,
@@ -222,11 +222,12 @@ async def measure(config: AcceptConfig, show: Show) -> PairMeasurement:
 async def _pair(config: AcceptConfig) -> AsyncIterator[tuple[Batcher, Loaded, Loaded | None]]:
     batcher = Batcher("accept")
     try:
-        target = await load(config.models, batcher)
+        target = await load(config.models, batcher, head=await named_head(config.models))
+        draft = await load_draft(config.models, batcher, target=target)
         await load_adapters(config.models, target)
         target.engine.adapters.check(config.adapter)
-        draft = await load_draft(config.models, batcher)
         await load_draft_adapters(config.models, draft, target)
+        draft = drafts_for(Request(adapter=config.adapter), draft)
         if draft:
             same_tokens(draft.tokenizer, target.tokenizer.sha256)
         yield batcher, target, draft
@@ -276,7 +277,7 @@ def _drafters(model: MemoizedDrafter | None) -> dict[str, Callable[[LookupPolicy
 
 
 async def _replay_all(
-    config: AcceptConfig, continuations: Sequence[Continuation], draft: Loaded | None, vocab_size: int, show: Show
+    config: AcceptConfig, continuations: Sequence[Continuation], target: Loaded, draft: Loaded | None, show: Show
 ) -> tuple[DrafterFigures, ...]:
     longest = config.longest
     replayed: dict[str, list[_Replayed]] = {}
@@ -285,8 +286,9 @@ async def _replay_all(
     for number, one in enumerate(continuations, 1):
         show(f"replaying the drafters ({number} of {len(continuations)})")
         request = Request(one.sampling, adapter=config.adapter)
-        inner = ModelDrafter(draft.engine, request, vocab_size) if draft else None
+        inner = ModelDrafter(draft.engine, request, target.runner.limits.vocab_size) if draft else None
         model = MemoizedDrafter(inner, one, longest) if inner else None
+        read = await _features(target, one, request) if draft and is_head(draft) else None
         try:
             for name, drafter in _drafters(model).items():
                 lengths = [drafter(policies[name, k]) for k in range(longest + 1)]
@@ -294,7 +296,16 @@ async def _replay_all(
         finally:
             if inner:
                 await inner.close()
+            if read:
+                read.close()
     return tuple(_figures(name, parts, longest) for name, parts in replayed.items())
+
+
+async def _features(target: Loaded, one: Continuation, request: Request) -> TargetSequence:
+    """Has the target process a continuation, in the slot of the number that the head gets, for its features."""
+    sequence = await TargetSequence.admitted(target.engine, request, len(one.prompt))
+    await sequence.fill((*one.prompt, *one.answer))
+    return sequence
 
 
 async def _replay(lengths: Sequence[Drafter], model: MemoizedDrafter | None, continuation: Continuation) -> _Replayed:
