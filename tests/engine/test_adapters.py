@@ -21,6 +21,7 @@ from tandem.engine.model_drafter import ModelDrafter
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.engine.sequences import LocalVerifier
 from tandem.runners.toy import BACKEND, VOCAB_SIZE, ToyConfig, ToyRunner
+from tandem.runners.toy_head import ToyHead
 from tandem.speculation.types import InvalidField, Request, SamplingParams, SpeculationStats
 from tests.support import GREEDY, SAMPLED, oracle, run, toy
 
@@ -293,10 +294,9 @@ def test_an_addition_that_fails_without_its_caller_leaves_nothing(caplog: pytest
 
 def test_a_runner_that_takes_none_says_so() -> None:
     async def test() -> None:
-        runner = toy()
-        runner.hand_out((1,))
-        engine = Engine(runner, Batcher("test"))
-        with pytest.raises(ValueError, match="toy takes none: an EAGLE head"):
+        target = toy()
+        engine = Engine(ToyHead(target.limits, ToyConfig(), target), Batcher("test"))
+        with pytest.raises(ValueError, match="toy-head takes none: an EAGLE head has none of its own"):
             await add(engine, "red")
         await engine.batcher.close()
 

@@ -192,8 +192,11 @@ def test_a_server_that_cannot_have_an_adapter_says_so_in_one_line(tmp_path: Path
         (("--adapters", "toy=x"), "the model's own name"),
         (("--adapters", "red"), "red=DIR"),
         (
-            ("--role", "fused_target", "--draft_model", "head", "--draft", "eagle", "--adapters", "red=x"),
-            "an EAGLE head",
+            (
+                *("--role", "fused_target", "--draft_model", "head", "--draft", "eagle"),
+                *("--adapters", "red=x", "--draft_adapters", "red=x"),
+            ),
+            "an EAGLE head has none of its own",
         ),
     ):
         ran = launch(tmp_path, "--role", "target", "--backend", "toy", "--port", "0", *flags)
