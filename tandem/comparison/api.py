@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,9 @@ def compare(
     Raises:
         TypeError: for a setting that there is not.
         ValueError: for a setting that is out of range, and where no request was measured.
-        RuntimeError: if a server does not start, cannot be reached or dies, if the link cannot be emulated here, or
-            if called from a running event loop (use `asyncio.to_thread`).
+        RuntimeError: if a server does not start, cannot be reached or dies, or if the link cannot be emulated here.
+
+    It blocks until it is done, a running event loop too (a notebook's); `asyncio.to_thread` keeps one free.
 
     A request that fails is recorded in the result; it does not raise.
     """
@@ -54,13 +56,24 @@ def compare(
     config = ComparisonConfig(prompts=_prompts(prompts), output_dir=folder, **settings)
     shown = Progress(None if progress else Console(quiet=True))
     with RecordLog(started(config)) as log:
-        asyncio.run(measure(log, connector(config), Interruption(), shown))
+        _run(measure(log, connector(config), Interruption(), shown))
     comparison = analyse(log.measured)
     if output_dir is None:
         shutil.rmtree(folder, ignore_errors=True)
     else:
         write_files(comparison)
     return comparison
+
+
+def _run(work: Coroutine[Any, Any, object]) -> None:
+    """Runs a coroutine in an event loop of its own, which needs a thread where one runs already."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        asyncio.run(work)
+        return
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, work).result()
 
 
 def connector(config: ComparisonConfig) -> Connect:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tandem.speculation.chat import MAX_MESSAGES, MAX_TOOL_CALLS, ChatMessage, ToolCall
+from tandem.speculation.chat import MAX_MESSAGES, ChatMessage, ToolCall, check_call_counts
 from tandem.speculation.errors import InvalidField
 from tandem.v1 import generation_pb2 as pb
 
@@ -41,9 +41,7 @@ def chat_from_wire(chat: pb.ChatMessages) -> tuple[ChatMessage, ...]:
 def _check_counts(chat: pb.ChatMessages) -> None:
     if len(chat.messages) > MAX_MESSAGES:
         raise InvalidField("messages", f"{len(chat.messages)} are above the limit of {MAX_MESSAGES}")
-    for i, message in enumerate(chat.messages):
-        if (given := len(message.tool_calls)) > MAX_TOOL_CALLS:
-            raise InvalidField(f"messages[{i}].tool_calls", f"{given} are above the limit of {MAX_TOOL_CALLS}")
+    check_call_counts([len(each.tool_calls) for each in chat.messages])
 
 
 def _message_from_wire(i: int, message: pb.ChatMessage) -> ChatMessage:

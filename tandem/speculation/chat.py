@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,8 @@ from tandem.speculation.errors import InvalidField
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_MESSAGES = 4096
 MAX_TOOL_CALLS = 128
+MAX_CALLS_OF_CHAT = 1024
+"""Calls of tools of all messages: each is JSON that a server parses before it can do anything else."""
 MOST_DEPTH = 64
 """Levels of JSON within another."""
 
@@ -84,6 +87,15 @@ class ChatMessage:
         return len(self.content) + len(self.name) + len(self.tool_call_id) + calls
 
 
+def check_call_counts(counts: Sequence[int]) -> None:
+    """Raises InvalidField if a message, or a whole chat, has too many calls of tools; `counts`: of each message."""
+    for i, count in enumerate(counts):
+        if count > MAX_TOOL_CALLS:
+            raise InvalidField(f"messages[{i}].tool_calls", f"{count} are above the limit of {MAX_TOOL_CALLS}")
+    if (total := sum(counts)) > MAX_CALLS_OF_CHAT:
+        raise InvalidField("messages", f"{total} calls of tools are above the limit of {MAX_CALLS_OF_CHAT}")
+
+
 def check_chat(messages: tuple[ChatMessage, ...], chat: bool) -> None:
     """Raises InvalidField for a chat without messages, or with too many; `chat`: the option, which is for texts."""
     if chat:
@@ -92,6 +104,7 @@ def check_chat(messages: tuple[ChatMessage, ...], chat: bool) -> None:
         raise InvalidField("messages", "empty: at least one message is needed")
     if len(messages) > MAX_MESSAGES:
         raise InvalidField("messages", f"{len(messages)} are above the limit of {MAX_MESSAGES}")
+    check_call_counts([len(each.tool_calls) for each in messages])
 
 
 def deeper_than(value: Any, most: int) -> bool:

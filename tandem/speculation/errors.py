@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from tandem.speculation.outcomes import Outcome, outcome_of
 
 _LONGEST_QUOTED = 60
@@ -34,6 +37,17 @@ class TandemError(Exception):
     def outcome(self) -> Outcome:
         """Why the call failed, by its code."""
         return outcome_of(self.code)
+
+    def __reduce__(self) -> tuple[Callable[..., TandemError], tuple[Any, ...]]:
+        """Pickles the error as it is, for another process; its class is not called with what it says."""
+        return _restored, (type(self), self.args, dict(self.__dict__))
+
+
+def _restored(of: type[TandemError], args: tuple[Any, ...], state: dict[str, Any]) -> TandemError:
+    error = of.__new__(of)
+    error.args = args
+    error.__dict__.update(state)
+    return error
 
 
 class InvalidField(TandemError, ValueError):

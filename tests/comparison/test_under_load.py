@@ -16,7 +16,7 @@ from tandem.comparison.report import reading
 
 pytestmark = pytest.mark.thorough
 SCHEMA = json.loads((Path(reading.__file__).parent / "comparison.schema.json").read_text())
-NAMES = ["autoregressive", "distributed", "never_waiting", "fused", "remote_draft"]
+NAMES = ["autoregressive", "lookup", "distributed", "never_waiting", "fused", "remote_draft"]
 LOADS = ["concurrency 1", "concurrency 6", "rate 40/s"]
 TOY = ("--backend", "toy", "--model", "step=0.002", "--draft", "model", "--draft-model", "miss=0.3,step=0.0005")
 
@@ -59,7 +59,7 @@ def test_all_architectures_were_asked_the_same(found: dict[str, Any]) -> None:
         for r in found["records"]
         if r["sent_s"] is not None and r["prompt"] == "load/3"
     }
-    assert len(inputs) == 15 and len({tuple(lengths) for lengths in inputs.values()}) == 1
+    assert len(inputs) == 3 * len(NAMES) and len({tuple(lengths) for lengths in inputs.values()}) == 1
 
 
 def test_every_load_is_decided_and_said(found: dict[str, Any], folder: Path) -> None:
