@@ -117,6 +117,7 @@ class Pipe:
         try:
             while self._arrived:
                 if self._arrived[0] == END:
+                    self._arrived.popleft()  # it is said once: the far side may be gone by the next timer
                     self._sink.shutdown(socket.SHUT_WR)
                     self._loop.writing.pop(self._sink.fileno(), None)
                     self.delivered_all = True
