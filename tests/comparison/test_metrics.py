@@ -72,10 +72,15 @@ def test_acceptance_counts_over_all_requests() -> None:
     assert found.mean_acceptance_length == pytest.approx(11 / 5)
 
 
+def test_the_propose_rate_is_the_share_of_rounds_that_had_a_draft() -> None:
+    request = record("fused", rounds=4, drafted=5, drafted_per_position=(3, 2, 0), accepted_per_position=(2, 1, 0))
+    assert acceptance(completed([request])).propose_rate == pytest.approx(3 / 4)
+
+
 def test_plain_decoding_has_no_acceptance_rate_and_a_mean_acceptance_length_of_one() -> None:
     plain = dict(rounds=4, drafted=0, accepted=0, output_tokens=4, accepted_per_position=(), drafted_per_position=())
     found = acceptance(completed([record("autoregressive", **plain)]))
-    assert found.acceptance_rate is None
+    assert (found.acceptance_rate, found.propose_rate) == (None, 0.0)
     assert found.mean_acceptance_length == 1.0
     assert found.conditional_acceptance_by_position == ()
 

@@ -39,6 +39,7 @@ class Acceptance:
     drafted: int
     accepted: int
     acceptance_rate: float | None
+    propose_rate: float | None
     mean_acceptance_length: float | None
     mean_draft_length: float | None
     acceptance_by_position: tuple[float | None, ...]
@@ -59,6 +60,7 @@ def acceptance(measurements: Sequence[Measurement]) -> Acceptance:
         drafted,
         accepted,
         acceptance_rate=ratio(accepted, drafted),
+        propose_rate=ratio(drafted_at[0] if drafted_at else 0, rounds),
         mean_acceptance_length=ratio(sum(m.output_tokens for m in measurements), rounds),
         mean_draft_length=ratio(drafted, rounds),
         acceptance_by_position=tuple(ratio(a, d) for a, d in zip(accepted_at, drafted_at, strict=True)),

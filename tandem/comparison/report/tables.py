@@ -39,10 +39,15 @@ def _rate(of: JSON) -> float | None:
     return of["acceptance_rate"] if of["drafted"] else None
 
 
+def _propose_rate(of: JSON) -> float | None:
+    return of.get("propose_rate") if of["drafted"] else None  # older files have none
+
+
 MEASURES = (
     Measure("TTFT p50, ms", "TTFT\np50 ms", statistic_ms("ttft_s", "p50"), 1, min),
     Measure("TPOT p50, ms", "TPOT\np50 ms", statistic_ms("tpot_s", "p50"), 2, min),
     Measure("tokens/s", "tokens\n/s", lambda of: of["output_throughput_token_per_s"], 1, max),
+    Measure("propose rate", "", _propose_rate, 3),
     Measure("acceptance rate", "accept\nrate", _rate, 3, max),
     Measure("mean acceptance length", "mean\naccept\nlength", lambda of: of["mean_acceptance_length"], 2, max),
     Measure("", "rounds", lambda of: of["rounds"], 0),

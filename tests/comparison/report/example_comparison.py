@@ -284,6 +284,7 @@ def _shared(done: list[JSON], plain: JSON, claimed: bool) -> JSON:
     return {
         "rounds": rounds, "drafted": sum(drafted), "accepted": sum(accepted),
         "acceptance_rate": sum(accepted) / sum(drafted) if sum(drafted) else None,
+        "propose_rate": drafted[0] / rounds if drafted else 0.0,
         "mean_acceptance_length": sum(r["output_tokens"] for r in done) / rounds,
         "acceptance_by_position": [a / d for a, d in zip(accepted, drafted, strict=True)],
         "conditional_acceptance_by_position": [a / d for a, d in zip(accepted, reached, strict=False)],
