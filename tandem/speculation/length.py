@@ -31,6 +31,8 @@ STALE_AFTER = 8
 TRIALS_AT_FIRST, TRIALS_ON = 0.75, 0.01
 """What trials may cost a session: this many plain rounds at its beginning, then this share of its time. It is divided
 among rows that share steps, because a trial by one of them slows all of them."""
+TRIED_EVERY = 3
+"""Rounds of a session after which a trial is considered: to look for one takes as long as to choose the lengths."""
 PLAIN_AFTER = 64
 """Rounds of a process after which a plain round is tried again; otherwise drafting would never be stopped."""
 GROWTH, TRIED_FROM = 2, 5
@@ -190,6 +192,7 @@ class AdaptiveLength:
         self._asked_model, self._empty = 1.0, 0.0
         self._undrafted_tokens = 0
         self._tokens_known: dict[Proposer, tuple[list[float], list[float]]] = {}
+        self._planned = 0
         self._allowance: float | None = None
         self._chosen: deque[LengthPlan] = deque()
 
@@ -209,15 +212,17 @@ class AdaptiveLength:
         copies, hoped_copies = self._tokens(Proposer.NGRAM, most)
         models, hoped_models = self._tokens(Proposer.MODEL, most)
         plan = best_plan(copies, models, costs)
+        self._planned += 1
+        if self._planned % TRIED_EVERY:
+            return plan
         hoped = best_plan(_grown(hoped_copies, plan.copied), _grown(hoped_models, plan.model_k), costs)
-        if hoped.copied > plan.copied or hoped.model_k > plan.model_k:
-            trial = evaluate(hoped.copied, hoped.model_k, copies, models, costs)
+        trials = [hoped] if hoped.copied > plan.copied or hoped.model_k > plan.model_k else []
+        if plan.k and self._statistics.rounds_since_plain >= PLAIN_AFTER:
+            trials.append(LengthPlan(0, 0))
+        for copied, model, *_ in trials:
+            trial = evaluate(copied, model, copies, models, costs)
             if trial.seconds - (trial.tokens + trial.company) / plan.rate <= self._allowance:
-                return hoped._replace(trial_rate=plan.rate)
-        overdue = plan.k and self._statistics.rounds_since_plain >= PLAIN_AFTER
-        plain = evaluate(0, 0, copies, models, costs)
-        if overdue and plain.seconds - (plain.tokens + plain.company) / plan.rate <= self._allowance:
-            return plain._replace(trial_rate=plan.rate)
+                return trial._replace(trial_rate=plan.rate)
         return plan
 
     def _costs(self, most: int) -> RoundCosts:
