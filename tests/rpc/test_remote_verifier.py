@@ -250,7 +250,7 @@ def test_a_close_that_fails_after_its_request_was_cancelled_is_nobodys_exception
             await client.close()
 
     asyncio.run(test())
-    # A handle is grpcio's own poller: its queue is the process's, so it meets the late events of an earlier test's loop.
+    # A context with a handle is of grpcio's poller, which also meets late events of an earlier test's loop.
     assert [context for context in said if "handle" not in context] == []
 
 
