@@ -41,7 +41,10 @@ def test_rows_that_come_go_move_and_are_preempted_are_drafted_for_and_their_sess
                 engine.preempt(at)
                 preempted += 1
         assert cancelled >= 3 and preempted > 5
-        assert engine.accepted > 0.3 * sum(len(row.output) for row in wanted)
+        least = (
+            0.3 if form is Form.WAITING else 0.02
+        )  # how many come in time is up to the machine, if none is waited for
+        assert engine.accepted > least * sum(len(row.output) for row in wanted)
         for row in wanted:
             assert row.output == oracle(row.tokens[: row.prompt], GREEDY, len(row.output), past_the_end=True)
         assert asked.counts.get("errors") == 0
