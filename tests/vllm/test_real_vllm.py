@@ -19,7 +19,7 @@ from benchmarks.contenders import encode
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import find
 from tandem.comparison.measuring.workloads import built_in_prompts
-from tests.support import REPOSITORY, ServerProcess, run
+from tests.support import REPOSITORY, ServerProcess
 
 PYTHON = os.environ.get(vllm_peer.VARIABLE) or str(REPOSITORY / ".venv-vllm/bin/python")
 ABSENT = vllm_peer.absence(PYTHON)
@@ -76,7 +76,7 @@ def vllm(folder: Path, model: str, use: Use, drafts: dict[str, str] | None = Non
         finally:
             await peer.stop()
 
-    return run(ask())
+    return asyncio.run(ask())
 
 
 def asking(prompts: list[list[int]], **more: Any) -> Use:
