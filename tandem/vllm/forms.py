@@ -110,6 +110,7 @@ class Forms:
         for one in asked:
             k = self._k if id(one.row) in wanting else LATE_LENGTHS * self._k
             task = asyncio.create_task(self._ask(one, k, step), name="ask for a draft")
+            one.row.call = task
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             task.add_done_callback(lambda _, row=one.row: _asked(row, arrivals))  # type: ignore[misc]
@@ -143,11 +144,19 @@ class Forms:
     def _end(self, rows: Sequence[Row]) -> None:
         for row in rows:
             session, row.session = row.session, None
-            self._close(session)
+            self._close(session, row.call)
 
-    def _close(self, session: Session | None) -> None:
+    def _close(self, session: Session | None, call: asyncio.Task[None] | None = None) -> None:
+        """Closes a session in the background, once its call has been cancelled: it would be opened by it again."""
+
+        async def close(session: Session) -> None:
+            if call is not None:
+                call.cancel()
+                await asyncio.gather(call, return_exceptions=True)
+            await session.close()
+
         if session is not None:
-            task = asyncio.create_task(session.close(), name="end a session of drafts")
+            task = asyncio.create_task(close(session), name="end a session of drafts")
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 

@@ -27,7 +27,8 @@ class Held(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """One sequence. `held` is set by the event loop, all else by the engine's thread, but `session` by the loop alone.
+    """One sequence. `held` is set by the event loop, all else by the engine's thread, but `session` and the
+    task `call`, which asks for a draft, by the loop alone.
 
     `told`: how many tokens the session was told. `offered`, `source`: what the last step was given to verify.
     """
@@ -41,6 +42,7 @@ class Row:
     streams: bool = False
     left: bool = False
     session: Any = None
+    call: Any = None
     _buffer: Ids = field(default_factory=lambda: np.empty(256, np.int32))
     absent: int = 0
 
