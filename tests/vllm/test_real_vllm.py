@@ -68,7 +68,7 @@ def vllm(folder: Path, model: str, use: Use, drafts: dict[str, str] | None = Non
     async def ask() -> Any:
         env = {**vllm_peer.environment(PYTHON, 1), "PYTHONPATH": str(REPOSITORY)}
         env |= {f"TANDEM_DRAFT_{name}": value for name, value in (drafts or {}).items()}
-        peer = vllm_peer.Peer("vLLM", [PYTHON, str(PROGRAM)], env, folder / "vllm.log")
+        peer = vllm_peer.Peer("vLLM", [PYTHON, str(PROGRAM)], env, folder / "vllm.log", 1700.0)
         try:
             asked = vllm_peer.settings(model, 384, ROWS, DRAFTED if drafts else None)
             await peer.start({**asked, "dtype": "float32", "enforce_eager": True, **settings})
