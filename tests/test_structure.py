@@ -40,6 +40,7 @@ MAY_IMPORT = {
         "host",
         "workshops",
     },
+    "vllm": {"speculation", "rpc", "checkpoints", "clients"},  # clients: the event loop in a thread alone
     "workshops": {
         "speculation",
         "engine",

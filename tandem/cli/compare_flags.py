@@ -103,7 +103,9 @@ class CompareOptions:
         f"architectures to compare; {PIPELINED.name} and {HEADED.name} too",
         default=",".join(ComparisonConfig.architectures),
     )
-    connect: tuple[str, ...] = option("use a running server; may be repeated", default=(), metavar="ARCH=HOST:PORT")
+    connect: tuple[str, ...] = option(
+        "use a running server, openai=URL any OpenAI server; may be repeated", default=(), metavar="ARCH=HOST:PORT"
+    )
     insecure: bool = switch("allow sending the token in clear text to other machines")
     pipeline: str = same("pipeline")
 

@@ -13,9 +13,11 @@ from typing import Any
 from rich.console import Console
 
 from tandem.comparison.analysis.run_analysis import analyse
+from tandem.comparison.measuring.architectures import OPENAI
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.driver import Connect, measure, started
 from tandem.comparison.measuring.interruption import Interruption
+from tandem.comparison.measuring.openai_client import OpenAIClient
 from tandem.comparison.measuring.progress import Progress
 from tandem.comparison.measuring.record_log import RecordLog
 from tandem.comparison.measuring.workloads import Prompt, built_in_prompts, given_prompts
@@ -79,7 +81,10 @@ def _run(work: Coroutine[Any, Any, object]) -> None:
 def connector(config: ComparisonConfig) -> Connect:
     """Returns a function that opens a client; it shows the credentials to the servers named in `connect` only."""
 
-    def connect(address: str, service: str) -> GenerationClient:
+    def connect(address: str, service: str) -> GenerationClient | OpenAIClient:
+        if service == OPENAI.service:
+            token = config.credentials.token()
+            return OpenAIClient(address, token.current() if token else None)
         theirs = address in config.connect.values()
         return GenerationClient.connect(address, service, config.credentials if theirs else None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tandem.comparison.measuring.records import Record
+from tandem.comparison.measuring.records import UNKNOWN, Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,10 @@ def identity(
         plain = expected.get((record.prompt, record.run))
         if record.measurement is None or plain is None:
             continue
-        total += 1
         tokens = record.measurement.output_token_ids
+        if UNKNOWN in tokens or UNKNOWN in plain:
+            continue
+        total += 1
         at = first_difference(plain, tokens)
         if at is not None:
             gap = _gap((traces or {}).get(record.prompt), plain, at)

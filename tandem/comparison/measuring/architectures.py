@@ -30,8 +30,12 @@ NEVER_WAITING = Architecture("never_waiting", "DraftWorker", split=True)
 HEADED = Architecture("distributed_head", "DraftWorker", split=True)
 # Plain decoding where the target verifies wider than one token: the baseline of speedups, started when needed.
 WIDTH_1 = Architecture("autoregressive_width_1", "TargetVerifier")
+# A server of others, of which nothing but OpenAI's API is known: only connected, and only measured.
+OPENAI = Architecture("openai", "OpenAI")
 PLAIN = (AUTOREGRESSIVE.name, WIDTH_1.name)
 
 DEFAULT: tuple[Architecture, ...] = (AUTOREGRESSIVE, LOOKUP, DISTRIBUTED, NEVER_WAITING, FUSED, REMOTE_DRAFT)
 COMPARED: Mapping[str, Architecture] = {a.name: a for a in (*DEFAULT, PIPELINED, HEADED)}
 CONNECTABLE: Mapping[str, Architecture] = {**COMPARED, WIDTH_1.name: WIDTH_1}
+ASKED: Mapping[str, Architecture] = {**COMPARED, OPENAI.name: OPENAI}
+"""What a comparison may be asked to measure."""

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tandem.comparison.measuring.architectures import HEADED, LOOKUP, NEVER_WAITING, PIPELINED, PLAIN
+from tandem.comparison.measuring.architectures import HEADED, LOOKUP, NEVER_WAITING, OPENAI, PIPELINED, PLAIN
 from tandem.comparison.measuring.records import Measurement
 from tandem.comparison.measuring.run import Contender, measure
 from tandem.comparison.measuring.workloads import Prompt
@@ -21,8 +21,8 @@ TOKENS = 24
 """Tokens of a calibration request: about twenty steps, enough for a mean."""
 SAMPLES = 2
 """The minimum number of requests for each length and architecture."""
-NOT_COSTED = (*PLAIN, LOOKUP.name, PIPELINED.name, NEVER_WAITING.name, HEADED.name)
-"""Not calibrated because its rounds overlap: its bound follows from the costs of stop-and-wait."""
+NOT_COSTED = (*PLAIN, LOOKUP.name, PIPELINED.name, NEVER_WAITING.name, HEADED.name, OPENAI.name)
+"""Not calibrated: their rounds overlap, and their bound follows from the costs of stop-and-wait; or none are known."""
 
 
 @dataclass(frozen=True, slots=True)

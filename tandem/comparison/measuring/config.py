@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import SplitResult, urlsplit
 
 from tandem.comparison.links.impairments import STEADY, TRACE, Impairments, traces_named
 from tandem.comparison.links.settings import LINK_KINDS
-from tandem.comparison.measuring.architectures import COMPARED, CONNECTABLE, DEFAULT, HEADED
+from tandem.comparison.measuring.architectures import ASKED, CONNECTABLE, DEFAULT, HEADED, OPENAI
 from tandem.comparison.measuring.conditions import Condition, plan
 from tandem.comparison.measuring.json_form import HIDDEN, encoded
 from tandem.comparison.measuring.loads import Load, check_length, check_loads
@@ -117,8 +118,10 @@ class ComparisonConfig:
         return self.draft == "eagle" or (self.draft_model is not None and holds_head(self.draft_model))
 
     def __post_init__(self) -> None:
-        _check_names("architectures", self.architectures, COMPARED)
-        _check_names("connect", tuple(self.connect), CONNECTABLE, may_be_empty=True)
+        _check_names("architectures", self.architectures, ASKED)
+        _check_names("connect", tuple(self.connect), {**CONNECTABLE, **ASKED}, may_be_empty=True)
+        if OPENAI.name in self.architectures and OPENAI.name not in self.connect:
+            raise ValueError("architectures: openai is a server that runs: name it with --connect openai=URL")
         for flag, value, least in (
             ("num-runs", self.num_runs, 1),
             ("max-new-tokens", self.max_new_tokens, 1),
@@ -162,8 +165,8 @@ class ComparisonConfig:
                 raise ValueError("rehearse: is for servers that are started here, and some are connected")
         if self.credentials != Credentials(insecure=self.credentials.insecure) and not self.connect:
             raise ValueError("connect: certificates and tokens are only for connected servers, and none is named")
-        for address in self.connect.values():
-            self.credentials.check(address)
+        for name, address in self.connect.items():
+            self.credentials.check(server_url(address).netloc if name == OPENAI.name else address)
         if not self.prompts:
             raise ValueError("prompt: no prompt is given")
         for folder in (self.output_dir, *self.output_dir.parents):
@@ -279,12 +282,25 @@ def _check_names(flag: str, names: tuple[str, ...], known: Mapping[str, object],
             raise ValueError(f"{flag}: {name!r} is named twice")
 
 
+def server_url(value: str) -> SplitResult:
+    """Parses http://host[:port][/v1]. Raises ValueError."""
+    url = urlsplit(value.rstrip("/").removesuffix("/v1"))
+    if url.scheme not in ("http", "https") or not url.hostname or url.path or url.query:
+        raise ValueError(f"connect: {value!r} is not http://HOST:PORT, as an OpenAI server has it")
+    _ = url.port  # raises ValueError
+    return url
+
+
 def parse_connect(values: Sequence[str]) -> dict[str, str]:
     """Parses ARCH=HOST:PORT, one per architecture. Raises ValueError."""
     addresses: dict[str, str] = {}
     for value in values:
         name, _, address = value.partition("=")
-        host, _, port = address.rpartition(":")
+        if name == OPENAI.name:
+            server_url(address)
+            host, port = address, "1"
+        else:
+            host, _, port = address.rpartition(":")
         if not (name and host and port.isdecimal() and 0 < int(port) < 65536):
             raise ValueError(f"connect: {value!r} is not ARCH=HOST:PORT")
         if name in addresses:

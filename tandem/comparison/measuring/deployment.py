@@ -48,7 +48,11 @@ async def deploy(
     """Starts the servers of a turn (None: of all) that are not connected; returns the endpoints in report order."""
     deployment = _Deployment(config, fleet, describe, link or Link(), turn or config.architectures)
     groups = await _together(
-        deployment.plain_and_distributed(), deployment.lookup(), deployment.fused(), deployment.width_1()
+        deployment.plain_and_distributed(),
+        deployment.lookup(),
+        deployment.fused(),
+        deployment.width_1(),
+        deployment.openai(),
     )
     found = [endpoint for group in groups for endpoint in group]
     found += await deployment.remote_draft(found)
@@ -104,6 +108,9 @@ class _Deployment:
         config, host = lookup_alone(self.config), self.link.host
         command = server_command(config, "fused_target", group=whole_of(config), host=host)
         return await self._one(arch.LOOKUP, lambda: self._started_across(arch.LOOKUP, command))
+
+    async def openai(self) -> list[Endpoint]:
+        return [await self._connected(arch.OPENAI)] if arch.OPENAI.name in self.turn else []
 
     async def plain_and_distributed(self) -> list[Endpoint]:
         """Starts what needs the target: the draft worker needs its address, the baseline its width."""

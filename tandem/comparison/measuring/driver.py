@@ -34,10 +34,11 @@ from tandem.speculation.types import ModelInfo
 
 if TYPE_CHECKING:
     from tandem.clients.encoding import Tokenizer
+    from tandem.comparison.measuring.openai_client import OpenAIClient
     from tandem.rpc.credentials import Credentials
     from tandem.rpc.generation_client import GenerationClient
 
-Connect = Callable[[str, str], "AbstractAsyncContextManager[GenerationClient]"]
+Connect = Callable[[str, str], "AbstractAsyncContextManager[GenerationClient | OpenAIClient]"]
 """(address, service) -> a client."""
 
 _SILENT = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED")

@@ -9,6 +9,9 @@ from tandem.comparison.measuring.json_form import encoded
 from tandem.comparison.measuring.machine_load import MachineLoad
 from tandem.speculation.types import SpeculationStats
 
+UNKNOWN = -1
+"""Stands for a token whose id a server of others does not say."""
+
 
 @dataclass(frozen=True, slots=True)
 class Seconds:

@@ -17,6 +17,7 @@ from tandem.comparison.measuring.workloads import Prompt
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, SpeculationStats
 
 if TYPE_CHECKING:
+    from tandem.comparison.measuring.openai_client import OpenAIClient
     from tandem.rpc.generation_client import GenerationClient
 
 WARM_UP_TOKENS = 8
@@ -35,7 +36,7 @@ class Contender:
     """
 
     name: str
-    generator: GenerationClient
+    generator: GenerationClient | OpenAIClient
     split: bool = False
     timeout_s: float | None = None
     all_ours: bool = True

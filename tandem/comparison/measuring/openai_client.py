@@ -1,0 +1,192 @@
+"""A server of the OpenAI API, asked as the comparison asks its own: whatever answers there is a baseline.
+
+Its tokens are compared if it says their ids (`return_token_ids`, which vLLM and Tandem know). Where it says none, each
+piece of text counts as one token, and what the usage counts beyond that comes with the last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import threading
+from collections.abc import AsyncGenerator, Iterator
+from types import TracebackType
+from typing import Any
+
+from tandem.comparison.measuring.config import server_url
+from tandem.comparison.measuring.records import UNKNOWN
+from tandem.speculation.errors import TandemError
+from tandem.speculation.types import Chunk, FinishReason, GenerationEnd, GenerationRequest, ModelInfo, SpeculationStats
+
+LONGEST_LINE = 1 << 22
+_END = "[DONE]"
+
+
+class OpenAIClient:
+    """As a GenerationClient. `token`: the API key, if there is one."""
+
+    def __init__(self, address: str, token: str | None = None) -> None:
+        self._address, self._url, self._token = address, server_url(address), token
+        self._model: str | None = None
+        self.bytes_up = self.bytes_down = 0
+
+    async def __aenter__(self) -> OpenAIClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Does nothing: each request has a connection of its own."""
+
+    def sharing(self) -> OpenAIClient:
+        return OpenAIClient(self._address, self._token)
+
+    async def model_info(self, timeout: float = 10.0, wait: bool = True) -> ModelInfo:
+        """Returns what the API says of the first model: hardly more than its name. Raises TandemError."""
+        found = [line async for line in self._lines("GET", "/v1/models", None, timeout)]
+        try:
+            model = json.loads("".join(found))["data"][0]
+            self._model, length = str(model["id"]), int(model.get("max_model_len") or 0)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise TandemError("UNAVAILABLE", f"/v1/models is not what OpenAI servers answer: {error}") from None
+        return ModelInfo(self._model, "", "", 0, length, 0, 0, "", "", "openai")
+
+    async def generate(
+        self, request: GenerationRequest, timeout: float | None = None, **unused: Any
+    ) -> AsyncGenerator[Chunk | GenerationEnd, None]:
+        """Yields chunks as they come, then the end. Raises TandemError."""
+        if self._model is None:
+            await self.model_info()
+        path, body = _asked(request, str(self._model))
+        answer = _Answer()
+        async for line in self._lines("POST", path, body, timeout):
+            if line.startswith("data:"):
+                event = line[5:].strip()
+                if event == _END:
+                    break
+                if chunk := answer.take(event):
+                    yield chunk
+        missing, end = answer.end()
+        if missing:
+            yield missing
+        yield end
+
+    async def _lines(
+        self, method: str, path: str, body: dict[str, Any] | None, timeout: float | None
+    ) -> AsyncGenerator[str, None]:
+        """Yields the lines of an answer, which a thread reads. Raises TandemError."""
+        loop, lines = asyncio.get_running_loop(), asyncio.Queue[str | Exception | None]()
+        connection = (http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection)(
+            str(self._url.hostname), self._url.port, timeout=timeout
+        )
+        payload = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"} | (
+            {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        )
+
+        def put(one: str | Exception | None) -> None:
+            with contextlib.suppress(RuntimeError):  # the event loop was closed before the answer ended
+                loop.call_soon_threadsafe(lines.put_nowait, one)
+
+        def read() -> None:
+            try:
+                connection.request(method, path, payload, headers)
+                with connection.getresponse() as response:
+                    for line in _read(response):
+                        put(line)
+                put(None)
+            except Exception as error:  # the caller raises it
+                put(error)
+
+        self.bytes_up += len(payload or b"")
+        threading.Thread(target=read, name="read an answer", daemon=True).start()
+        try:
+            while (line := await lines.get()) is not None:
+                if isinstance(line, TandemError):
+                    raise line
+                if isinstance(line, Exception):
+                    raise TandemError("UNAVAILABLE", f"{type(line).__name__}: {line}")
+                self.bytes_down += len(line)
+                yield line
+        finally:
+            connection.close()
+
+
+def _read(response: http.client.HTTPResponse) -> Iterator[str]:
+    """Yields the lines of a response. Raises TandemError if it is a refusal."""
+    if response.status != 200:
+        said = response.read(LONGEST_LINE).decode(errors="replace")
+        code = "UNAUTHENTICATED" if response.status in (401, 403) else "INVALID_ARGUMENT"
+        raise TandemError(code if response.status < 500 else "UNAVAILABLE", f"HTTP {response.status}: {said[:300]}")
+    while line := response.readline(LONGEST_LINE):
+        yield line.decode(errors="replace").strip()
+
+
+def _asked(request: GenerationRequest, model: str) -> tuple[str, dict[str, Any]]:
+    """Returns the path and the body for a request. It names only what is asked for: servers refuse what they lack."""
+    sampling = request.sampling
+    body: dict[str, Any] = {
+        "model": model,
+        "max_tokens": request.max_new_tokens,
+        "temperature": sampling.temperature,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "return_token_ids": True,
+    }
+    if not sampling.greedy:
+        body["seed"] = sampling.seed
+    body |= {"top_p": sampling.top_p} if sampling.top_p < 1 else {}
+    body |= {"top_k": sampling.top_k} if sampling.top_k > 0 else {}
+    body |= {"min_p": sampling.min_p} if sampling.min_p > 0 else {}
+    body |= {"ignore_eos": True} if request.ignore_end_of_sequence else {}
+    if request.chat and request.text is not None:
+        return "/v1/chat/completions", {**body, "messages": [{"role": "user", "content": request.text}]}
+    prompt = request.text if request.token_ids is None else list(request.token_ids)
+    return "/v1/completions", {**body, "prompt": prompt}
+
+
+class _Answer:
+    """What the events of one answer say together."""
+
+    def __init__(self) -> None:
+        self._tokens, self._finish = 0, FinishReason.LENGTH
+        self._usage: dict[str, Any] = {}
+        self._says_ids = False
+
+    def take(self, event: str) -> Chunk | None:
+        """Returns the chunk of an event, if it has one. Raises TandemError."""
+        try:
+            found = json.loads(event)
+            if found.get("error"):
+                raise TandemError("UNAVAILABLE", f"{found['error']}"[:300])
+            self._usage = found.get("usage") or self._usage
+            choice: dict[str, Any] = next(iter(found.get("choices") or ()), {})
+            text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+            ids = tuple(int(one) for one in choice.get("token_ids") or ())
+            if choice.get("finish_reason") == "stop":
+                self._finish = FinishReason.END_OF_SEQUENCE
+        except (ValueError, TypeError, AttributeError) as error:
+            raise TandemError("UNAVAILABLE", f"an event is not what OpenAI servers send: {error}") from None
+        self._says_ids = self._says_ids or bool(ids)
+        if not ids and text and not self._says_ids:
+            ids = (UNKNOWN,)
+        self._tokens += len(ids)
+        return Chunk(ids, text) if ids or text else None
+
+    def end(self) -> tuple[Chunk | None, GenerationEnd]:
+        """Returns the tokens that came with no text of their own, if there are, and the end."""
+        counted = self._count("completion_tokens", self._tokens)
+        missing = () if self._says_ids else (UNKNOWN,) * max(0, counted - self._tokens)
+        stats, details = SpeculationStats(), self._usage.get("completion_tokens_details") or {}
+        if isinstance(details, dict):
+            stats.accepted = int(details.get("accepted_prediction_tokens") or 0)
+            stats.drafted = stats.accepted + int(details.get("rejected_prediction_tokens") or 0)
+        total = self._tokens + len(missing)
+        end = GenerationEnd(self._finish, self._count("prompt_tokens", 0), total, stats)
+        return (Chunk(missing) if missing else None), end
+
+    def _count(self, name: str, otherwise: int) -> int:
+        value = self._usage.get(name)
+        return value if isinstance(value, int) and 0 <= value < 2**31 else otherwise

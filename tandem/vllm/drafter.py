@@ -1,0 +1,166 @@
+"""The class that vLLM makes, and asks once a step for drafts. It answers within its budget, whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from tandem.clients.background_loop import BackgroundLoop
+from tandem.vllm.counts import Counts, Exporter, serve_metrics
+from tandem.vllm.forms import Forms
+from tandem.vllm.lookup import copied
+from tandem.vllm.rows import Row, RowTable
+from tandem.vllm.settings import Form, Settings, settings_of
+from tandem.vllm.target import target_of
+from tandem.vllm.workers import Seen, Worker, Workers
+
+log = logging.getLogger("tandem.vllm")
+
+IDLE_SECONDS = 3.0
+"""Seconds without a step after which all rows have left: vLLM does not say when a request ends."""
+_LOOK_SECONDS = 0.5
+"""How often idleness, and the health of workers that have failed, are looked at."""
+
+
+class RemoteDrafter:
+    """The custom_class of vLLM 0.32. `settings`: those of the environment if None.
+
+    Raises InvalidField for wrong settings, when the engine starts; `propose` raises nothing.
+    """
+
+    def __init__(self, vllm_config: Any, settings: Settings | None = None) -> None:
+        self.settings = settings or settings_of(os.environ)
+        self.target = target_of(vllm_config, self.settings.tokenizer_sha256)
+        self.counts = Counts()
+        self._table, self._lock = RowTable(), threading.Lock()
+        self._ended = time.monotonic()
+        self._asked = False
+        parallel = vllm_config.parallel_config
+        # Every rank of a tensor-parallel group makes a drafter, and vLLM reads the drafts of the first.
+        self._idle_rank = parallel.rank % parallel.tensor_parallel_size != 0
+        if self._idle_rank:
+            return
+        self._loop = BackgroundLoop("tandem drafts")
+        try:
+            self._workers, self._forms = self._loop.run(self._connect())
+            self._stop_metrics = self._serve_metrics()
+        except BaseException:
+            self._loop.close(asyncio.sleep(0))
+            raise
+        addresses = ", ".join(self.settings.workers)
+        log.info("drafts are asked of %s, in the form %s", addresses, self.settings.form.value)
+
+    def load_model(self, *given: Any, **named: Any) -> None:
+        """Does nothing: vLLM's CPU runner calls it on any drafter."""
+
+    def propose(
+        self,
+        sampled_token_ids: Sequence[Sequence[int]],
+        num_tokens_no_spec: Sequence[int],
+        token_ids_cpu: NDArray[Any],
+        **unused: Any,
+    ) -> list[list[int]]:
+        """Returns the drafts of a step's rows, some of them empty. Takes at most the budget, and raises nothing."""
+        if self._idle_rank:
+            return [[] for _ in sampled_token_ids]
+        began = time.monotonic()
+        try:
+            with self._lock:
+                return self._drafts(sampled_token_ids, num_tokens_no_spec, token_ids_cpu, began)
+        except Exception:  # a mistake of ours must not end the engine, which serves without drafts
+            if not self.counts.get("errors"):
+                log.exception("the drafter made a mistake; steps like this one go undrafted")
+            self.counts.add("errors")
+            self._table = RowTable()
+            return [[] for _ in sampled_token_ids]
+
+    def close(self) -> None:
+        """Ends all sessions and the connections."""
+        if not self._idle_rank:
+            self._stop_metrics()
+            self._forms.end(self._table.clear())
+            self._loop.close(self._disconnect())
+
+    def _drafts(
+        self, sampled: Sequence[Sequence[int]], lengths: Sequence[int], token_ids: NDArray[Any], began: float
+    ) -> list[list[int]]:
+        places, gone = self._table.follow(sampled, lengths, token_ids)
+        self._forms.end(gone)
+        rows = [row for row in places if row is not None]
+        self._note(rows, sampled)
+        seen = Seen(began - self._ended if self._asked else 0.0, len(rows), sum(map(len, sampled)))
+        wanting = [row for row in rows if self._room(row) > 0]
+        arrivals = self._forms.begin(wanting, seen)
+        waiting = time.monotonic()
+        in_time = arrivals.wait(began + self.settings.budget_ms / 1000 - waiting)
+        self.counts.add("wait_seconds", amount=time.monotonic() - waiting)
+        self.counts.add("steps")
+        self.counts.add("late_steps", amount=not in_time)
+        drafts = [[] if row is None else self._draft(row) for row in places]
+        self._asked, self._ended = bool(wanting), time.monotonic()
+        return drafts
+
+    def _note(self, rows: Sequence[Row], sampled: Sequence[Sequence[int]]) -> None:
+        """Counts what became of the drafts of the step before, and gives rows that begin their form."""
+        form = self.settings.form
+        streams = form is Form.NEVER_WAITING or (form is Form.AUTO and self._workers.runs)
+        for row in rows:
+            if not row.told:
+                row.streams = streams
+            elif row.offered:
+                accepted = min(row.offered, len(row.tokens) - row.told - 1)
+                self.counts.add("accepted_tokens", row.source, accepted)
+
+    def _room(self, row: Row) -> int:
+        """Returns how many draft tokens the row's sequence has room for, the target's own token left out."""
+        return min(self.target.k, self.target.max_length - len(row.tokens) - 1)
+
+    def _draft(self, row: Row) -> list[int]:
+        room = max(0, self._room(row))
+        late = row.held.base < len(row.tokens)
+        drafted = row.draft(room)
+        row.source = ("late" if late else "arrived") if drafted else "none"
+        if not drafted and self.settings.lookup and room:
+            drafted = copied(row.ids, self.settings.lookup, room)
+            row.source = "lookup" if drafted else "none"
+        row.offered = len(drafted)
+        self.counts.add("rows", row.source)
+        if drafted:
+            self.counts.add("draft_tokens", row.source, len(drafted))
+        return list(drafted)
+
+    def _serve_metrics(self) -> Callable[[], None]:
+        if self.settings.metrics_port is None:
+            return lambda: None
+        return serve_metrics(Exporter(self.counts, self._workers.states), self.settings.metrics_port)
+
+    async def _connect(self) -> tuple[Workers, Forms]:
+        workers = Workers([Worker(address, self.target, self.settings) for address in self.settings.workers])
+        forms = Forms(workers, self.target.k, self.settings.budget_ms / 1000, self._loop.soon)
+        self._looking = asyncio.create_task(self._look(workers), name="look after drafts")
+        return workers, forms
+
+    async def _disconnect(self) -> None:
+        self._looking.cancel()
+        await self._forms.close()
+        for worker in self._workers.all:
+            await worker.close()
+
+    async def _look(self, workers: Workers) -> None:
+        """Ends the sessions of an idle engine, and tries workers that have failed."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            if self._lock.acquire(blocking=False):  # otherwise a step is under way, and it is not idle
+                try:
+                    if time.monotonic() - self._ended > IDLE_SECONDS:
+                        self._forms.end(self._table.clear())
+                finally:
+                    self._lock.release()
+            await asyncio.gather(*(worker.try_again() for worker in workers.all), return_exceptions=True)

@@ -1,0 +1,155 @@
+"""What the drafter is told, by environment variables or a JSON file: vLLM passes it nothing of ours."""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from tandem.rpc.credentials import Credentials
+from tandem.speculation.errors import InvalidField
+
+PREFIX = "TANDEM_DRAFT_"
+FILE = f"{PREFIX}CONFIG"
+"""The variable that names the file."""
+_CREDENTIALS = {
+    "tls_ca": "ca",
+    "tls_client_cert": "cert",
+    "tls_client_key": "key",
+    "tls_server_name": "server_name",
+    "token_file": "token_file",
+    "token_env": "token_env",
+    "insecure": "insecure",
+}
+_TRUE, _FALSE = ("1", "true", "yes"), ("", "0", "false", "no")
+
+
+class Form(enum.Enum):
+    """How drafts come to a step: it waits for them, within its budget, or takes what has arrived."""
+
+    AUTO = "auto"
+    WAITING = "waiting"
+    NEVER_WAITING = "never_waiting"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that can be set. Raises InvalidField, which names the field as the file does.
+
+    `workers`: host:port of each. `budget_ms`: the most that a step may take longer for its drafts. `answer_seconds`: a
+    worker that is silent for so long has failed. `lookup`: the shortest repetition, in tokens, that is copied where no
+    draft has arrived; 0: none is. `metrics_port`: where Prometheus reads the counters; None: nowhere.
+    `tokenizer_sha256`: what workers must state of theirs; None: found from the model's files, or not compared.
+    """
+
+    workers: tuple[str, ...]
+    form: Form = Form.AUTO
+    budget_ms: float = 30.0
+    answer_seconds: float = 2.0
+    lookup: int = 3
+    metrics_port: int | None = None
+    tokenizer_sha256: str | None = None
+    credentials: Credentials = field(default_factory=Credentials)
+
+    def __post_init__(self) -> None:
+        if not self.workers:
+            raise InvalidField("workers", f"none is named; set {PREFIX}WORKERS=host:port[,host:port...]")
+        for address in self.workers:
+            host, _, port = address.rpartition(":")
+            if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+                raise InvalidField("workers", f"{address!r} is not host:port")
+        if len(set(self.workers)) < len(self.workers):
+            raise InvalidField("workers", "one is named twice")
+        if not (math.isfinite(self.budget_ms) and self.budget_ms >= 0):
+            raise InvalidField("budget_ms", f"{self.budget_ms:g} is not a finite number from 0 on")
+        if not (math.isfinite(self.answer_seconds) and self.answer_seconds > 0):
+            raise InvalidField("answer_seconds", f"{self.answer_seconds:g} is not a finite number above 0")
+        if not 0 <= self.lookup <= 64:
+            raise InvalidField("lookup", f"{self.lookup} is outside 0 to 64")
+        if self.metrics_port is not None and not 0 <= self.metrics_port < 65536:
+            raise InvalidField("metrics_port", f"{self.metrics_port} is outside 0 to 65535")
+        self.credentials.check(",".join(self.workers))
+
+
+def settings_of(environment: Mapping[str, str]) -> Settings:
+    """Returns the settings of the file that FILE names, if any, with the variables over them. Raises InvalidField."""
+    given: dict[str, Any] = _of_file(environment[FILE]) if environment.get(FILE) else {}
+    given |= {
+        name.removeprefix(PREFIX).lower(): value
+        for name, value in environment.items()
+        if name.startswith(PREFIX) and name != FILE
+    }
+    known = {each.name for each in fields(Settings)} - {"credentials"} | set(_CREDENTIALS)
+    if unknown := sorted(set(given) - known):
+        raise InvalidField(unknown[0], f"there is no such setting; there are {', '.join(sorted(known))}")
+    credentials = {_CREDENTIALS[name]: given.pop(name) for name in list(given) if name in _CREDENTIALS}
+    if "insecure" in credentials:
+        credentials["insecure"] = _switch("insecure", credentials["insecure"])
+    read = {name: _READ[name](name, value) for name, value in given.items()}
+    return Settings(**{"workers": (), **read}, credentials=Credentials(**credentials))
+
+
+def _of_file(file: str) -> dict[str, Any]:
+    try:
+        found = json.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidField("config", f"{file}: {getattr(error, 'strerror', None) or 'not JSON'}") from None
+    if not isinstance(found, dict):
+        raise InvalidField("config", f"{file}: it is not a JSON object")
+    return found
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        if isinstance(value, bool):
+            raise ValueError
+        return float(value)
+    except (TypeError, ValueError):
+        raise InvalidField(name, f"{value!r} is not a number") from None
+
+
+def _whole(name: str, value: Any) -> int:
+    number = _number(name, value)
+    if not number.is_integer():
+        raise InvalidField(name, f"{value!r} is not a whole number")
+    return int(number)
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise InvalidField(name, f"{value!r} is not a text")
+    return value
+
+
+def _switch(name: str, value: Any) -> bool:
+    text = str(value).lower()
+    if text not in (*_TRUE, *_FALSE):
+        raise InvalidField(name, f"{value!r} is neither true nor false")
+    return text in _TRUE
+
+
+def _addresses(name: str, value: Any) -> tuple[str, ...]:
+    each = value if isinstance(value, list) else _text(name, value).split(",")
+    return tuple(_text(name, one).strip() for one in each if one)
+
+
+def _form(name: str, value: Any) -> Form:
+    forms = [form.value for form in Form]
+    if value not in forms:
+        raise InvalidField(name, f"{value!r} is none of {', '.join(forms)}")
+    return Form(value)
+
+
+_READ: Mapping[str, Any] = {
+    "workers": _addresses,
+    "form": _form,
+    "budget_ms": _number,
+    "answer_seconds": _number,
+    "lookup": _whole,
+    "metrics_port": _whole,
+    "tokenizer_sha256": _text,
+}

@@ -1,0 +1,162 @@
+"""Whatever becomes of its workers, vLLM's drafter answers within its budget, raises nothing, and drafts again later."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tandem.clients.background_loop import BackgroundLoop
+from tandem.vllm import RemoteDrafter
+from tandem.vllm.settings import Form
+from tests.reliability.hostile_peers import Liar, changes, lying
+from tests.support import GREEDY, HANG, oracle
+from tests.vllm.engine import LONGEST, Engine, drafter, prompts
+from tests.vllm.workers import scraped, until, worker
+
+FORMS = pytest.mark.parametrize("form", [Form.WAITING, Form.NEVER_WAITING], ids=lambda form: form.value)
+SLACK = 0.25
+"""Seconds that a step may lose to other processes of a busy machine."""
+
+
+def served(engine: Engine, count: int = 4) -> int:
+    """Runs requests to their ends and checks their tokens; the drafts that were accepted."""
+    before = engine.accepted
+    rows = [engine.add(prompt, 30) for prompt in prompts(count, seed=engine.accepted)]
+    engine.run()
+    assert all(row.output == oracle(row.tokens[: row.prompt], GREEDY, 30, past_the_end=True)[:30] for row in rows)
+    assert engine.drafter.counts.get("errors") == 0
+    return engine.accepted - before
+
+
+@pytest.mark.thorough
+@FORMS
+def test_a_worker_that_dies_leaves_rows_undrafted_until_it_is_back(tmp_path: Path, form: Form) -> None:
+    with worker(tmp_path) as process:
+        address = process.wait_ready()
+        with contextlib.closing(drafter(address, form=form, budget_ms=200.0, answer_seconds=1.0)) as asked:
+            engine = Engine(asked, pause=0.01)
+            assert served(engine)
+            os.kill(process.process.pid, signal.SIGKILL)
+            process.process.wait()
+            served(engine)
+            assert max(engine.seconds) < 0.2 + SLACK
+            with worker(tmp_path, "--port", address.rpartition(":")[2], name="again.json") as again:
+                again.wait_ready()
+                until(lambda: served(engine) > 0)
+
+
+@pytest.mark.thorough
+@FORMS
+def test_rows_of_a_worker_that_dies_go_to_another(tmp_path: Path, form: Form) -> None:
+    with worker(tmp_path) as one, worker(tmp_path, name="other.json") as other:
+        addresses = one.wait_ready(), other.wait_ready()
+        with contextlib.closing(drafter(*addresses, form=form, budget_ms=200.0, answer_seconds=1.0)) as asked:
+            engine = Engine(asked, pause=0.01)
+            assert served(engine)
+            for process in (one, other):
+                assert scraped(process, "tandem:sessions_opened_total{") > 0, "rows are spread"
+            os.kill(one.process.pid, signal.SIGKILL)
+            one.process.wait()
+            until(lambda: served(engine) > 40)
+
+
+def rows_that_never_end(asked: RemoteDrafter, steps: int, rows: int = 4) -> list[float]:
+    """The seconds of the drafter's calls for rows that get a token a step."""
+    ids, lengths, seconds = np.zeros((rows, LONGEST), np.int32), np.full(rows, 10), list[float]()
+    chance = np.random.default_rng(0)
+    ids[:, :10] = chance.integers(0, 256, (rows, 10))
+    for _ in range(steps):
+        if lengths[0] > LONGEST - 8:
+            lengths[:] = 10
+            ids[:, :10] = chance.integers(0, 256, (rows, 10))
+        new = chance.integers(0, 256, rows)
+        ids[np.arange(rows), lengths] = new
+        lengths += 1
+        began = time.monotonic()
+        asked.propose([[int(token)] for token in new], lengths, ids, slot_mappings=None)
+        seconds.append(time.monotonic() - began)
+        time.sleep(0.002)
+    return seconds
+
+
+@pytest.mark.thorough
+@FORMS
+def test_no_step_takes_longer_than_the_budget_beside_a_worker_that_hangs(tmp_path: Path, form: Form) -> None:
+    gate = tmp_path / "gate"
+    program = ("-m", "tests.services.hanging", str(gate))
+    with worker(tmp_path, program=program) as process:
+        address = process.wait_ready()
+        with contextlib.closing(drafter(address, form=form, budget_ms=30.0, answer_seconds=0.5)) as asked:
+            engine = Engine(asked, pause=0.01)
+            assert served(engine)
+            gate.write_text("step")
+            seconds = sorted(rows_that_never_end(asked, 1000))
+            assert seconds[-1] < 0.03 + SLACK and seconds[-20] < 0.06, seconds[-20:]
+            assert sum(seconds) < 30 * 0.03 * (form is Form.WAITING) + 3, "a worker that hangs is soon not waited for"
+            gate.unlink()
+            until(lambda: served(engine) > 0)
+        assert asked.counts.get("errors") == 0
+
+
+def test_a_worker_that_is_slower_than_the_budget_is_used_without_waiting_for_it(tmp_path: Path) -> None:
+    """Its drafts come while the engine steps: what is left of them is verified in the next step."""
+    slow = worker(tmp_path, "--draft_model", "miss=0,step=0.02")
+    with slow as process, contextlib.closing(drafter(process.wait_ready(), budget_ms=10.0, k=2)) as asked:
+        engine = Engine(asked, rows=1, pause=0.06)
+        assert served(engine, 2) > 10
+        assert asked.counts.get("accepted_tokens", "late") > 10
+        assert asked.counts.get("wait_seconds") < 0.010 * len(engine.seconds) / 2
+
+
+@contextlib.contextmanager
+def liar(honest: str) -> Iterator[Liar]:
+    loop, before = BackgroundLoop("liar"), lying(honest)
+    try:
+        yield loop.run(before.__aenter__())  # type: ignore[arg-type]
+    finally:
+        loop.close(before.__aexit__(None, None, None))  # type: ignore[arg-type]
+
+
+@pytest.mark.thorough
+def test_a_worker_that_lies_is_not_believed(tmp_path: Path) -> None:
+    """Every lie in one field of a reply: no exception, no token outside of the vocabulary, and the target's tokens."""
+    told = 0
+    with worker(tmp_path, slots=4) as process, liar(process.wait_ready()) as says:
+        for method, form in (("Propose", Form.WAITING), ("ProposeStream", Form.NEVER_WAITING)):
+            for change in changes("DraftWorker", method)[::4]:
+                says.lie(change, after=2)
+                with contextlib.closing(drafter(says.address, form=form, budget_ms=100.0, answer_seconds=0.5)) as asked:
+                    served(Engine(asked, rows=1, pause=0.002), 1)
+                told += says.told > 0
+    assert told > 10
+
+
+def test_a_full_worker_costs_drafts_and_nothing_else(tmp_path: Path) -> None:
+    small = worker(tmp_path, slots=1)
+    with small as process, contextlib.closing(drafter(process.wait_ready(), budget_ms=1000.0)) as asked:
+        assert served(Engine(asked, rows=4, pause=0.01), 6)
+        assert asked.counts.get("rows", "none") > 0
+        until(lambda: scraped(process, "tandem:sessions{") == 0)
+
+
+@pytest.mark.parametrize("wrong", ["an exception inside", "rows without numbers"])
+def test_a_mistake_of_the_drafter_itself_is_counted_and_the_engine_goes_on(wrong: str) -> None:
+    with contextlib.closing(drafter("127.0.0.1:1", budget_ms=1.0)) as asked:
+        nonsense: Any = ["x"] if wrong == "rows without numbers" else [7, 9]
+        assert asked.propose([[1], [2]], nonsense, np.zeros((1, 8), np.int32)) == [[], []]
+        assert asked.counts.get("errors") == 1
+
+
+def test_an_address_where_nobody_answers_costs_no_more_than_the_budget() -> None:
+    with contextlib.closing(drafter("127.0.0.1:1", budget_ms=50.0, answer_seconds=0.5, lookup=2)) as asked:
+        engine = Engine(asked)
+        served(engine)
+        assert max(engine.seconds) < 0.05 + SLACK < HANG

@@ -1,0 +1,67 @@
+"""vLLM's drafter at DraftWorker processes: rows that come, go, move and are preempted, in both forms."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from tandem.vllm.settings import Form
+from tests.support import GREEDY, ServerProcess, oracle
+from tests.vllm.engine import Engine, drafter, prompts
+from tests.vllm.workers import scraped, until, worker
+
+FORMS = pytest.mark.parametrize("form", [Form.WAITING, Form.NEVER_WAITING, Form.AUTO], ids=lambda form: form.value)
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with worker(tmp_path_factory.mktemp("worker")) as process:
+        yield process
+
+
+@FORMS
+def test_rows_that_come_go_move_and_are_preempted_are_drafted_for_and_their_sessions_end(
+    process: ServerProcess, form: Form
+) -> None:
+    with contextlib.closing(drafter(process.wait_ready(), form=form)) as asked:
+        engine, chance = Engine(asked, rows=6, pause=0.004), random.Random(1)
+        wanted = [engine.add(prompt, 30) for prompt in prompts(24)]
+        cancelled = preempted = 0
+        while engine.waiting or engine.batch:
+            engine.step()
+            at = chance.randrange(max(1, len(engine.batch)))
+            if len(engine.seconds) % 9 == 8 and engine.batch:
+                wanted.remove(engine.batch[at])
+                engine.cancel(at)
+                cancelled += 1
+            elif len(engine.seconds) % 4 == 2 and engine.batch:
+                engine.preempt(at)
+                preempted += 1
+        assert cancelled >= 3 and preempted > 5
+        least = (
+            0.3 if form is Form.WAITING else 0.02
+        )  # how many come in time is up to the machine, if none is waited for
+        assert engine.accepted > least * sum(len(row.output) for row in wanted)
+        for row in wanted:
+            assert row.output == oracle(row.tokens[: row.prompt], GREEDY, len(row.output), past_the_end=True)
+        assert asked.counts.get("errors") == 0
+        assert asked.counts.get("accepted_tokens", "arrived") + asked.counts.get("accepted_tokens", "late") > 0
+        until(lambda: scraped(process, "tandem:sessions{") == 0)
+
+
+def test_a_worker_that_answers_in_time_drafts_every_token_but_those_of_the_target_itself(
+    process: ServerProcess,
+) -> None:
+    """The draft is the target here, so that a step commits 5 tokens if its row was known for what it is."""
+    before = scraped(process, "tandem:sessions_opened_total{")
+    with contextlib.closing(drafter(process.wait_ready())) as asked:
+        engine = Engine(asked, rows=4)
+        for prompt in prompts(8):
+            engine.add(prompt, 30)
+        engine.run()
+        assert 0.9 * 8 * 23 < engine.accepted <= 8 * 23  # of 30 tokens; the worker may copy some from the text
+        assert scraped(process, "tandem:sessions_opened_total{") == before + 8
+        assert asked.counts.get("rows", "none") <= 8  # a prompt that is new to the worker holds up no other row
