@@ -37,7 +37,8 @@ class ComparisonConfig:
 
     The base condition uses `sampling`, the first of `rtts_ms` and the first of `rules`; see
     tandem/comparison/measuring/conditions.py. Without `rtts_ms`, `bandwidth_mbps` and what
-    tandem/comparison/links/impairments.py has, no link is emulated; `link` may be trace:UP,DOWN.
+    tandem/comparison/links/impairments.py has, no link is emulated; `link` may be trace:UP,DOWN, with others like it in
+    `other_links`, each of which is measured.
     `speculation_length` None chooses the length adaptively. `connect` maps architectures to the HOST:PORT of running
     servers, and `credentials` are sent to those only. `pipeline` applies to the draft worker of the distributed
     architecture and, unless it is "on", to the target of remote_draft. `head` is the EAGLE-3 head of distributed_head,
@@ -67,6 +68,7 @@ class ComparisonConfig:
     rtts_ms: tuple[float, ...] = ()
     bandwidth_mbps: float | None = None
     link: str = "emulated"
+    other_links: tuple[str, ...] = ()
     up_mbps: float | None = None
     up_share: float = 0.5
     jitter_ms: float = 0.0
@@ -178,7 +180,12 @@ class ComparisonConfig:
             raise ValueError("temperature: the first of the list is the base's")
         if self.link not in LINK_KINDS and not self.link.startswith(TRACE):
             raise ValueError(f"link: {self.link!r} is not one of {', '.join(LINK_KINDS)}")
-        if self.link == "netns" and self.impairments != STEADY:
+        recorded = (self.link, *self.other_links)
+        if self.other_links and not all(link.startswith(TRACE) for link in recorded):
+            raise ValueError(f"link: of several, each is {TRACE}UP,DOWN")
+        if len(set(recorded)) < len(recorded):
+            raise ValueError("link: one is named twice")
+        if self.link == "netns" and self.impairments != (STEADY,):
             raise ValueError("link: netns has neither jitter, loss nor asymmetry; --link emulated has")
         if self.link.startswith(TRACE) and (self.bandwidth_mbps or self.up_mbps):
             raise ValueError("link: a recorded link has its own bandwidth")
@@ -237,10 +244,11 @@ class ComparisonConfig:
         return "netns" if self.link == "netns" else "emulated"
 
     @property
-    def impairments(self) -> Impairments:
-        """In what the emulated links are not constant and symmetric. Raises ValueError."""
-        traces = traces_named(self.link) if self.link.startswith(TRACE) else ("", "")
-        return Impairments(self.up_share, self.up_mbps, self.jitter_ms, self.loss, *traces)
+    def impairments(self) -> tuple[Impairments, ...]:
+        """In what the emulated links are not constant and symmetric, each of them. Raises ValueError."""
+        recorded = [link for link in (self.link, *self.other_links) if link.startswith(TRACE)]
+        each = [traces_named(link) for link in recorded] or [("", "")]
+        return tuple(Impairments(self.up_share, self.up_mbps, self.jitter_ms, self.loss, *traces) for traces in each)
 
     @property
     def loads(self) -> tuple[Load, ...]:
