@@ -86,6 +86,7 @@ def build_config(options: CompareOptions) -> ComparisonConfig:
         other_links=options.link[1:],
         concurrency=numbers("concurrency", options.concurrency, int),
         rate=numbers("rate", options.rate, float),
+        capacity_ms=options.capacity,
         temperatures=temperatures,
         rules=tuple(member_named(Rule, "rule", name) for name in split_list(options.rule)),
         sampling=built(SamplingParams, options, temperature=temperatures[0]),

@@ -11,7 +11,7 @@ from tandem.cli.option import DIR, FILE, LIST, NAME, SECONDS, OptionParser, flag
 from tandem.cli.role_names import BACKENDS, REAL, TORCH
 from tandem.comparison.links.settings import LINK_KINDS
 from tandem.comparison.measuring.architectures import HEADED, PIPELINED
-from tandem.comparison.measuring.config import ComparisonConfig
+from tandem.comparison.measuring.config import CLIENTS, ComparisonConfig
 from tandem.comparison.measuring.prompts import BUILT_IN, ON_REQUEST
 
 PROMPTS_PER_WORKLOAD = 4
@@ -83,6 +83,13 @@ class CompareOptions:
     rate: LIST = option(
         "also measure Poisson arrivals of so many requests per second, such as 0.5,2; --seed is theirs too"
     )
+    capacity: float | None = option(
+        "find how many clients one target serves with a 95th percentile of the time per token of at most so many "
+        f"milliseconds, each with a draft of its own, at --concurrency (default: {','.join(map(str, CLIENTS))})",
+        metavar="MS",
+    )
+    target_price: float | None = option("dollars an hour of the target's device, for --capacity", metavar="USD")
+    draft_price: float | None = option("dollars an hour of a client's own draft (default: nothing)", metavar="USD")
     arrivals: FILE | None = option(
         "in place of Poisson's, the arrivals in this CSV with a column TIMESTAMP, as the Azure traces of LLM inference "
         "have it, stretched to each --rate"

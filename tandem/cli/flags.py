@@ -406,6 +406,8 @@ class Options:
         "on prefill apart: bandwidth between target and PrefillWorker in Mbit/s (default: no limit)", ("advise",)
     )
     clients: int = option("concurrent clients of one target", ("advise",), default=1)
+    target_price: float | None = option("dollars an hour of a target's device (default: as compared)", ("advise",))
+    draft_price: float | None = option("dollars an hour of a client's own draft (default: nothing)", ("advise",))
 
     convert: str | None = option(
         "rescale FP8 weights for Neuron; complete an EAGLE head (--draft_model) for its target "

@@ -96,10 +96,12 @@ def convert(args: Options) -> Run:
 def advise(args: Options) -> Run:
     """Advises from the measurements, the link and the load."""
     from tandem.comparison.analysis.advice import run_advice
+    from tandem.comparison.analysis.capacity import Prices
 
     if args.report is None:
         raise ValueError("report: give --report comparison.json, which compare_architectures.py writes")
-    return _at_once(run_advice, Path(args.report), args.rtt_ms, args.clients, args.link_mbps)
+    prices = Prices(args.target_price, args.draft_price)
+    return _at_once(run_advice, Path(args.report), args.rtt_ms, args.clients, args.link_mbps, prices)
 
 
 def plan_config(args: Options) -> PlanConfig:

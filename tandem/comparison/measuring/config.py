@@ -27,6 +27,10 @@ DTYPES: tuple[str, ...] = ("auto", "float32", "bfloat16", "float16")
 DRAFTERS: tuple[str, ...] = ("auto", "hybrid", "ngram", "model", "eagle")
 REQUESTS_PER_USER = 4
 """The least number of requests of a load, for each concurrent user."""
+LEAST_FOR_CAPACITY = 8
+"""The least number of requests from which a capacity's percentile is taken."""
+CLIENTS = (1, 2, 4, 8, 16, 32, 64)
+"""The numbers of clients at which a capacity is measured, unless others are named."""
 MIN_SLOTS = 4
 """The least number of KV slots of a server that is measured under load; a server's own default."""
 
@@ -47,7 +51,10 @@ class ComparisonConfig:
 
     `concurrency` and `rate` (requests per second; `arrivals`: a file with their pattern) are the loads, see
     tandem/comparison/measuring/loads.py; each answers `max_num_completed_requests` under the base condition.
-    `mean_input_tokens` cuts their prompts to a length, `mean_output_tokens` sets the length of their outputs.
+    With `capacity_ms`, a bound on the 95th percentile of the time per token, they say how many clients a target serves:
+    every client of an architecture that drafts apart has a draft worker of its own, and there are as many requests for
+    each client. `target_price` and `draft_price` are dollars an hour. `mean_input_tokens` cuts the prompts of loads to
+    a length, `mean_output_tokens` sets the length of their outputs.
 
     `tp_degree` cores or processes share each target. With a `placement`, every architecture has the same cores of this
     host, and they are measured in turn, because a device's core belongs to one process. `draft_device` "cpu" puts the
@@ -77,6 +84,9 @@ class ComparisonConfig:
     rules: tuple[Rule, ...] = (Rule.AGREEMENT,)
     concurrency: tuple[int, ...] = ()
     rate: tuple[float, ...] = ()
+    capacity_ms: float | None = None
+    target_price: float | None = None
+    draft_price: float | None = None
     arrivals: str | None = None
     max_num_completed_requests: int | None = None
     mean_input_tokens: int | None = None
@@ -205,6 +215,21 @@ class ComparisonConfig:
 
     def _check_loads(self) -> None:
         check_loads(self.concurrency, self.rate, self.max_num_completed_requests)
+        if self.capacity_ms is None and (self.target_price, self.draft_price) != (None, None):
+            raise ValueError("target-price: prices are for --capacity, which is not given")
+        for flag, given in (
+            ("capacity", self.capacity_ms),
+            ("target-price", self.target_price),
+            ("draft-price", self.draft_price),
+        ):
+            if given is not None and not (math.isfinite(given) and given > 0):
+                raise ValueError(f"{flag}: {given:g} is not a finite number above 0")
+        if self.capacity_ms is not None and self.max_num_completed_requests is not None:
+            raise ValueError("max-num-completed-requests: --capacity has as many for each client")
+        if self.capacity_ms is not None and self.connect:
+            raise ValueError("capacity: is for servers that are started here, and some are connected")
+        if self.capacity_ms is not None and self.placement:
+            raise ValueError("capacity: clients with drafts of their own cannot be placed on chosen cores")
         if self.arrivals is not None:
             read_arrivals(Path(self.arrivals))
             if not self.rate:
@@ -215,7 +240,7 @@ class ComparisonConfig:
             "mean-output-tokens": self.mean_output_tokens,
         }
         for flag, value in shaped.items():
-            if value is not None and not (self.concurrency or self.rate):
+            if value is not None and not (self.users or self.rate):
                 raise ValueError(f"{flag}: is for --concurrency and --rate, and neither is given")
         check_length("input", self.mean_input_tokens, self.stddev_input_tokens, self.sequence_length - 1)
         check_length("output", self.mean_output_tokens, self.stddev_output_tokens, self.sequence_length - 1)
@@ -252,11 +277,22 @@ class ComparisonConfig:
 
     @property
     def loads(self) -> tuple[Load, ...]:
-        """The closed loops, then the open ones, each in the order given and with the same number of requests."""
-        least = max(len(self.prompts) * self.num_runs, REQUESTS_PER_USER * max(self.concurrency, default=1))
-        requests = self.max_num_completed_requests or least
-        closed = (Load(requests, concurrency=users) for users in self.concurrency)
+        """The closed loops, then the open ones, each in the order given.
+
+        All have the same number of requests; of a capacity's loops, as many for each user.
+        """
+        least = max(len(self.prompts) * self.num_runs, REQUESTS_PER_USER * max(self.users, default=1))
+        requests, of_capacity = self.max_num_completed_requests or least, self.capacity_ms is not None
+        closed = (
+            Load(max(LEAST_FOR_CAPACITY, REQUESTS_PER_USER * users) if of_capacity else requests, concurrency=users)
+            for users in self.users
+        )
         return (*closed, *(Load(requests, rate=each, pattern=self.arrivals or "") for each in self.rate))
+
+    @property
+    def users(self) -> tuple[int, ...]:
+        """The numbers of users at once; for a capacity in ascending order, and some in any case."""
+        return self.concurrency if self.capacity_ms is None else tuple(sorted(self.concurrency or CLIENTS))
 
     @property
     def load_conditions(self) -> tuple[Condition, ...]:
@@ -266,9 +302,9 @@ class ComparisonConfig:
     @property
     def slots(self) -> int | None:
         """KV slots of a server: as many as requests are under way at once; None: the server's choice."""
-        if self.batch is not None or not self.concurrency:
+        if self.batch is not None or not self.users:
             return self.batch
-        return max(MIN_SLOTS, *self.concurrency)
+        return max(MIN_SLOTS, *self.users)
 
 
 def settings_as_json(config: ComparisonConfig) -> dict[str, Any]:
