@@ -72,8 +72,8 @@ def cells_of(comparison: Mapping[str, Any]) -> Iterator[Cell]:
         same = [found[name]["identical_to_autoregressive"] for name in (LOOKUP, RUNNING)]
         but = condition["link"]["but"]
         link = f"{condition['link']['rtt_ms']:g} ms{f', {but}' if but else ''}"
-        counts = (sum(one[key] for one in same) for key in ("count", "total"))
-        yield Cell(link, plain, lookup, running, *counts, predicted.get(condition["name"]))
+        identical, outputs = (sum(one[key] for one in same) for key in ("count", "total"))
+        yield Cell(link, plain, lookup, running, identical, outputs, predicted.get(condition["name"]))
 
 
 def bars_of(cells: Sequence[Cell]) -> list[tuple[str, bool]]:

@@ -46,7 +46,7 @@ async def measure_loads(
             tpots = list[float | None]()
 
             def measured(record: Record, tpots: list[float | None] = tpots) -> None:
-                tpots.append(record.measurement and record.measurement.tpot_s)
+                tpots.append(record.measurement.tpot_s if record.measurement else None)
                 on_record(record)
 
             await _run(contender, asked[: load.requests], condition, seed, measured)
