@@ -197,7 +197,7 @@ class VerifyRuns:
             reply = await committed(session, draft)
             reply.drafted, reply.copied, reply.messages_read = len(draft), copied, run.run.messages
             reply.server_seconds = time.perf_counter() - run.heard
-            run.run.commit(tuple(reply.token_ids))
+            run.run.commit(tuple(reply.token_ids), len(draft), reply.compute_seconds)
             return reply
 
     def _check_first(self, session: VerifySession, request: pb.VerifyRequest) -> RunMessage:

@@ -45,7 +45,7 @@ def refuse_unused_flags(options: CompareOptions) -> None:
     if "pipeline" in options.given and not started & {"distributed", "remote_draft", HEADED.name}:
         raise ValueError("pipeline: is for the architectures distributed and remote_draft, and neither is started here")
     emulating = options.rtt_ms or options.given & {"bandwidth_mbps", "up_mbps", "up_share", "jitter_ms", "loss"}
-    if options.link in LINK_KINDS and "link" in options.given and not emulating:
+    if options.link[0] in LINK_KINDS and "link" in options.given and not emulating:
         raise ValueError("link: is for --rtt-ms and --bandwidth-mbps, and neither is given")
     for name in ("draft_model", "draft", "draft_adapters"):
         if name in options.given and started <= {"autoregressive"}:
@@ -82,8 +82,11 @@ def build_config(options: CompareOptions) -> ComparisonConfig:
         credentials=credentials(options),
         speculation_length=auto_or_count("speculation-length", options.speculation_length),
         rtts_ms=numbers("rtt-ms", options.rtt_ms, float),
+        link=options.link[0],
+        other_links=options.link[1:],
         concurrency=numbers("concurrency", options.concurrency, int),
         rate=numbers("rate", options.rate, float),
+        capacity_ms=options.capacity,
         temperatures=temperatures,
         rules=tuple(member_named(Rule, "rule", name) for name in split_list(options.rule)),
         sampling=built(SamplingParams, options, temperature=temperatures[0]),

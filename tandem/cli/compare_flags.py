@@ -11,8 +11,8 @@ from tandem.cli.option import DIR, FILE, LIST, NAME, SECONDS, OptionParser, flag
 from tandem.cli.role_names import BACKENDS, REAL, TORCH
 from tandem.comparison.links.settings import LINK_KINDS
 from tandem.comparison.measuring.architectures import HEADED, PIPELINED
-from tandem.comparison.measuring.config import ComparisonConfig
-from tandem.comparison.measuring.prompts import BUILT_IN
+from tandem.comparison.measuring.config import CLIENTS, ComparisonConfig
+from tandem.comparison.measuring.prompts import BUILT_IN, ON_REQUEST
 
 PROMPTS_PER_WORKLOAD = 4
 """Keeps the default comparison within a few minutes on two cores."""
@@ -38,7 +38,8 @@ class CompareOptions:
     raw: bool = switch("give your own prompts to the model as they are")
     spec_bench: Path | None = option("ask the questions of Spec-Bench's question.jsonl, by category", metavar="FILE")
     workloads: LIST | None = option(
-        f"built-in prompts to use (default: {','.join(BUILT_IN)}), or categories of --spec-bench (default: all)"
+        f"built-in prompts to use (default: {','.join(BUILT_IN)}; also {','.join(ON_REQUEST)}), or categories of"
+        " --spec-bench (default: all)"
     )
     prompts_per_workload: int | None = option(f"built-in prompts of each kind (default: {PROMPTS_PER_WORKLOAD})")
     num_runs: int = option("times each prompt is run; sampled: with seed, seed + 1, ...")
@@ -68,9 +69,10 @@ class CompareOptions:
     up_share: float = option("share of the round trip that is on the way up")
     jitter_ms: float = option("delay segments by up to so much more each way, at random")
     loss: float = option("share of segments that are lost, and come late as over TCP")
-    link: str = option(
-        "a delay proxy on loopback, or the kernel's netem between network namespaces, which needs root; or recorded "
-        "links in Mahimahi's format, replayed by the proxy (docs/links.md)",
+    link: tuple[str, ...] = option(
+        "a delay proxy on loopback (default), or the kernel's netem between network namespaces, which needs root; or a "
+        "recorded link in Mahimahi's format, replayed by the proxy (docs/links.md), once for each of several",
+        default=(ComparisonConfig.link,),
         metavar="|".join(LINK_KINDS),
     )
 
@@ -81,6 +83,13 @@ class CompareOptions:
     rate: LIST = option(
         "also measure Poisson arrivals of so many requests per second, such as 0.5,2; --seed is theirs too"
     )
+    capacity: float | None = option(
+        "find how many clients one target serves with a 95th percentile of the time per token of at most so many "
+        f"milliseconds, each with a draft of its own, at --concurrency (default: {','.join(map(str, CLIENTS))})",
+        metavar="MS",
+    )
+    target_price: float | None = option("dollars an hour of the target's device, for --capacity", metavar="USD")
+    draft_price: float | None = option("dollars an hour of a client's own draft (default: nothing)", metavar="USD")
     arrivals: FILE | None = option(
         "in place of Poisson's, the arrivals in this CSV with a column TIMESTAMP, as the Azure traces of LLM inference "
         "have it, stretched to each --rate"

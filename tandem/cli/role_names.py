@@ -14,6 +14,7 @@ APART = ("draft", "draft_worker")  # draft for a target elsewhere
 SESSIONS = ("target", "draft_worker")
 ASKING = ("client", "fused_client", "draft")  # send their own prompts to a server
 CALLING = (*ASKING, *SERVERS)
+CREDENTIALED = (*CALLING, "advise")  # show their credentials to servers
 ALONE = ("verify_target", "verify_draft")
 PROMPTED = (*ASKING, *ALONE)
 PROMPTS = (*PROMPTED, "accept")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tandem.cli.flags import Options
 from tandem.cli.option import built
-from tandem.cli.values import auto_or_count, numbers, split_list
+from tandem.cli.values import auto_or_count, credentials, numbers, split_list
 
 if TYPE_CHECKING:
     from tandem.engine.compile_ahead import CompileConfig
@@ -96,10 +96,23 @@ def convert(args: Options) -> Run:
 def advise(args: Options) -> Run:
     """Advises from the measurements, the link and the load."""
     from tandem.comparison.analysis.advice import run_advice
+    from tandem.comparison.analysis.capacity import Prices
 
     if args.report is None:
         raise ValueError("report: give --report comparison.json, which compare_architectures.py writes")
-    return _at_once(run_advice, Path(args.report), args.rtt_ms, args.clients, args.link_mbps)
+    if args.ping is not None:
+        from tandem.comparison.analysis.placements import run_placements
+
+        addresses = split_list(args.ping)
+        for address in addresses:
+            host, _, port = address.rpartition(":")
+            if not (host and port.isdecimal() and 0 < int(port) < 65536):
+                raise ValueError(f"ping: {address!r} is not HOST:PORT")
+        if args.rtt_ms is not None:
+            raise ValueError("rtt_ms: --ping measures it")
+        return run_placements(Path(args.report), addresses, credentials(args), args.clients)
+    prices = Prices(args.target_price, args.draft_price)
+    return _at_once(run_advice, Path(args.report), args.rtt_ms, args.clients, args.link_mbps, prices)
 
 
 def plan_config(args: Options) -> PlanConfig:

@@ -45,7 +45,7 @@ class LocalRunVerifier:
                     await self._news.wait()
                 verdict = await self._verifier.verify(self._tokens, draft)
                 self._tokens += verdict.token_ids
-                run.commit(verdict.token_ids)
+                run.commit(verdict.token_ids, len(draft), verdict.compute_seconds)
                 on_step(RunStep(verdict, len(draft), copied=run.copied))
         except Exception as error:
             on_step(error)

@@ -8,18 +8,21 @@ from types import MappingProxyType
 
 from tandem.host.device_times import DeviceTimes, ModelTimes, StepTime, StepTimes, read_times
 
-VLLM_NEURON = "READMEs of github.com/vllm-project/vllm-neuron, read in November 2026: TP 4, bfloat16"
+VLLM_NEURON = (
+    "github.com/vllm-project/vllm-neuron, examples/vllm_neuron/models/{folder}/dflash/README.md, read in November 2026:"
+    " TP 4, bfloat16, one request"
+)
 DRAFT_MS = 2.0
-"""Nobody published a draft's step beside these; a small draft on a laptop or on a core of the device takes about so."""
+"""Assumed: nobody published the step of a draft model that runs elsewhere beside these targets."""
 DRAFT_ASSUMED = f"the draft, {DRAFT_MS:g} ms a token"
 DRAFT = ModelTimes("a small draft model", StepTimes((StepTime(DRAFT_MS),)))
 
 
-def _trn2(name: str, model: str, points: tuple[StepTime, ...], assumed: str) -> DeviceTimes:
+def _trn2(name: str, model: str, folder: str, points: tuple[StepTime, ...], assumed: str) -> DeviceTimes:
     return DeviceTimes(
         name=name,
         device=f"trn2.3xlarge with {model}",
-        source=VLLM_NEURON,
+        source=VLLM_NEURON.format(folder=folder),
         target=ModelTimes(model, StepTimes(points)),
         draft=DRAFT,
         assumed=f"{assumed}; prompts, as steps of that many tokens; {DRAFT_ASSUMED}",
@@ -33,12 +36,14 @@ PUBLISHED: Mapping[str, DeviceTimes] = MappingProxyType(
             _trn2(
                 "trn2-llama-8b",
                 "Llama-3.1-8B",
+                "llama3",
                 (StepTime(25.6, 1), StepTime(26.2, 4)),
                 "steps of more than 4 tokens, 0.2 ms a token as from 1 to 4",
             ),
             _trn2(
                 "trn2-qwen3-4b",
                 "Qwen3-4B",
+                "qwen3",
                 (StepTime(24.7, 1), StepTime(25.3, 4)),
                 "steps of more than 1 token, 0.2 ms a token as Llama-3.1-8B on the same device",
             ),
@@ -52,7 +57,8 @@ PUBLISHED: Mapping[str, DeviceTimes] = MappingProxyType(
                     StepTimes((StepTime(4.63), StepTime(4.58, 1, 5), StepTime(5.19, 1, 25), StepTime(5.91, 1, 50))),
                 ),
                 draft=DRAFT,
-                assumed="a row of n tokens, as n rows of one; prompts, as steps of that many tokens; " + DRAFT_ASSUMED,
+                assumed="the format of weights was not seen (FP8 of the 70B on that page); a row of n tokens, as n rows"
+                " of one; prompts, as steps of that many tokens; " + DRAFT_ASSUMED,
             ),
         )
     }

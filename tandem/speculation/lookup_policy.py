@@ -7,7 +7,10 @@ copied after short matches, another only after long ones, and a weak model is re
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 from collections.abc import Sequence
+from operator import mul
 from typing import NamedTuple
 
 from tandem.speculation.acceptance_rates import AcceptanceCounts
@@ -30,6 +33,10 @@ PROCESS_FADING, REQUEST_FADING = 0.998, 0.97
 PROCESS_TOGETHER, PROCESS_EACH = 4.0, 10.0
 REQUEST_TOGETHER, REQUEST_EACH = 3.0, 4.0
 """Weight of the prior in trials: at all positions together, and at each (see AcceptanceCounts.rates)."""
+PRIOR_ADDED, SMOOTHING = 0.05, 0.1
+"""What a copied token adds to a step, as a share of a plain one, until it is measured; and a measurement's weight."""
+AT_ONCE = 512
+"""Tokens of a prompt that are indexed at once: some milliseconds."""
 SCORED = 5
 """Tokens of a copy that are scored where the lookup was not used."""
 
@@ -39,6 +46,14 @@ class LookupPolicy:
 
     def __init__(self) -> None:
         self.counts = {source: AcceptanceCounts(PROCESS_FADING) for source in PRIOR}
+        self._plain, self.added = 0.0, PRIOR_ADDED
+
+    def stepped(self, drafted: int, seconds: float) -> None:
+        """Records how long a step of the target took that verified so many draft tokens."""
+        if not drafted:
+            self._plain += (SMOOTHING if self._plain else 1) * (seconds - self._plain)
+        elif self._plain:
+            self.added += SMOOTHING * (max(0.0, seconds / self._plain - 1) / drafted - self.added)
 
     def rates(self, source: int, most: int) -> list[float]:
         """Returns the conditional acceptance of the first `most` positions of a draft."""
@@ -69,6 +84,9 @@ class PolicedLookup:
 
     async def open(self, prompt: Sequence[int]) -> None:
         await self._lookup.open(prompt)
+        for end in range(AT_ONCE, len(prompt), AT_ONCE):  # others of the event loop have their turns between
+            self._lookup.note(prompt[:end])
+            await asyncio.sleep(0)
         self._open, self._learned = [], len(prompt)
 
     def copy(self, tokens: Sequence[int], k: int) -> Draft:
@@ -77,6 +95,20 @@ class PolicedLookup:
         if not copied or self._expected_accepted(min(size, LONG), k) < self._expected_accepted(MODEL, k):
             return Draft()
         return Draft(copied, proposed_by=(Proposer.NGRAM,) * len(copied))
+
+    def copy_alone(self, tokens: Sequence[int], most: int) -> tuple[int, ...]:
+        """Returns the copy of at most `most` tokens by which a step without a draft gains most; empty if by none."""
+        size, copied = self._lookup.match(tokens, most)
+        best, gain, accepted = 0, 1.0, 0.0
+        for length, reached in enumerate(self._reached(min(size, LONG), len(copied)) if copied else (), 1):
+            accepted += reached
+            if (found := (1 + accepted) / (1 + length * self._policy.added)) > gain:
+                best, gain = length, found
+        return copied[:best]
+
+    def stepped(self, drafted: int, seconds: float) -> None:
+        """See LookupPolicy."""
+        self._policy.stepped(drafted, seconds)
 
     async def close(self) -> None:
         await self._lookup.close()
@@ -112,9 +144,9 @@ class PolicedLookup:
 
     def _expected_accepted(self, source: int, k: int) -> float:
         """Returns how many tokens of a draft of `k` are expected to be accepted."""
+        return sum(self._reached(source, k))
+
+    def _reached(self, source: int, k: int) -> list[float]:
+        """Returns how likely each token of a draft of `k` is accepted, those before it included."""
         prior = self._policy.rates(source, k)
-        accepted, reached = 0.0, 1.0
-        for rate in self._counts[source].rates(prior, REQUEST_TOGETHER, REQUEST_EACH)[0]:
-            reached *= rate
-            accepted += reached
-        return accepted
+        return list(itertools.accumulate(self._counts[source].rates(prior, REQUEST_TOGETHER, REQUEST_EACH)[0], mul))

@@ -2,7 +2,7 @@
 
 It runs on by itself up to a limit that its client moves: the tokens that the client has not acknowledged are bounded,
 so that a client that reads slowly stops the target, and a stop token ends the run. Where no draft continues what is
-committed, a copy from the text is verified if it is likely to be right: it needs no round trip.
+committed, a copy from the text is verified if it gains more than it costs: it needs no round trip.
 """
 
 from __future__ import annotations
@@ -77,14 +77,16 @@ class RunOn:
         draft, most = self._store.best(min(self._most, room - 1)), min(self._most_copies, room - 1)
         self.copied = False
         if not draft and self._lookup and most > 0:
-            draft = self._lookup.copy(self._store.committed, most).token_ids
+            draft = self._lookup.copy_alone(self._store.committed, most)
             self.copied = bool(draft)
         return draft
 
-    def commit(self, token_ids: Sequence[int]) -> None:
-        """Follows a step."""
+    def commit(self, token_ids: Sequence[int], drafted: int = 0, seconds: float = 0.0) -> None:
+        """Follows a step, which verified `drafted` draft tokens in so many seconds; 0: not known."""
         self._store.advance(token_ids)
         if self._lookup and self._most_copies:
+            if seconds > 0:
+                self._lookup.stepped(drafted, seconds)
             self._lookup.learn(self._store.committed)
         self.heed(token_ids)
 

@@ -98,7 +98,7 @@ def test_every_round_trip_that_was_asked_for_has_its_line() -> None:
     found["settings"]["rtts_ms"] = [0.0, 20.0, 50.0, 100.0, 200.0]
     found["verdicts"] = found["verdicts"][:3]
     lines = [line for line, _ in head_lines(found)]
-    assert lines[lines.index("By round trip:") + 1 :][:5] == [
+    assert lines[lines.index("By link:") + 1 :][:5] == [
         "  RTT 0 ms: fused, 1.80 times as fast as plain decoding (sure)",
         "  RTT 20 ms: fused, 1.80 times as fast as plain decoding (sure)",
         "  RTT 50 ms: fused, 1.80 times as fast as plain decoding (weak)",

@@ -133,6 +133,8 @@ def test_nothing_is_lost_or_reordered_on_a_hostile_link(proxy: Proxy, listener: 
         (("--link", "trace:/no/up,/no/down"), "link: trace /no/up: No such file"),
         (("--link", "radio", "--rtt-ms", "1"), "link: 'radio' is not one of emulated, netns, trace:UP,DOWN"),
         (("--link", "netns", "--jitter-ms", "1"), "netns has neither jitter"),
+        (("--link", "trace:/no/up,/no/down", "--link", "emulated"), "link: of several, each is trace:UP,DOWN"),
+        (("--link", "trace:/no/up,/no/down", "--link", "trace:/no/up,/no/down"), "link: one is named twice"),
     ],
 )
 def test_a_link_that_cannot_be_is_refused_in_one_line(flags: tuple[str, ...], said: str, tmp_path: Path) -> None:
@@ -150,3 +152,15 @@ def test_a_comparison_on_a_recorded_link_names_it(tmp_path: Path) -> None:
     (condition,) = config.conditions
     assert str(condition.link) == "RTT 40 ms, recorded there, loss 1 %"
     assert not condition.link.but.predictable
+
+
+def test_several_recorded_links_are_each_measured_at_every_round_trip(tmp_path: Path) -> None:
+    files = [
+        (written(tmp_path, [1, 2], f"{name}.up"), written(tmp_path, [3], f"{name}.down")) for name in ("near", "far")
+    ]
+    flags = [word for up, down in files for word in ("--link", f"trace:{up},{down}")]
+    config = build_config(build_parser().parse_args([*flags, "--rtt-ms", "10,40", "--output-dir", str(tmp_path)]))
+    assert [str(condition.link) for condition in config.conditions] == [
+        "RTT 10 ms, recorded near", "RTT 40 ms, recorded near", "RTT 10 ms, recorded far", "RTT 40 ms, recorded far",
+    ]  # fmt: skip
+    assert len({condition.name for condition in config.conditions}) == 4

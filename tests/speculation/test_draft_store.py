@@ -167,16 +167,49 @@ def test_a_step_for_which_no_draft_has_arrived_verifies_a_copy_from_the_text_if_
 
 
 def test_copies_that_turn_out_wrong_are_made_no_more() -> None:
-    text = [1, 2, 3, 4, 5, 6, 7, 8]
+    text = [1, 2, 3, 1, 2]
     lookup = PolicedLookup(LookupPolicy())
     asyncio.run(lookup.open(text))
     run = RunOn(text, lookup=lookup)
-    run.hear(replace(hearing(8, 8, until=1000), most_copies=3))
-    copies = []
-    for other in range(100, 130):
-        for token in (*text[:7], other):
-            copies.append(bool(run.next_draft()) and token == other)
-            run.commit([token])
+    run.hear(replace(hearing(5, 2, until=1000), most_copies=3))
+    wrong = []
+    for other in range(100, 200):
+        for token in (other, 1, 2):
+            copied = bool(run.next_draft())
+            wrong += [copied] if token == other else []
+            run.commit([token], 3 * copied, 0.020 + 0.012 * copied)
             run.hear(replace(hearing(run.length, token, until=1000), most_copies=3))
-    wrong = copies[7::8]
-    assert sum(wrong[:10]) > sum(wrong[-10:])
+    assert sum(wrong[:10]) > sum(wrong[-10:]) == 0
+
+
+def copying(seconds_of_a_copy: float, match: int) -> list[int]:
+    """The lengths of the copies of a run after `match` tokens that occurred before, on a step of this cost."""
+    policy = LookupPolicy()
+    for _ in range(50):
+        policy.stepped(0, 0.020)
+        policy.stepped(4, seconds_of_a_copy)
+    text = [*range(1, 10), *range(50, 60), *range(9 - match, 9)]
+    lookup = PolicedLookup(policy)
+    asyncio.run(lookup.open(text))
+    run = RunOn(text, lookup=lookup)
+    run.hear(replace(hearing(len(text), text[-1], until=1000), most_copies=4))
+    return list(run.next_draft() or ())
+
+
+def test_a_short_match_is_copied_where_a_step_costs_hardly_more_for_it_and_not_where_it_costs_as_much_as_it_gains() -> (
+    None
+):
+    assert copying(0.0205, 2) != [] and copying(0.0205, 7) == [9, 50, 51, 52]
+    assert copying(0.060, 2) == [] and copying(0.060, 7) != []
+    assert len(copying(0.060, 7)) <= len(copying(0.0205, 7))
+
+
+def test_a_step_tells_its_lookup_what_it_cost() -> None:
+    policy = LookupPolicy()
+    lookup = PolicedLookup(policy)
+    run = RunOn([1], lookup=lookup)
+    run.hear(replace(hearing(1, 1, until=1000), most_copies=4))
+    run.commit([2], 0, 0.010)
+    for token in range(3, 60):
+        run.commit([token], 2, 0.030)
+    assert policy.added == pytest.approx(1.0, abs=0.02)

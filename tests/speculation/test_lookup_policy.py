@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tandem.speculation.drafters import NgramDrafter, teach
 from tandem.speculation.hybrid import HybridDrafter
-from tandem.speculation.lookup_policy import LONG, MODEL, LookupPolicy, PolicedLookup
+from tandem.speculation.lookup_policy import AT_ONCE, LONG, MODEL, LookupPolicy, PolicedLookup
 from tandem.speculation.loop import DraftThenVerify
 from tandem.speculation.types import Draft, Proposer, SamplingParams, Verdict
 
@@ -180,3 +180,15 @@ def test_whatever_it_proposes_is_the_plain_lookups_copy(tokens: list[int], k: in
         assert found.token_ids in ((), copy.token_ids)
 
     asyncio.run(run())
+
+
+def test_others_of_the_event_loop_have_turns_while_a_long_prompt_is_indexed() -> None:
+    async def test() -> int:
+        lookup, turns = PolicedLookup(LookupPolicy()), 0
+        opening = asyncio.ensure_future(lookup.open(list(range(20 * AT_ONCE))))
+        while not opening.done():
+            await asyncio.sleep(0)
+            turns += 1
+        return turns
+
+    assert asyncio.run(test()) >= 19

@@ -66,6 +66,7 @@ def theory_of(
     predictions = tuple(
         Prediction(name, c.name, 1000 * c.link.seconds, model.tpot(name, c.link), measured[c.name].get(name))
         for c in links
+        if c.link.but.predictable
         for name in (*names, *derived)
     )
     even, interval = model.break_even_rtt(conditions[0].link) if derived else (None, None)
@@ -76,7 +77,7 @@ def theory_of(
         model,
         predictions,
         points,
-        tuple(best_length(model, name, c.link) for c in links for name in model.drafts),
+        tuple(best_length(model, name, c.link) for c in links if c.link.but.predictable for name in model.drafts),
         even,
         interval,
         _crossing(links, measured),

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from tandem.comparison.analysis.capacity import Capacity, Prices, capacity
 from tandem.comparison.analysis.caveats import caveats
 from tandem.comparison.analysis.decision import Decision, decide
 from tandem.comparison.analysis.doubt import EARLY_TOKENS, Doubt, Sureness
@@ -53,6 +54,7 @@ def analyse(measured: RunData) -> Comparison:
         None,
     )
     loaded = tried(remarks, "The decision under load", lambda: under_load(conditions, summaries, records, cores), None)
+    served = tried(remarks, "The capacity", lambda: _capacity(measured, loaded, summaries, theory), None)
     statements += _further(base.name, decision, theory, summaries[base.name], loaded)
     said = [
         *incomparable(list(measured.endpoints)),
@@ -64,7 +66,21 @@ def analyse(measured: RunData) -> Comparison:
     ]
     found: dict[str, Any] = {"conditions": conditions, "summaries": summaries, "theory": theory, "decision": decision}
     found |= {"verdicts": verdicts, "statements": statements, "caveats": caveats(measured.endpoints)}
-    return Comparison(**{**vars(measured), **found, "records": records, "remarks": said, "under_load": loaded})
+    return Comparison(
+        **{**vars(measured), **found, "records": records, "remarks": said, "under_load": loaded, "capacity": served}
+    )
+
+
+def _capacity(
+    measured: RunData, loaded: UnderLoad | None, summaries: Mapping[str, Sequence[Summary]], theory: Theory | None
+) -> Capacity | None:
+    """Returns how many clients a target serves, if that was asked for."""
+    config = measured.config
+    if config.capacity_ms is None:
+        return None
+    law = theory.model.capacity_gain() if theory else None
+    prices = Prices(config.target_price, config.draft_price)
+    return capacity(config.capacity_ms / 1000, loaded, summaries, law, prices)
 
 
 def _verdicts(

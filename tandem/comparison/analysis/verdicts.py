@@ -11,6 +11,7 @@ from tandem.comparison.analysis.evidence import between
 from tandem.comparison.analysis.findings import Theory
 from tandem.comparison.analysis.metrics import Speedup, speedup
 from tandem.comparison.analysis.summary import Summary
+from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.measuring import architectures as arch
 from tandem.comparison.measuring.conditions import Condition
 from tandem.comparison.measuring.json_form import INLINE
@@ -134,10 +135,18 @@ def _decided(condition: Condition, best: str, found: Sequence[Compared]) -> Verd
     chosen = arch.AUTOREGRESSIVE.name if chosen in arch.PLAIN else chosen
     if doubts.sureness is Sureness.NOISE:
         what = f"nothing can be decided: {doubts.brief}"
-    where = "Here" if condition.link.rtt_ms is None else f"At {condition.link.rtt_ms:g} ms"
     compared = _rival(chosen, best, against.other)
     line = _line(condition, chosen, compared, speed.speedup, doubts)
-    return Verdict(condition.name, chosen, f"{where}, {what}", line, speed.speedup, speed.interval, doubts)
+    return Verdict(
+        condition.name, chosen, f"{_where(condition.link)}, {what}", line, speed.speedup, speed.interval, doubts
+    )
+
+
+def _where(link: LinkSettings) -> str:
+    """Says on which link, in three words at most."""
+    if link.rtt_ms is None:
+        return "Here"
+    return f"On {link.but.recorded}" if link.but.recorded else f"At {link.rtt_ms:g} ms"
 
 
 def _rival(chosen: str, best: str, other: str) -> str:

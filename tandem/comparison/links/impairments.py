@@ -54,12 +54,16 @@ class Impairments:
         """Whether round trips follow from the settings."""
         return not (self.loss or self.trace_up)
 
-    def __str__(self) -> str:
+    @property
+    def recorded(self) -> str:
+        """The name of the recorded link, if it is one."""
         paths = [Path(path) for path in (self.trace_up, self.trace_down) if path]
         alike = len(paths) == 2 and len({path.stem for path in paths}) == 1
-        names = paths[0].stem if alike else " and ".join(path.name for path in paths)
+        return paths[0].stem if alike else " and ".join(path.name for path in paths)
+
+    def __str__(self) -> str:
         parts = (
-            (bool(names), f"recorded {names}"),
+            (bool(self.recorded), f"recorded {self.recorded}"),
             (self.up_mbps is not None, f"{self.up_mbps or 0:g} Mbit/s up"),
             (self.up_share != 0.5, f"{self.up_share:.0%} of the delay up"),
             (bool(self.jitter_ms), f"jitter {self.jitter_ms:g} ms"),

@@ -14,6 +14,11 @@ class Architecture:
     service: str
     split: bool = False
 
+    @property
+    def drafts_for_client(self) -> bool:
+        """Whether a client may have a draft of its own: it asks that, and all of them one target."""
+        return self.service == "DraftWorker"
+
 
 AUTOREGRESSIVE = Architecture("autoregressive", "TargetVerifier")
 DISTRIBUTED = Architecture("distributed", "DraftWorker", split=True)

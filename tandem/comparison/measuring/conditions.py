@@ -37,15 +37,16 @@ def plan(
     bandwidth_mbps: float | None = None,
     temperatures: Sequence[float] = (),
     rules: Sequence[Rule] = (Rule.AGREEMENT,),
-    but: Impairments = STEADY,
+    buts: Sequence[Impairments] = (STEADY,),
 ) -> tuple[Condition, ...]:
     """Returns the base (`request` on the first link, by the first rule), every other link, and every other sampling.
 
     Links and samplings vary separately, since they do not affect each other's figures. Greedy tokens are the same
     under every rule, so temperature 0 is measured under the first rule only.
     """
-    emulated = bool(rtts_ms) or bandwidth_mbps is not None or but != STEADY
-    links = [LinkSettings(rtt, bandwidth_mbps, but) for rtt in (rtts_ms or (0.0,))] if emulated else [LinkSettings()]
+    emulated = bool(rtts_ms) or bandwidth_mbps is not None or tuple(buts) != (STEADY,)
+    settings = [LinkSettings(rtt, bandwidth_mbps, but) for but in buts for rtt in (rtts_ms or (0.0,))]
+    links = settings if emulated else [LinkSettings()]
     base = Condition("base", BASE, links[0], replace(request, rule=rules[0]))
     conditions = [base, *(replace(base, name=str(link), varies=LINK, link=link) for link in links[1:])]
     for temperature in temperatures or (request.sampling.temperature,):

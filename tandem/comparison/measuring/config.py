@@ -28,6 +28,10 @@ DTYPES: tuple[str, ...] = ("auto", "float32", "bfloat16", "float16")
 DRAFTERS: tuple[str, ...] = ("auto", "hybrid", "ngram", "model", "eagle")
 REQUESTS_PER_USER = 4
 """The least number of requests of a load, for each concurrent user."""
+LEAST_FOR_CAPACITY = 8
+"""The least number of requests from which a capacity's percentile is taken."""
+CLIENTS = (1, 2, 4, 8, 16, 32, 64)
+"""The numbers of clients at which a capacity is measured, unless others are named."""
 MIN_SLOTS = 4
 """The least number of KV slots of a server that is measured under load; a server's own default."""
 
@@ -38,7 +42,8 @@ class ComparisonConfig:
 
     The base condition uses `sampling`, the first of `rtts_ms` and the first of `rules`; see
     tandem/comparison/measuring/conditions.py. Without `rtts_ms`, `bandwidth_mbps` and what
-    tandem/comparison/links/impairments.py has, no link is emulated; `link` may be trace:UP,DOWN.
+    tandem/comparison/links/impairments.py has, no link is emulated; `link` may be trace:UP,DOWN, with others like it in
+    `other_links`, each of which is measured.
     `speculation_length` None chooses the length adaptively. `connect` maps architectures to the HOST:PORT of running
     servers, and `credentials` are sent to those only. `pipeline` applies to the draft worker of the distributed
     architecture and, unless it is "on", to the target of remote_draft. `head` is the EAGLE-3 head of distributed_head,
@@ -47,7 +52,10 @@ class ComparisonConfig:
 
     `concurrency` and `rate` (requests per second; `arrivals`: a file with their pattern) are the loads, see
     tandem/comparison/measuring/loads.py; each answers `max_num_completed_requests` under the base condition.
-    `mean_input_tokens` cuts their prompts to a length, `mean_output_tokens` sets the length of their outputs.
+    With `capacity_ms`, a bound on the 95th percentile of the time per token, they say how many clients a target serves:
+    every client of an architecture that drafts apart has a draft worker of its own, and there are as many requests for
+    each client. `target_price` and `draft_price` are dollars an hour. `mean_input_tokens` cuts the prompts of loads to
+    a length, `mean_output_tokens` sets the length of their outputs.
 
     `tp_degree` cores or processes share each target. With a `placement`, every architecture has the same cores of this
     host, and they are measured in turn, because a device's core belongs to one process. `draft_device` "cpu" puts the
@@ -68,6 +76,7 @@ class ComparisonConfig:
     rtts_ms: tuple[float, ...] = ()
     bandwidth_mbps: float | None = None
     link: str = "emulated"
+    other_links: tuple[str, ...] = ()
     up_mbps: float | None = None
     up_share: float = 0.5
     jitter_ms: float = 0.0
@@ -76,6 +85,9 @@ class ComparisonConfig:
     rules: tuple[Rule, ...] = (Rule.AGREEMENT,)
     concurrency: tuple[int, ...] = ()
     rate: tuple[float, ...] = ()
+    capacity_ms: float | None = None
+    target_price: float | None = None
+    draft_price: float | None = None
     arrivals: str | None = None
     max_num_completed_requests: int | None = None
     mean_input_tokens: int | None = None
@@ -181,7 +193,12 @@ class ComparisonConfig:
             raise ValueError("temperature: the first of the list is the base's")
         if self.link not in LINK_KINDS and not self.link.startswith(TRACE):
             raise ValueError(f"link: {self.link!r} is not one of {', '.join(LINK_KINDS)}")
-        if self.link == "netns" and self.impairments != STEADY:
+        recorded = (self.link, *self.other_links)
+        if self.other_links and not all(link.startswith(TRACE) for link in recorded):
+            raise ValueError(f"link: of several, each is {TRACE}UP,DOWN")
+        if len(set(recorded)) < len(recorded):
+            raise ValueError("link: one is named twice")
+        if self.link == "netns" and self.impairments != (STEADY,):
             raise ValueError("link: netns has neither jitter, loss nor asymmetry; --link emulated has")
         if self.link.startswith(TRACE) and (self.bandwidth_mbps or self.up_mbps):
             raise ValueError("link: a recorded link has its own bandwidth")
@@ -201,6 +218,21 @@ class ComparisonConfig:
 
     def _check_loads(self) -> None:
         check_loads(self.concurrency, self.rate, self.max_num_completed_requests)
+        if self.capacity_ms is None and (self.target_price, self.draft_price) != (None, None):
+            raise ValueError("target-price: prices are for --capacity, which is not given")
+        for flag, given in (
+            ("capacity", self.capacity_ms),
+            ("target-price", self.target_price),
+            ("draft-price", self.draft_price),
+        ):
+            if given is not None and not (math.isfinite(given) and given > 0):
+                raise ValueError(f"{flag}: {given:g} is not a finite number above 0")
+        if self.capacity_ms is not None and self.max_num_completed_requests is not None:
+            raise ValueError("max-num-completed-requests: --capacity has as many for each client")
+        if self.capacity_ms is not None and self.connect:
+            raise ValueError("capacity: is for servers that are started here, and some are connected")
+        if self.capacity_ms is not None and self.placement:
+            raise ValueError("capacity: clients with drafts of their own cannot be placed on chosen cores")
         if self.arrivals is not None:
             read_arrivals(Path(self.arrivals))
             if not self.rate:
@@ -211,7 +243,7 @@ class ComparisonConfig:
             "mean-output-tokens": self.mean_output_tokens,
         }
         for flag, value in shaped.items():
-            if value is not None and not (self.concurrency or self.rate):
+            if value is not None and not (self.users or self.rate):
                 raise ValueError(f"{flag}: is for --concurrency and --rate, and neither is given")
         check_length("input", self.mean_input_tokens, self.stddev_input_tokens, self.sequence_length - 1)
         check_length("output", self.mean_output_tokens, self.stddev_output_tokens, self.sequence_length - 1)
@@ -240,18 +272,30 @@ class ComparisonConfig:
         return "netns" if self.link == "netns" else "emulated"
 
     @property
-    def impairments(self) -> Impairments:
-        """In what the emulated links are not constant and symmetric. Raises ValueError."""
-        traces = traces_named(self.link) if self.link.startswith(TRACE) else ("", "")
-        return Impairments(self.up_share, self.up_mbps, self.jitter_ms, self.loss, *traces)
+    def impairments(self) -> tuple[Impairments, ...]:
+        """In what the emulated links are not constant and symmetric, each of them. Raises ValueError."""
+        recorded = [link for link in (self.link, *self.other_links) if link.startswith(TRACE)]
+        each = [traces_named(link) for link in recorded] or [("", "")]
+        return tuple(Impairments(self.up_share, self.up_mbps, self.jitter_ms, self.loss, *traces) for traces in each)
 
     @property
     def loads(self) -> tuple[Load, ...]:
-        """The closed loops, then the open ones, each in the order given and with the same number of requests."""
-        least = max(len(self.prompts) * self.num_runs, REQUESTS_PER_USER * max(self.concurrency, default=1))
-        requests = self.max_num_completed_requests or least
-        closed = (Load(requests, concurrency=users) for users in self.concurrency)
+        """The closed loops, then the open ones, each in the order given.
+
+        All have the same number of requests; of a capacity's loops, as many for each user.
+        """
+        least = max(len(self.prompts) * self.num_runs, REQUESTS_PER_USER * max(self.users, default=1))
+        requests, of_capacity = self.max_num_completed_requests or least, self.capacity_ms is not None
+        closed = (
+            Load(max(LEAST_FOR_CAPACITY, REQUESTS_PER_USER * users) if of_capacity else requests, concurrency=users)
+            for users in self.users
+        )
         return (*closed, *(Load(requests, rate=each, pattern=self.arrivals or "") for each in self.rate))
+
+    @property
+    def users(self) -> tuple[int, ...]:
+        """The numbers of users at once; for a capacity in ascending order, and some in any case."""
+        return self.concurrency if self.capacity_ms is None else tuple(sorted(self.concurrency or CLIENTS))
 
     @property
     def load_conditions(self) -> tuple[Condition, ...]:
@@ -261,9 +305,9 @@ class ComparisonConfig:
     @property
     def slots(self) -> int | None:
         """KV slots of a server: as many as requests are under way at once; None: the server's choice."""
-        if self.batch is not None or not self.concurrency:
+        if self.batch is not None or not self.users:
             return self.batch
-        return max(MIN_SLOTS, *self.concurrency)
+        return max(MIN_SLOTS, *self.users)
 
 
 def settings_as_json(config: ComparisonConfig) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from tandem.comparison.links.link import Link
 from tandem.comparison.measuring import architectures as arch
 from tandem.comparison.measuring.commands import feature_flags, lookup_alone, server_command, target_of, whole_of
-from tandem.comparison.measuring.config import ComparisonConfig
+from tandem.comparison.measuring.config import MIN_SLOTS, ComparisonConfig
 from tandem.comparison.measuring.servers import Fleet
 from tandem.speculation.types import ModelInfo
 
@@ -24,7 +24,8 @@ Describe = Callable[[str, str], Awaitable[ModelInfo]]
 class Endpoint:
     """The address and the model of an architecture. `log` is None for servers that were not started here.
 
-    `across`: the address at which the client side reaches it across a link, if there is one.
+    `across`: the address at which the client side reaches it across a link, if there is one. `more`: the addresses of
+    further draft workers, so that each client has one of its own.
     """
 
     architecture: arch.Architecture
@@ -32,6 +33,7 @@ class Endpoint:
     model: ModelInfo
     log: Path | None = None
     across: str | None = None
+    more: tuple[str, ...] = ()
 
     @property
     def reached(self) -> str:
@@ -162,7 +164,13 @@ class _Deployment:
             headed = replace(self.config, draft="eagle", draft_model=self.config.head)
             config = headed if worker == arch.HEADED else self.config
             flags = (*where, *self._shown_to(target), *feature_flags(config))
-            return await self._started(worker, self._worker_command(config, *flags))
+            if self.config.capacity_ms is None:
+                return await self._started(worker, self._worker_command(config, *flags))
+            command = self._worker_command(replace(config, batch=config.batch or MIN_SLOTS), *flags)
+            first = await self._started(worker, command)
+            names = [f"{worker.name}-{user}" for user in range(2, max(self.config.users) + 1)]
+            more = await _together(*(self.fleet.start(name, command) for name in names))
+            return replace(first, more=tuple(server.address for server in more))
 
         return await self._one(worker, start)
 

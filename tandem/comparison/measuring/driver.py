@@ -216,6 +216,7 @@ def _describing(connect: Connect, credentials: Credentials) -> Describe:
 async def _connected(
     stack: contextlib.AsyncExitStack, connect: Connect, endpoint: Endpoint, config: ComparisonConfig
 ) -> Contender:
-    client = await stack.enter_async_context(connect(endpoint.reached, endpoint.architecture.service))
+    service = endpoint.architecture.service
+    first, *own = [await stack.enter_async_context(connect(at, service)) for at in (endpoint.reached, *endpoint.more)]
     split, all_ours = endpoint.architecture.split, not config.connect
-    return Contender(endpoint.architecture.name, client, split, config.timeout_s, all_ours)
+    return Contender(endpoint.architecture.name, first, split, config.timeout_s, all_ours, tuple(own))

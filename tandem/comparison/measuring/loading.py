@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from tandem.comparison.analysis.distributions import distribution
 from tandem.comparison.measuring.conditions import Condition
 from tandem.comparison.measuring.loads import Load, arrivals
 from tandem.comparison.measuring.records import Record
@@ -24,24 +25,39 @@ async def measure_loads(
     seed: int,
     on_load: Callable[[str, Load], None],
     on_record: Callable[[Record], None],
+    bound_s: float | None = None,
 ) -> None:
     """Measures every load on every architecture; one is under load while the others are idle.
+
+    With a bound on the 95th percentile of the time per token, more users are not put on one that exceeded it.
 
     All get the same requests in the same order, and in an open loop at the same times, drawn from `seed`. The first
     place rotates. `on_record` gets each record as its request ends.
     """
+    full = set[str]()
     for turn, condition in enumerate(conditions):
-        assert condition.load is not None, "a condition under load"
+        load = condition.load
+        assert load is not None, "a condition under load"
         for contender in rotated(contenders, turn):
-            on_load(contender.name, condition.load)
-            await _warm_up(contender, asked[: condition.load.concurrency or WARM_UP_REQUESTS])
-            await _run(contender, asked, condition, seed, on_record)
+            if contender.name in full and load.concurrency:
+                continue
+            on_load(contender.name, load)
+            await _warm_up(contender, asked[: load.concurrency or WARM_UP_REQUESTS])
+            tpots = list[float | None]()
+
+            def measured(record: Record, tpots: list[float | None] = tpots) -> None:
+                tpots.append(record.measurement.tpot_s if record.measurement else None)
+                on_record(record)
+
+            await _run(contender, asked[: load.requests], condition, seed, measured)
+            if bound_s is not None and (distribution(tpots).p95 or 0.0) > bound_s:
+                full.add(contender.name)
 
 
 async def _warm_up(contender: Contender, asked: Sequence[Asked]) -> None:
     """Sends short requests at once, so that no measurement includes a batch's first use; ignores failures."""
     requests = (replace(one, request=short(one.request)) for one in asked)
-    await asyncio.gather(*(_attempt(contender, one, "warm-up") for one in requests))
+    await asyncio.gather(*(_attempt(contender.of(user), one, "warm-up") for user, one in enumerate(requests)))
 
 
 async def _run(
@@ -51,22 +67,22 @@ async def _run(
     assert condition.load is not None, "a condition under load"
     load, began = condition.load, time.perf_counter()
 
-    async def ask(one: Asked, at: float = 0.0) -> None:
+    async def ask(one: Asked, at: float = 0.0, number: int = 0) -> None:
         await asyncio.sleep(max(0.0, at - (time.perf_counter() - began)))
         sent = time.perf_counter() - began
-        done = await _attempt(contender, one, condition.name)
+        done = await _attempt(contender.of(number), one, condition.name)
         on_record(replace(done, sent_s=sent, ended_s=time.perf_counter() - began))
 
-    async def user() -> None:
+    async def user(number: int) -> None:
         for one in waiting:  # shared: who is answered first takes the next
-            await ask(one)
+            await ask(one, number=number)
 
     if load.rate is not None:
         times = arrivals(load.rate, len(asked), seed, load.pattern)
         await asyncio.gather(*(ask(one, at) for at, one in zip(times, asked, strict=True)))
     else:
         waiting = iter(asked)
-        await asyncio.gather(*(user() for _ in range(load.concurrency or 1)))
+        await asyncio.gather(*(user(number) for number in range(load.concurrency or 1)))
 
 
 async def _attempt(contender: Contender, one: Asked, condition: str) -> Record:

@@ -21,7 +21,7 @@ from tandem.comparison.measuring.record_log import RecordLog
 from tandem.comparison.measuring.records import Record
 from tandem.comparison.measuring.run import Contender, measure_all, trace_margins, warm_up
 from tandem.comparison.measuring.servers import Fleet
-from tandem.comparison.measuring.traffic import requests_of
+from tandem.comparison.measuring.traffic import most_requests, requests_of
 from tandem.comparison.report.attempt import format_error
 from tandem.speculation.types import Rule
 
@@ -100,9 +100,10 @@ class Measuring:
                 )
         if config.loads:
             await self._enter(base)
-            asked = requests_of(config, config.loads[0].requests, self.tokenizer)
+            asked = requests_of(config, most_requests(config), self.tokenizer)
             loaded, seed = config.load_conditions, config.sampling.seed
-            await measure_loads(self.contenders, asked, loaded, seed, self._under_load, self._measured)
+            bound_s = None if config.capacity_ms is None else config.capacity_ms / 1000
+            await measure_loads(self.contenders, asked, loaded, seed, self._under_load, self._measured, bound_s)
 
     def _under_load(self, architecture: str, load: Load) -> None:
         self.progress.say(f"{architecture}, {load}: {load.requests} requests")

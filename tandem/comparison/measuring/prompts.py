@@ -134,3 +134,13 @@ BUILT_IN: Mapping[str, Mapping[tuple[str, bool], str]] = {
     "chat": CHAT_QUESTIONS,
     "prose": PROSE,
 }
+
+EKS_SAMPLE: Mapping[tuple[str, bool], str] = {
+    ("numbers", CHAT): "List numbers from one to twenty",
+    ("function", CHAT): "Write a simple Python function skeleton",
+    ("cat", CHAT): "the cat sat on the mat",
+}
+"""The prompts with which AWS's sample of speculative decoding on EKS shows when it pays and when it does not."""
+
+ON_REQUEST: Mapping[str, Mapping[tuple[str, bool], str]] = {"eks_sample": EKS_SAMPLE}
+"""Workloads that are measured only where they are named."""

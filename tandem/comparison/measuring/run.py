@@ -31,8 +31,8 @@ Item = TypeVar("Item")
 class Contender:
     """An architecture under test. `split`: draft and target run apart, and the traffic between them is counted.
 
-    timeout_s: of each request. all_ours: this process started every server, so that their processor time can be told
-    from that of other programs.
+    own: clients of the draft workers of the second user and those after, if each has one. timeout_s: of each request.
+    all_ours: this process started every server, so that their processor time can be told from that of other programs.
     """
 
     name: str
@@ -40,6 +40,11 @@ class Contender:
     split: bool = False
     timeout_s: float | None = None
     all_ours: bool = True
+    own: tuple[GenerationClient, ...] = ()
+
+    def of(self, user: int) -> Contender:
+        """Returns what a user asks: a draft worker of its own, if there is one."""
+        return replace(self, generator=self.own[user - 1]) if 0 < user <= len(self.own) else self
 
     def apart(self) -> Contender:
         """Returns one whose bytes are not mixed with those of requests that run at the same time."""

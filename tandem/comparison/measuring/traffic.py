@@ -40,10 +40,15 @@ def requests_of(config: ComparisonConfig, count: int, tokenizer: Tokenizer | Non
     return tuple(_shaped(asked, number, config, random, tokenizer) for number, asked in enumerate(made))
 
 
+def most_requests(config: ComparisonConfig) -> int:
+    """Returns the requests of the longest load; the others have the first of them."""
+    return max(load.requests for load in config.loads)
+
+
 def names_of(config: ComparisonConfig) -> tuple[str, ...]:
     """Returns the names of prompts that only loads have, in the order of their requests."""
     shaped = config.mean_input_tokens or config.mean_output_tokens
-    return tuple(f"load/{number}" for number in range(config.loads[0].requests)) if shaped else ()
+    return tuple(f"load/{number}" for number in range(most_requests(config))) if shaped else ()
 
 
 def _as_they_are(config: ComparisonConfig) -> Iterator[Asked]:

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from tandem.clients.prompts import read_prompts
-from tandem.comparison.measuring.prompts import BUILT_IN
+from tandem.comparison.measuring.prompts import BUILT_IN, ON_REQUEST
 from tandem.speculation.types import GenerationRequest
 
 OWN = ("file", "prompt")
@@ -36,8 +36,9 @@ class Prompt:
 
 def built_in_prompts(kinds: Sequence[str] = tuple(BUILT_IN), per_workload: int | None = None) -> tuple[Prompt, ...]:
     """Returns the first `per_workload` prompts (None: all) of every kind, in the order of `kinds`."""
-    if unknown := [kind for kind in kinds if kind not in BUILT_IN]:
-        raise ValueError(f"workloads: {unknown[0]!r} is not one of {', '.join(BUILT_IN)}")
+    known = {**BUILT_IN, **ON_REQUEST}
+    if unknown := [kind for kind in kinds if kind not in known]:
+        raise ValueError(f"workloads: {unknown[0]!r} is not one of {', '.join(known)}")
     if repeated := [kind for kind in kinds if list(kinds).count(kind) > 1]:
         raise ValueError(f"workloads: {repeated[0]!r} is named twice")
     if per_workload is not None and per_workload < 1:
@@ -45,7 +46,7 @@ def built_in_prompts(kinds: Sequence[str] = tuple(BUILT_IN), per_workload: int |
     return tuple(
         Prompt(f"{kind}/{name}", kind, text, chat)
         for kind in kinds
-        for (name, chat), text in islice(BUILT_IN[kind].items(), per_workload)
+        for (name, chat), text in islice(known[kind].items(), per_workload)
     )
 
 

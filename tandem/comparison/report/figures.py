@@ -53,6 +53,8 @@ def _tpot_by_rtt(comparison: JSON) -> str:
     conditions, theory = reading.links(comparison), comparison["theory"]
     if theory is None and len({c["link"]["rtt_ms"] for c in conditions}) < 2:
         raise NothingToDraw(plots_link.ONE_POINT)
+    if reading.same_round_trip(conditions):
+        raise NothingToDraw(plots_link.SEVERAL_LINKS)
     first, last = conditions[0], conditions[-1]
     sentences = []
     for name in first["architectures"]:

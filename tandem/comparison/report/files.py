@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from tandem.comparison.analysis.capacity import Capacity
 from tandem.comparison.analysis.decision import Decision
 from tandem.comparison.analysis.findings import Theory, theory_as_json
 from tandem.comparison.analysis.summary import Summary
@@ -41,6 +42,7 @@ class Comparison(RunData):
     theory: Theory | None = None
     decision: Decision | None = None
     under_load: UnderLoad | None = None
+    capacity: Capacity | None = None
     verdicts: Sequence[Verdict] = ()
     statements: Sequence[Statement] = ()
     caveats: Sequence[str] = ()
@@ -102,6 +104,7 @@ def comparison_as_json(comparison: Comparison) -> dict[str, Any]:
         "theory": said,
         "decision": encoded(comparison.decision),
         "under_load": encoded(comparison.under_load),
+        "capacity": encoded(comparison.capacity),
         "verdicts": encoded(comparison.verdicts),
         "statements": encoded(comparison.statements),
         "caveats": list(comparison.caveats),

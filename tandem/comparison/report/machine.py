@@ -59,12 +59,13 @@ def _weights(comparison: JSON) -> str:
 
 def _link(comparison: JSON) -> str:
     links = [condition["link"] for condition in reading.links(comparison)]
-    rtts = ", ".join(f"{link['rtt_ms']:g}" for link in links)
+    rtts = ", ".join(dict.fromkeys(f"{link['rtt_ms']:g}" for link in links))
     limits = {f"{link['bandwidth_mbps']:g} Mbit/s" for link in links if link["bandwidth_mbps"] is not None}
     limit = "".join(f", {each}" for each in sorted(limits))
     if links[0]["kind"] == "direct":
         return f"real: {comparison['link']}"
-    return f"emulated: round trips of {rtts} ms{limit}{fmt.but(links[0])}"
+    buts = "".join(dict.fromkeys(map(fmt.but, links)))
+    return f"emulated: round trips of {rtts} ms{limit}{buts}"
 
 
 def _servers(comparison: JSON) -> str:

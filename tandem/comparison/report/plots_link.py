@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ONE_POINT = "Only one round trip was measured and nothing was predicted; see the tables."
+SEVERAL_LINKS = "Several links have the same round trip; see the tables."
 HEIGHT = 3.4
 
 
@@ -26,6 +27,8 @@ def tpot_by_rtt(comparison: JSON) -> Figure:
     rtts = [float(c["link"]["rtt_ms"]) for c in conditions]
     if not curve and len(set(rtts)) < 2:
         raise NothingToDraw(ONE_POINT)
+    if reading.same_round_trip(conditions):
+        raise NothingToDraw(SEVERAL_LINKS)
     right = max([*rtts, *(point["rtt_ms"] for point in curve)])
     figure, (axes,) = style.new_figure(HEIGHT)
     ends: list[tuple[float, str, str]] = []

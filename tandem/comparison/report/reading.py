@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,11 @@ def links(comparison: JSON) -> list[JSON]:
     """Returns the base and the conditions that differ from it only in the link, by round trip."""
     varied = [c for c in comparison["conditions"] if c["varies"] in ("base", "link")]
     return sorted(varied, key=lambda condition: float(condition["link"]["rtt_ms"]))
+
+
+def same_round_trip(conditions: Sequence[JSON]) -> bool:
+    """Whether several links have the same round trip: they differ in what else they are."""
+    return len({condition["link"]["rtt_ms"] for condition in conditions}) < len(conditions)
 
 
 def samplings(comparison: JSON) -> list[JSON]:

@@ -26,6 +26,7 @@ from tandem.comparison.report.blocks import (
     table,
     words,
 )
+from tandem.comparison.report.capacity_table import capacity_table, capacity_text
 from tandem.comparison.report.figures import FIGURES
 from tandem.comparison.report.history import history_table
 from tandem.comparison.report.load_tables import load_decisions, load_table
@@ -184,6 +185,8 @@ SECTIONS: tuple[tuple[str, str, tuple[Part, ...]], ...] = (
     )),
     ("outputs", "What they answered", ((PAGE, "The answers", answers),)),
     ("load", "Under load", (
+        (BOTH, "The capacity", capacity_text),
+        (BOTH, "The table of capacity", capacity_table),
         (BOTH, "The decisions under load", load_decisions),
         (BOTH, "The table under load", load_table),
         "latency-by-throughput",

@@ -46,7 +46,7 @@ def head_lines(comparison: JSON) -> Iterator[tuple[str, str]]:
         if ratios := decision.get("ratios"):
             yield ratios, ""
     if len(lines := list(verdict_lines(comparison))) > 1:
-        yield "By round trip:", ""
+        yield "By link:", ""
         yield from ((f"  {line}", "") for line in lines)
     if loaded and loaded["headline"]:
         yield loaded["headline"], "bold"

@@ -74,7 +74,7 @@ def _rtt(comparison: JSON, rtt_ms: float, name: str | None = None) -> str:
 
 
 def prediction_table(comparison: JSON) -> Table | None:
-    if comparison["theory"] is None:
+    if comparison["theory"] is None or not comparison["theory"]["predictions"]:
         return None
     return table(
         "Predicted and measured TPOT",

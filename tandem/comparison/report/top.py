@@ -71,21 +71,17 @@ def ratios(comparison: JSON) -> tuple[tuple[str, str, str], ...]:
 
 
 def verdicts(comparison: JSON) -> tuple[Verdict, ...]:
-    """Returns a verdict for each round trip that was asked for.
+    """Returns a verdict on each link that was measured, and a line for each round trip that was asked for and was not.
 
     None if it was one, which the headline is about, and of a file from before there were verdicts.
     """
     if "verdicts" not in comparison:
         return ()
     found = {verdict["condition"]: verdict for verdict in comparison["verdicts"]}
-    links = {float(condition["link"]["rtt_ms"]): condition for condition in reading.links(comparison)}
-    asked = {float(rtt) for rtt in comparison["settings"].get("rtts_ms") or ()} | set(links)
-    if len(asked) < 2:
-        return ()
-    return tuple(
-        _verdict(links[rtt], found.get(links[rtt]["name"])) if rtt in links else Verdict(f"{rtt:g} ms", NOT_MEASURED)
-        for rtt in sorted(asked)
-    )
+    at = [(float(c["link"]["rtt_ms"]), _verdict(c, found.get(c["name"]))) for c in reading.links(comparison)]
+    asked = {float(rtt) for rtt in comparison["settings"].get("rtts_ms") or ()} - {rtt for rtt, _ in at}
+    at += [(rtt, Verdict(f"{rtt:g} ms", NOT_MEASURED)) for rtt in asked]
+    return tuple(each for _, each in sorted(at, key=lambda one: one[0])) if len(at) > 1 else ()
 
 
 def _verdict(condition: JSON, found: JSON | None) -> Verdict:

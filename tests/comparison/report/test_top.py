@@ -53,6 +53,22 @@ def test_every_round_trip_has_a_verdict_with_its_own_mark_and_the_one_that_was_c
     assert all(f"| {where} ms" in text for where in (0, 20, 50, 100, 300))
 
 
+def test_links_that_differ_in_more_than_the_round_trip_each_have_a_verdict() -> None:
+    found = copy.deepcopy(FULL)
+    other = next(c for c in found["conditions"] if c["varies"] == "link")
+    twin = copy.deepcopy(other) | {"name": "a recorded link"}
+    twin["link"] |= {"but": "recorded Cell"}
+    found["conditions"].append(twin)
+    own = next(v for v in found["verdicts"] if v["condition"] == other["name"])
+    found["verdicts"].append(own | {"condition": "a recorded link", "headline": "On Cell, use lookup: copies"})
+    wheres = [verdict.where for verdict in report_of(found).verdicts]
+    rtt = other["link"]["rtt_ms"]
+    assert f"{rtt:g} ms, emulated" in wheres and f"{rtt:g} ms, recorded Cell, emulated" in wheres
+    assert "Use lookup: copies" in [verdict.headline for verdict in report_of(found).verdicts]
+    page = html(report_of(found), {})
+    assert len(strip(page)) == len(wheres) and "several links have the same round trip" in page
+
+
 def test_one_round_trip_needs_no_strip() -> None:
     found = copy.deepcopy(FULL)
     found["conditions"] = [c for c in found["conditions"] if c["varies"] == "base"]

@@ -1,0 +1,62 @@
+"""The benchmark of links: what it reads from a comparison, its bars, and a short run of real servers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import links
+from benchmarks.links import Cell, bars_of, main
+from tandem.comparison.links.trace import read_trace
+
+GOOD = Cell("20 ms", 0.026, 0.020, 0.018, 4, 4, 0.05)
+
+
+def test_bars_hold_only_where_every_cell_does() -> None:
+    assert [holds for _, holds in bars_of([GOOD] * 3)] == [True] * 4
+    slow = Cell("50 ms", 0.026, 0.017, 0.0171, 4, 4, 0.05)
+    said = bars_of([GOOD, slow])
+    assert [holds for _, holds in said] == [True, False, True, True]
+    assert said[1][0].endswith("1.01 at 50 ms")
+    assert not bars_of([Cell("20 ms", 0.026, 0.020, 0.018, 3, 4, 0.05)])[0][1]
+    assert not bars_of([Cell("20 ms", 0.020, 0.020, 0.018, 4, 4, None)])[2][1]
+    assert [holds for _, holds in bars_of([GOOD, Cell("20 ms", 0.026, 0.020, 0.018, 4, 4, -0.2)])][3] is False
+
+
+def test_generated_links_are_recorded_links_with_half_the_bandwidth_up(tmp_path: Path) -> None:
+    made = links.made_up(tmp_path)
+    assert len(made) == 8
+    for link in made:
+        up, down = (read_trace(path) for path in link.split(","))
+        assert len(up) / up[-1] < len(down) / down[-1]
+
+
+def test_a_file_that_is_no_trace_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([f"{tmp_path}/nothing,{tmp_path}/nothing"])
+    assert ended.value.code == 2 and "No such file" in capsys.readouterr().err
+
+
+@pytest.mark.thorough
+def test_a_part_is_measured_once_and_judged_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(links, "RTTS", "5,20")
+    toy = ["--backend", "toy", "--model", "step=0", "--draft-model", "miss=0.3,step=0", "--prompt", "one"]
+    asked: list[list[str]] = []
+
+    def short(flags: list[str], compare_main: object = links.compare.main) -> int:
+        asked.append(flags)
+        kept = [word for word in flags[flags.index("--rehearse") :]]
+        return int(compare_main([*toy, "--max-new-tokens", "8", *kept]))  # type: ignore[operator]
+
+    monkeypatch.setattr(links.compare, "main", short)
+    arguments = ["--only", "constant", "--output", str(tmp_path / "links")]
+    first, again = main(arguments), main(arguments)
+    assert first == again and first in (0, 1) and len(asked) == 1
+    found = json.loads((tmp_path / "links" / "links.json").read_text())
+    assert [cell["link"] for cell in found["cells"]] == ["5 ms", "20 ms"]
+    assert found["bars"][0] == ["outputs are plain decoding's: 4 of 4", True]
+    assert "never waiting" in capsys.readouterr().out

@@ -1,0 +1,125 @@
+"""How many clients one target serves: interpolated, held against the law, and measured with real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import jsonschema
+import pytest
+
+from tandem.cli import compare
+from tandem.cli.compare import build_config
+from tandem.cli.compare_flags import build_parser
+from tandem.comparison.analysis.advice import run_advice
+from tandem.comparison.analysis.capacity import Point, Prices, most_clients
+from tandem.comparison.measuring.conditions import plan
+from tandem.comparison.measuring.config import CLIENTS, ComparisonConfig
+from tandem.comparison.measuring.loading import measure_loads
+from tandem.comparison.measuring.loads import Load
+from tandem.comparison.measuring.records import Record
+from tandem.comparison.measuring.run import Contender
+from tandem.comparison.measuring.traffic import Asked
+from tandem.comparison.report import reading
+from tests.comparison.fakes import ASKED, FakeGenerator
+
+SCHEMA = json.loads((Path(reading.__file__).parent / "comparison.schema.json").read_text())
+MEASURED = (Point(1, 0.020, 50.0), Point(4, 0.040, 100.0), Point(8, 0.080, 100.0))
+
+
+def config(*flags: str) -> ComparisonConfig:
+    return build_config(build_parser().parse_args(["--prompt", "one", *flags]))
+
+
+@pytest.mark.parametrize(
+    ("bound_s", "clients", "rate"), [(0.010, 0.0, None), (0.060, 6.0, 100.0), (0.030, 2.5, 75.0), (0.080, 8.0, 100.0)]
+)
+def test_the_most_clients_lie_where_the_percentile_crosses_the_bound(
+    bound_s: float, clients: float, rate: float | None
+) -> None:
+    assert most_clients(bound_s, MEASURED) == pytest.approx((clients, rate))
+
+
+def test_a_dollar_pays_for_the_target_and_for_the_clients_own_drafts() -> None:
+    assert Prices(3.6).per_dollar(100.0, 5.0) == pytest.approx(100_000)
+    assert Prices(3.6, 0.36).per_dollar(100.0, 10.0) == pytest.approx(50_000)
+    assert Prices().per_dollar(100.0, 0.0) is None
+
+
+def test_a_capacity_measures_from_one_to_64_clients_in_order_unless_told() -> None:
+    assert [load.concurrency for load in config("--capacity", "50").loads] == [*CLIENTS]
+    loads = config("--capacity", "50", "--concurrency", "4,1").loads
+    assert [(load.concurrency, load.requests) for load in loads] == [(1, 8), (4, 16)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--capacity", "0"), "capacity: 0 is not a finite number above 0"),
+        (("--target-price", "3"), "target-price: prices are for --capacity"),
+        (("--capacity", "9", "--draft-price", "-1"), "draft-price: -1 is not"),
+        (("--capacity", "9", "--max-num-completed-requests", "3"), "max-num-completed-requests: --capacity has"),
+        (("--capacity", "9", "--connect", "fused=127.0.0.1:1"), "capacity: is for servers that are started here"),
+    ],
+)
+def test_what_a_capacity_cannot_be_is_refused_in_one_line(flags: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        config(*flags)
+
+
+def test_every_user_asks_a_draft_of_its_own() -> None:
+    first, second, third = generators = [FakeGenerator(name) for name in ("first", "second", "third")]
+    contender = Contender("distributed", cast(Any, first), own=cast(Any, (second, third)))
+    asked = [Asked(f"p{number}", "code", 0, ASKED) for number in range(6)]
+    condition = plan(ASKED)[0].under(Load(6, concurrency=3))
+    records = list[Record]()
+    asyncio.run(measure_loads([contender], asked, [condition], 0, lambda name, load: None, records.append))
+    assert len(records) == 6 and all(len(generator.calls) > 1 for generator in generators[1:])
+    assert {name for name, _ in second.calls} == {"second"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("capacity") / "run"
+    arguments = [
+        "--backend", "toy", "--model", "step=0.01", "--draft", "model", "--draft-model", "miss=0.3,step=0.001",
+        "--architectures", "autoregressive,distributed,fused", "--prompt", "one", "--max-new-tokens", "10",
+        "--capacity", "1000", "--concurrency", "1,3", "--target-price", "3.6", "--output-dir", str(folder),
+    ]  # fmt: skip
+    assert compare.main(arguments) == 0
+    return folder
+
+
+@pytest.mark.thorough
+def test_every_client_has_a_draft_of_its_own_and_the_report_and_advice_say_what_a_target_serves(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found: dict[str, Any] = json.loads((folder / "comparison.json").read_text())
+    jsonschema.validate(found, SCHEMA)
+    logs = {path.stem for path in (folder / "logs").glob("*.log")}
+    assert {"distributed", "distributed-2", "distributed-3"} <= logs and "fused-2" not in logs
+    served = {one["architecture"]: one for one in found["capacity"]["served"]}
+    assert set(served) == {"autoregressive", "distributed", "fused"}
+    for one in served.values():
+        assert (one["clients"], one["at_least"]) == (3, True) and one["tokens_per_second"] > 0
+        assert one["tokens_per_dollar"] == pytest.approx(one["tokens_per_second"] * 1000)
+    page = (folder / "report.html").read_text().replace("\u00a0", " ")
+    assert "How many clients one target serves" in page and "Fused serves ≥ 3 clients at 1000 ms a token" in page
+    capsys.readouterr()
+    assert run_advice(folder / "comparison.json", prices=Prices(7.2)) == 0
+    said = capsys.readouterr().out
+    assert f"{served['fused']['tokens_per_second'] * 500:,.0f} for a dollar" in said
+
+
+@pytest.mark.thorough
+def test_one_that_exceeds_the_bound_gets_no_more_clients(tmp_path: Path) -> None:
+    arguments = [
+        "--backend", "toy", "--model", "step=0.01", "--architectures", "autoregressive,lookup", "--prompt", "one",
+        "--max-new-tokens", "8", "--capacity", "1", "--concurrency", "1,2,4", "--output-dir", str(tmp_path / "run"),
+    ]  # fmt: skip
+    assert compare.main(arguments) == 0
+    found = json.loads((tmp_path / "run" / "comparison.json").read_text())
+    assert [point["concurrency"] for point in found["under_load"]["points"]] == [1]
+    assert [one["clients"] for one in found["capacity"]["served"]] == [0, 0]
