@@ -95,7 +95,7 @@ WITH = {
 NEEDED = {
     **{role: ["--prompt", "a"] for role in ("client", "fused_client", "draft", "verify_target", "verify_draft")},
     "accept": ["--prompt", "a"],
-    "check": ["--receipt", "receipt.json", "--signature_only"],
+    "check": ["--receipt", "receipt.json", "--prompt", "prompt.txt"],
     "plan": ["--instance", "trn2.48xlarge"],
     "advise": ["--report", "comparison.json"],
     "gateway": ["--workers", "h:1"],

@@ -423,37 +423,38 @@ def test_at_a_terminal_a_receipt_is_asked_for_and_checked(tmp_path: Path, capsys
 
 def test_after_failover_one_receipt_names_each_verifier_by_its_key(tmp_path: Path) -> None:
     """The first of two targets is killed in the middle; the worker goes on at the second, and signs one answer."""
-    targets: list[ServerProcess] = []
+    targets: dict[str, tuple[str, ServerProcess]] = {}
     toys = ("--backend", "toy", "--port", "0")
     try:
         for name in ("first", "second"):
             role = ("--role", "target", "--model", "step=0.01", "--receipt_keys", str(tmp_path / name))
-            targets.append(ServerProcess(tmp_path, *toys, *role, ready_file=f"{name}.json"))
-        addresses = ",".join(target.wait_ready() for target in targets)
+            server = ServerProcess(tmp_path, *toys, *role, ready_file=f"{name}.json")
+            targets[server.wait_ready()] = name, server
 
         async def test() -> None:
-            keys = open_keys(tmp_path / "worker", 90)
-            async with _signing(worker_site(addresses, config=LOOKUP_FIRST, pipeline=Pipeline.OFF), keys) as generate:
+            keys, killed = open_keys(tmp_path / "worker", 90), ""
+            async with distributed(",".join(targets), config=LOOKUP_FIRST) as (generator, client):
                 request = ids(PROMPT, COUNT, receipt=True, sampling=SAMPLED, ignore_end_of_sequence=True)
-                seen, end = 0, None
-                async for event in generate(request):
+                seen = 0
+                async for event in _own(generator, keys)(request):
                     seen += len(getattr(event, "token_ids", ()))
-                    if seen > 10 and targets[0].process.poll() is None:
-                        os.kill(targets[0].process.pid, signal.SIGKILL)
-                        targets[0].process.wait()
+                    if seen > 10 and not killed:
+                        killed, server = targets[client.address]
+                        os.kill(server.process.pid, signal.SIGKILL)
+                        server.process.wait()
                     end = event
-            signed = read_signed(end.receipt)
-            published = [open_keys(tmp_path / name, 90).public for name in ("first", "second")]
+            signed, (other,) = read_signed(end.receipt), {"first", "second"} - {killed}
+            published = [open_keys(tmp_path / name, 90).public for name in (killed, other)]
             assert [each.key for each in signed.receipt.served.verifiers] == published
             assert signed.receipt.token_ids == oracle(PROMPT, SAMPLED, COUNT, past_the_end=True)
             assert overall(await _findings(signed)) is Outcome.RIGHT
 
         run(test())
     finally:
-        for target in targets:
-            if target.process.poll() is None:
-                target.process.kill()
-                target.process.wait()
+        for _, server in targets.values():
+            if server.process.poll() is None:
+                server.process.kill()
+                server.process.wait()
 
 
 def test_a_check_that_a_model_is_loaded_for_needs_a_prompt_and_sane_numbers() -> None:
