@@ -34,7 +34,7 @@ Events: TypeAlias = AsyncGenerator[Chunk | GenerationEnd, None]
 class Completion:
     """A finished continuation. `statistics` counts the request's rounds and measures where its time went.
 
-    `logprobs`: one per token, if asked for.
+    `logprobs`: one per token, if asked for. `receipt`: signed JSON, if asked for.
     """
 
     text: str
@@ -44,6 +44,7 @@ class Completion:
     output_tokens: int
     statistics: SpeculationStats
     logprobs: tuple[TokenLogprobs, ...] = ()
+    receipt: str = ""
 
 
 async def completion_of(events: Events) -> Completion:
@@ -69,6 +70,7 @@ async def completion_of(events: Events) -> Completion:
         end.output_tokens,
         end.stats,
         tuple(logprobs),
+        end.receipt,
     )
 
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from tandem.clients.completion import Events
 from tandem.clients.profile import Profile
@@ -29,7 +30,7 @@ class ClientConfig:
     """Server, prompts and output options of a client role. `timeout`: seconds that a request may take.
 
     `reconnect_seconds`: how long a request is retried if a server is full or a verifier is gone. `connect_seconds`: how
-    long a server that does not listen yet is waited for.
+    long a server that does not listen yet is waited for. `receipts`: the folder to write each answer's receipt to.
     """
 
     address: str
@@ -42,6 +43,7 @@ class ClientConfig:
     reconnect_seconds: float = 60.0
     connect_seconds: float = 0.0
     credentials: Credentials = field(default_factory=Credentials)
+    receipts: str | None = None
 
     def __post_init__(self) -> None:
         self.credentials.check(self.address)
@@ -66,6 +68,17 @@ async def run_client(config: ClientConfig, service: str | None) -> int:
         return await run_prompts(config, generate, service)
 
 
+def write_receipt(folder: Path, number: int, receipt: str) -> Path:
+    """Writes the receipt of a prompt, counted from 0. Raises ValueError."""
+    file = folder / f"receipt_{number}.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(receipt + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"receipts: {file}: {error.strerror}") from None
+    return file
+
+
 async def run_prompts(config: ClientConfig, generate: Generate, name: str) -> int:
     """Runs the prompts concurrently and prints their outputs. Returns the exit code: 1 if any prompt failed."""
     profile = Profile(name.lower()) if config.profile else None
@@ -87,6 +100,10 @@ async def run_prompts(config: ClientConfig, generate: Generate, name: str) -> in
             tracing.close()
     if not alone:
         _print_final(outcomes)
+    for number, outcome in enumerate(outcomes):
+        if config.receipts is not None and outcome.completion:
+            file = write_receipt(Path(config.receipts), number, outcome.completion.receipt)
+            print(f"receipt saved to {file}", file=sys.stderr)
     for outcome in outcomes:
         if profile and outcome.completion:
             profile.add(outcome.completion, outcome.seconds, outcome.ttft_seconds)

@@ -17,6 +17,7 @@ from tandem.rpc import wire
 from tandem.services.errors import Interrupted, NotRead, QueueFull
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.load import TokenRate
+from tandem.services.receipts import Receipts, generated
 from tandem.services.security.call_limits import origin
 from tandem.services.security.identity import caller
 from tandem.services.security.limits import Running, ServerLimits, UnderWay
@@ -50,8 +51,10 @@ class GenerateMethod:
         queue: int | None = None,
         watch: Watch | None = None,
         limits: ServerLimits | None = None,
+        receipts: Receipts | None = None,
     ) -> None:
         self.generator, self.lifecycle, self.limits = generator, lifecycle, limits or ServerLimits()
+        self.receipts = receipts
         self.produced = TokenRate()
         self._reply_type, self._observe, self.queue, self._watch = reply_type, observe, queue, watch
         self._running = Running(self.limits)
@@ -96,8 +99,8 @@ class GenerateMethod:
         started, produced, stats = time.perf_counter(), list[int](), SpeculationStats()
         watcher = self._watch(stats) if self._watch else None
         try:
-            async with contextlib.aclosing(self.generator.generate(request, stats)) as generated:
-                async for event in generated:
+            async with contextlib.aclosing(generated(self.receipts, self.generator, request, stats)) as events:
+                async for event in events:
                     put(event)
                     if isinstance(event, Chunk):
                         produced += event.token_ids

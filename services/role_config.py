@@ -14,6 +14,7 @@ from tandem.engine.step_watch import StepBound
 from tandem.rpc.credentials import Credentials
 from tandem.services.adapter_admin import AdapterAdminConfig
 from tandem.services.observability.setup import ObservabilityConfig
+from tandem.services.receipts import ReceiptConfig
 from tandem.services.server import ServeConfig
 from tandem.speculation.depth import Pipeline
 
@@ -33,7 +34,7 @@ class RoleConfig:
     `own_length`: sequences are as long as the models and memory allow, not as `models.shape` says, and with `own_slots`
     there may be more slots than there. `adapter_admin`: from where adapters may be added while the server runs; None:
     they may not. `prefill`: where a target has prompts computed; None: here. `prefill_queue`: prompts that may wait at
-    a PrefillWorker.
+    a PrefillWorker. `receipts`: the keys with which receipts are signed.
     """
 
     serve: ServeConfig
@@ -56,6 +57,7 @@ class RoleConfig:
     adapter_admin: AdapterAdminConfig | None
     prefill: PrefillConfig | None
     prefill_queue: int
+    receipts: ReceiptConfig
     own_length: bool = False
     own_slots: bool = False
     kv_cache_mb: int | None = None

@@ -50,6 +50,7 @@ from tandem.services.lifecycle import Lifecycle
 from tandem.services.load import ServerLoad
 from tandem.services.observability.setup import Observability
 from tandem.services.prefill_role import connect_remote_prefill, prefill
+from tandem.services.receipts import Receipts
 from tandem.services.request_defaults import defaults_in_force
 from tandem.services.role_config import RoleConfig
 from tandem.services.security.call_limits import whose
@@ -77,6 +78,7 @@ class ServerParts:
         self.profile = Profiler(role.profile, config.profile)
         self.observability = Observability(config.observability, role.name, config.serve.http is not None)
         self.limits = config.serve.security.limits
+        self.keys = config.receipts.opened()
 
     async def choose_draft(self) -> ModelConfig:
         """Returns the models of a fused pair, and keeps them; says what drafts, and why, if that was to be chosen."""
@@ -109,12 +111,16 @@ class ServerParts:
         return generator
 
     def stamped(self, info: ModelInfo) -> ModelInfo:
-        return replace(info, startup_seconds=self.config.serve.startup.total())
+        key = self.keys.public if self.keys else ""
+        return replace(info, startup_seconds=self.config.serve.startup.total(), receipt_key=key)
 
-    def generate(self, generator: Generator) -> GenerateMethod:
+    def generate(self, generator: Generator, adapters: Callable[[], Mapping[str, str]]) -> GenerateMethod:
         reply = getattr(MESSAGES[self.role.service], f"{self.role.service}GenerateResponse")
         watch, queue = self.observability.watch, self.config.queue
-        return GenerateMethod(generator, reply, self.lifecycle, self.profile.observe, queue, watch, self.limits)
+        receipts = Receipts(self.keys, self.role.service, adapters) if self.keys else None
+        return GenerateMethod(
+            generator, reply, self.lifecycle, self.profile.observe, queue, watch, self.limits, receipts
+        )
 
     async def share_prefixes(self, **engines: Engine | None) -> None:
         """Lets the sequences of the engines reuse prefixes. The names are those that metrics have."""
@@ -205,7 +211,7 @@ async def _target(parts: ServerParts) -> HostedService:
     await parts.share_prefixes(target=loaded.engine)
     parts.share_structures(target=loaded.engine)
     closing[:0] = await connect_remote_prefill(parts, loaded.engine)
-    generate = parts.generate(parts.observability.traced(generator))
+    generate = parts.generate(parts.observability.traced(generator), lambda: loaded.engine.adapters.revisions)
     service = TargetVerifierService(
         loaded.engine,
         generator.info,
@@ -266,7 +272,7 @@ async def _fused(parts: ServerParts) -> HostedService:
     await parts.share_prefixes(target=target.engine, draft=draft.engine if draft else None)
     parts.share_structures(target=target.engine, **({"target_apart": unfused.target.engine} if unfused else {}))
     closing: list[Close] = [*await connect_remote_prefill(parts, target.engine), partial(close, target, parts.batcher)]
-    generate = parts.generate(parts.observability.traced(generator))
+    generate = parts.generate(parts.observability.traced(generator), lambda: target.engine.adapters.revisions)
     slots = {"target": target.engine.slots}
     if unfused:
         slots["target_apart"] = unfused.target.engine.slots
@@ -313,7 +319,7 @@ async def _draft_worker(parts: ServerParts) -> HostedService:
         generator = parts.finished(generator, defaults_in_force(config))
         info = generator.info
         log.info("drafts with %s for %s at %s", info.draft_name, info.model_name, client.address)
-        generate = parts.generate(generator)
+        generate = parts.generate(generator, lambda: dict(info.adapters))
     proposals = Proposals(drafting, info, parts.lifecycle, config.lease_seconds, parts.limits)
     engine = drafting.draft.engine if drafting.draft else None
     if engine:

@@ -73,6 +73,7 @@ VALUES = {
     "log_format": "json",
     "convert": "safetensors",
     "pair": "apart",
+    "margin": "0.25",
 }
 # What a flag needs beside it to have an effect.
 WITH = {
@@ -94,6 +95,7 @@ WITH = {
 NEEDED = {
     **{role: ["--prompt", "a"] for role in ("client", "fused_client", "draft", "verify_target", "verify_draft")},
     "accept": ["--prompt", "a"],
+    "check": ["--receipt", "receipt.json", "--prompt", "prompt.txt"],
     "plan": ["--instance", "trn2.48xlarge"],
     "advise": ["--report", "comparison.json"],
     "gateway": ["--workers", "h:1"],

@@ -25,8 +25,9 @@ MAY_IMPORT = {
     "engine": {"speculation", "runners", "checkpoints", "host"},
     "runners": {"speculation", "checkpoints", "host"},  # host: whether a device's software is installed
     "rpc": {"speculation", "v1"},
+    "receipts": {"speculation", "engine", "checkpoints", "runners"},
     "clients": {"speculation", "engine", "rpc", "checkpoints", "runners", "v1"},
-    "services": {"speculation", "engine", "rpc", "checkpoints", "runners", "clients", "v1"},
+    "services": {"speculation", "engine", "rpc", "checkpoints", "runners", "clients", "receipts", "v1"},
     "comparison": {"speculation", "clients", "rpc", "host", "workshops"},  # workshops: planning alone, see below
     "cli": {
         "speculation",
@@ -38,6 +39,7 @@ MAY_IMPORT = {
         "services",
         "comparison",
         "host",
+        "receipts",
         "workshops",
     },
     "vllm": {"speculation", "rpc", "checkpoints", "clients"},  # clients: the event loop in a thread alone

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -48,7 +49,7 @@ class Choice:
         """Takes the end. Returns the last parts, with the reason of the end."""
         self.end = end
         parts = self._parts(self._parser.end(), None)
-        last: Json = {"index": self.index, "finish_reason": self._reason, "logprobs": None}
+        last: Json = {"index": self.index, "finish_reason": self._reason, "logprobs": None, **self._receipt}
         return [*parts, {**last, "delta": {}} if self._asked.chat else {**last, "text": ""}]
 
     @property
@@ -57,6 +58,10 @@ class Choice:
         if self.end.finish_reason is FinishReason.LENGTH:
             return "length"
         return "tool_calls" if self._parser.calls else "stop"
+
+    @property
+    def _receipt(self) -> Json:
+        return {"receipt": json.loads(self.end.receipt)} if self.end and self.end.receipt else {}
 
     def _parts(self, deltas: list[Delta], chunk: Chunk | None) -> list[Json]:
         asked = self._asked
@@ -100,6 +105,7 @@ class Choice:
             echoed = self._prompt_text() if asked.says("echo") else ""
             said = {"text": echoed + (message["content"] or "")}
         made = {"index": self.index, **said, "logprobs": self._all_logprobs(), "finish_reason": self._reason}
+        made |= self._receipt
         if asked.says("return_token_ids"):
             made["token_ids"] = self.token_ids
             if not asked.chat:

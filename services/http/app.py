@@ -46,6 +46,7 @@ class HttpApp:
             "/tokenize": ("POST", "Tokenize", service.tokenize),
             "/detokenize": ("POST", "Detokenize", service.detokenize),
             "/version": ("GET", "Version", service.version),
+            "/v1/receipt_keys": ("GET", "ReceiptKeys", service.receipt_keys),
             "/metrics": ("GET", "Metrics", service.metrics),
         }
 

@@ -139,6 +139,7 @@ FIELDS: Mapping[str, Field] = {
         request_id=string,
         drafts=values.one_of(*(each.value for each in Drafts)),
         speculation_length=integer(0, MOST),
+        receipt=boolean,
     ),
     **_served(
         CHAT,

@@ -163,6 +163,7 @@ class Asking:
             logprobs=given.get("logprobs"),
             adapter=adapter,
             speculation_length=given.get("speculation_length"),
+            receipt=given.get("receipt", False),
             **members({name: given[name] for name in ("drafts",) if name in given}),
         )
         requests = tuple(

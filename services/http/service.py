@@ -196,6 +196,11 @@ class HttpService:
     async def version(self, call: Call, exchange: Exchange) -> None:
         await exchange.answer(200, {"version": version()})
 
+    async def receipt_keys(self, call: Call, exchange: Exchange) -> None:
+        """Answers with the public keys of this server's receipts; none if it signs none."""
+        receipts = self._generate.receipts
+        await exchange.answer(200, receipts.keys.json if receipts else {"keys": []})
+
     async def metrics(self, call: Call, exchange: Exchange) -> None:
         """Answers with the Prometheus metrics, made in a thread of their own."""
         if self._metrics is None:

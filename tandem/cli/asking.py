@@ -79,6 +79,7 @@ def client_config(args: Options) -> ClientConfig:
         speculation_length=auto_or_count("speculation_length", args.speculation_length),
         stop_strings=args.stop,
         ignore_end_of_sequence=args.ignore_eos,
+        receipt=args.receipts is not None,
         **members(vars(args)),
     )
     return built(

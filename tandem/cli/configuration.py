@@ -25,6 +25,7 @@ from tandem.services.engine_port.port import EngineAddress
 from tandem.services.http.address import HttpAddress
 from tandem.services.launch import run_role
 from tandem.services.observability.setup import ObservabilityConfig
+from tandem.services.receipts import ReceiptConfig
 from tandem.services.role_config import RoleConfig
 from tandem.services.security.config import Security
 from tandem.services.security.limits import MESSAGE_BYTES, ServerLimits, message_bytes
@@ -73,6 +74,7 @@ def role_config(args: Options, model: str | None) -> RoleConfig:
         prefixes=PrefixSharing(args.prefix_sharing, args.prefix_cache_mb),
         adapter_admin=adapter_admin(args),
         prefill=prefill or None,
+        receipts=built(ReceiptConfig, args),
         own_length=own_length(args),
         own_slots="batch" not in args.given,
     )

@@ -46,7 +46,7 @@ from tandem.cli.role_names import (
 )
 from tandem.cli.values import auto_or_count
 
-ADAPTED = (*TARGETS, "prefill", *ALONE, "accept")
+ADAPTED = (*TARGETS, "prefill", *ALONE, "accept", "check")
 _CALLING = {"nxdi": (*ASKING, *SESSIONS)}  # a fused_target calls PrefillWorkers alone
 
 
@@ -315,6 +315,13 @@ class Options:
         metavar="identity|all|off",
     )
     prefix_cache_mb: int = option("memory for them in MiB, of target and draft together", LISTENING, default=64)
+    receipt_keys: DIR | None = option(
+        "sign receipts with the key in this folder, which the first start makes (docs/receipts.md; default: none)",
+        SERVERS,
+    )
+    receipt_key_days: float = option(
+        "a start replaces a key that is older, and goes on publishing it", SERVERS, default=90.0
+    )
     log_prompts: bool = switch("log prompts and answers; otherwise they are never logged", SERVERS)
 
     tls_ca: FILE | None = option(
@@ -336,8 +343,8 @@ class Options:
     )
 
     prompt: tuple[str, ...] = option(
-        "a prompt; may be repeated",
-        PROMPTS,
+        "a prompt; may be repeated (check: the file that has it: text, or as JSON token ids or a chat)",
+        (*PROMPTS, "check"),
         default=(),
         group="requests (on a server: the defaults for requests that leave them out)",
     )
@@ -391,6 +398,9 @@ class Options:
     )
     stop: tuple[str, ...] = option("a string that ends the output; may be repeated", PROMPTED, default=())
     ignore_eos: bool = switch("go on past the end-of-sequence token", PROMPTED)
+    receipts: DIR | None = option(
+        "ask for a receipt of each answer, and write it to this folder", ("client", "fused_client")
+    )
     service: str | None = option(
         "TargetVerifier, FusedSpeculativeServer or DraftWorker (default: whichever answers)", ("client",)
     )
@@ -411,6 +421,18 @@ class Options:
     clients: int = option("concurrent clients of one target", ("advise",), default=1)
     target_price: float | None = option("dollars an hour of a target's device (default: as compared)", ("advise",))
     draft_price: float | None = option("dollars an hour of a client's own draft (default: nothing)", ("advise",))
+
+    receipt: FILE | None = option(
+        "the receipt; also without --receipt, after the role", ("check",), group="receipts (role check)"
+    )
+    keys: FILE | None = option(
+        "the server's public keys, as it publishes them at /v1/receipt_keys (default: not compared)", ("check",)
+    )
+    sample: int | None = option("draw only so many spans of 64 tokens again (default: all)", ("check",))
+    margin: float = option(
+        "how far a token may be from being drawn, in logits, where arithmetic differs", ("check",), default=0.5
+    )
+    signature_only: bool = switch("check signature and digests, without a model", ("check",))
 
     convert: str | None = option(
         "rescale FP8 weights for Neuron; complete an EAGLE head (--draft_model) for its target "
@@ -438,7 +460,7 @@ class Options:
     )
     modules_to_not_convert: LIST = option("modules to leave unquantized", ("plan",), default="lm_head")
     compile_minutes: float = option("minutes to assume for compiling a graph", ("plan",), default=10.0)
-    json: bool = switch("print JSON", ("plan", "doctor"))
+    json: bool = switch("print JSON", ("plan", "doctor", "check"))
 
     metrics_port: int | None = option(
         "port for Prometheus metrics; 0: any free port (default: none)",

@@ -80,12 +80,14 @@ def _require_libraries() -> None:
 
 
 def with_role(argv: Sequence[str]) -> list[str]:
-    """Returns `target ...` as `--role target ...`, and `serve MODEL ...` as `--role serve --model MODEL ...`."""
+    """Returns `target ...` as `--role target ...`, and `serve MODEL ...` as `--role serve --model MODEL ...`.
+
+    Likewise what stands after `check` is its --receipt.
+    """
     words = ["--role", *argv] if argv and not argv[0].startswith("-") else list(argv)
-    if words[:2] != ["--role", SERVE]:
-        return words
-    model = ["--model"] if words[2:] and not words[2].startswith("-") else []
-    return [*words[:2], *model, *words[2:]]
+    flag = {SERVE: "--model", "check": "--receipt"}.get(words[1]) if words[:1] == ["--role"] and words[1:] else None
+    given = [flag] if flag and words[2:] and not words[2].startswith("-") else []
+    return [*words[:2], *given, *words[2:]]
 
 
 def _complete(argv: Sequence[str], program: str) -> int:

@@ -51,6 +51,7 @@ ROLES = {
     **_roles(
         "tools",
         accept="measures a draft against a target: acceptance, costs, best speculation length",
+        check="check RECEIPT --prompt FILE: checks what a server signed of an answer, with the model every token",
         compile="compiles the graphs of target, draft and both ahead of time, for servers to share",
         convert="converts a checkpoint for NxD Inference: FP8 range, EAGLE heads, safetensors",
         advise="recommends an architecture and a length for a link and a load, from a comparison.json",

@@ -13,6 +13,7 @@ from tandem.cli.values import auto_or_count, credentials, numbers, split_list
 
 if TYPE_CHECKING:
     from tandem.engine.compile_ahead import CompileConfig
+    from tandem.receipts.run import PromptFile
     from tandem.workshops.planning.plan import PlanConfig
 
 Run = Coroutine[Any, Any, Any]
@@ -137,6 +138,50 @@ def plan_config(args: Options) -> PlanConfig:
         draft_buckets=numbers("draft_buckets", args.draft_buckets, int),
         chunk=args.prefill_chunk,
     )
+
+
+def check(args: Options) -> Run:
+    """Checks a receipt. Raises ValueError."""
+    from tandem.cli.models import model_config
+    from tandem.receipts.run import CheckConfig, run_check
+
+    if args.receipt is None:
+        raise ValueError("receipt: give the receipt's file, as in check RECEIPT --prompt FILE")
+    if len(args.prompt) > 1:
+        raise ValueError(f"prompt: a receipt is of one prompt, and {len(args.prompt)} files are given")
+    config = built(
+        CheckConfig,
+        args,
+        receipt=Path(args.receipt),
+        prompt=_prompt_file(Path(args.prompt[0])) if args.prompt else None,
+        models=model_config(args, args.model),
+        keys=Path(args.keys) if args.keys else None,
+        own_length=args.sequence_length is None,
+        own_format=args.backend == "torch" and not args.given & {"dtype", "weights"},
+    )
+    return run_check(config)
+
+
+def _prompt_file(path: Path) -> PromptFile:
+    """Reads a prompt: JSON token ids, a JSON chat, or else text. Raises ValueError."""
+    import json
+
+    from tandem.clients.messages import chat_of
+    from tandem.receipts.run import PromptFile
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"prompt: {path}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if isinstance(found, list) and found and all(type(each) is int and 0 <= each < 2**32 for each in found):
+        return PromptFile(token_ids=tuple(found))
+    if isinstance(found, list) and found and all(isinstance(each, dict) for each in found):
+        return PromptFile(chat=chat_of(found))
+    return PromptFile(text=text)
 
 
 def plan(args: Options) -> Run:

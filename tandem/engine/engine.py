@@ -56,6 +56,11 @@ class Engine:
         self._cause = ""
         self._bound: list[Engine] = []
 
+    @property
+    def arithmetic(self) -> str:
+        """What bits of logits depend on besides weights and number format; empty: unknown."""
+        return "" if isinstance(pages := self.runner.capabilities.pages, No) else pages.format
+
     async def hand_out_features(self, layers: Sequence[int] = ()) -> None:
         """Makes verdicts have features where rows ask for them, once, before any sequence. Raises ValueError.
 

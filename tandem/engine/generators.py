@@ -58,6 +58,7 @@ def target_info(loaded: Loaded, default_k: int | None, draft: str = "") -> Model
         feature_layers=features.layers if features else (),
         feature_size=features.hidden_size if features else 0,
         rehearsals=rehearsals(loaded),
+        arithmetic=loaded.engine.arithmetic,
     )
 
 

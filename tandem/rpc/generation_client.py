@@ -86,6 +86,8 @@ class GenerationClient:
                         if isinstance(event, Chunk):
                             _check_logprobs(request, event)
                             produced += event.token_ids
+                        elif request.receipt and not event.receipt:
+                            raise TandemError("FAILED_PRECONDITION", "receipt: this server does not sign any")
                         yield event
                 return
             except TandemError as error:

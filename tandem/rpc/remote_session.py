@@ -87,6 +87,7 @@ class RemoteSession:
             self._end_at(other, self._session_ids.pop(other))
         self.max_unread = reply.max_unread_tokens
         self._adapter_revision = reply.adapter_revision
+        self._stats.verifiers.append((*self.endpoint.signs, reply.adapter_revision))
         if self._inbox and not reply.HasField("features"):
             self._inbox.handed_out = False  # the verifier hands none out: no head drafts there
         elif self._inbox:

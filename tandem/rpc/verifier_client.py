@@ -45,13 +45,14 @@ class Deadlines:
 class VerifierEndpoint:
     """A channel to one TargetVerifier.
 
-    `suspect`: another server may answer at this address now, so its model is checked again before use.
+    `suspect`: another server may answer at this address now, so its model is checked again before use. `signs`: the key
+    of its receipts, and its arithmetic.
     """
 
     def __init__(self, address: str, credentials: Credentials | None = None) -> None:
         self.address, self._credentials = address, credentials
         self.name = f"the TargetVerifier at {address}"
-        self.suspect = True
+        self.suspect, self.signs = True, ("", "")
         self.channel = open_channel(address, credentials)
         self.stub: Any = stub(self.channel, TARGET)
         self._retiring: set[asyncio.Task[None]] = set()
@@ -83,7 +84,12 @@ class VerifierEndpoint:
         """Returns the server's model info. Raises TandemError."""
         reply = await calls.unary(self.stub.GetModelInfo, pb.TargetVerifierGetModelInfoRequest(), timeout=seconds)
         with contract(self.name):
-            return wire.info_from_wire(reply.model)
+            return self.found(wire.info_from_wire(reply.model))
+
+    def found(self, info: ModelInfo) -> ModelInfo:
+        """Notes what receipts name of the server."""
+        self.signs = info.receipt_key, info.arithmetic
+        return info
 
 
 class VerifierClient:
@@ -129,6 +135,7 @@ class VerifierClient:
             for answer in asyncio.as_completed(asking):
                 with contextlib.suppress(TandemError):
                     endpoint, self.expected = await answer
+                    endpoint.found(self.expected)
                     endpoint.suspect, self.pool.current = False, endpoint.address
                     return self.expected
         finally:

@@ -185,6 +185,7 @@ def generation_to_wire(request: GenerationRequest) -> pb.Generation:
         logprobs=request.logprobs,
         adapter=request.adapter,
         drafts=_DRAFTS[request.drafts],
+        receipt=request.receipt,
     )
     if request.messages is not None:
         message.messages.CopyFrom(chat_to_wire(request.messages))
@@ -215,6 +216,7 @@ def generation_from_wire(message: pb.Generation) -> GenerationRequest:
         rule=rule_from_wire(message.rule),
         adapter=message.adapter,
         drafts=drafts_from_wire(message.drafts),
+        receipt=message.receipt,
         unset_sampling=frozenset(name for name in SAMPLING_FIELDS if not message.sampling.HasField(name)),
         **{name: getattr(message, name) for name in optional if message.HasField(name)},
     )
@@ -243,6 +245,7 @@ def completion_to_wire(completion: GenerationEnd) -> pb.GenerateCompletion:
         prompt_tokens=completion.prompt_tokens,
         output_tokens=completion.output_tokens,
         stats=_stats_to_wire(completion.stats),
+        receipt=completion.receipt,
     )
 
 
@@ -255,6 +258,7 @@ def completion_from_wire(message: pb.GenerateCompletion) -> GenerationEnd:
         prompt_tokens=message.prompt_tokens,
         output_tokens=message.output_tokens,
         stats=_stats_from_wire(message.stats),
+        receipt=message.receipt,
     )
 
 

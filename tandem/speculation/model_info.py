@@ -25,7 +25,7 @@ class Rehearsal:
 class ModelInfo:
     """Describes the model that a server runs; proto/tandem/v1/generation.proto defines the fields.
 
-    `adapters`: name and revision of each.
+    `adapters`: name and revision of each. `arithmetic`: what bits depend on besides weights and number format.
     """
 
     model_name: str
@@ -49,3 +49,5 @@ class ModelInfo:
     feature_layers: tuple[int, ...] = ()
     feature_size: int = 0
     rehearsals: tuple[Rehearsal, ...] = ()
+    arithmetic: str = ""
+    receipt_key: str = ""

@@ -96,7 +96,7 @@ class GenerationRequest(Request):
     """A request for one continuation, with its prompt and where its text ends.
 
     Exactly one of `text`, `token_ids` and `messages`, a chat for the model's template, is set. The fields of `sampling`
-    named in `unset_sampling` take the server's defaults, and are not sent.
+    named in `unset_sampling` take the server's defaults, and are not sent. `receipt`: the end has a signed receipt.
     """
 
     text: str | None = None
@@ -107,6 +107,7 @@ class GenerationRequest(Request):
     stop_strings: tuple[str, ...] = ()
     ignore_end_of_sequence: bool = False
     unset_sampling: frozenset[str] = frozenset()
+    receipt: bool = False
 
     def __post_init__(self) -> None:
         Request.__post_init__(self)
@@ -116,6 +117,8 @@ class GenerationRequest(Request):
             check_chat(self.messages, self.chat)
         if any(not s for s in self.stop_strings):
             raise InvalidField("stop_strings", "an empty string would end every generation")
+        if self.receipt and self.rule is Rule.REJECTION:
+            raise InvalidField("receipt", "under rejection tokens depend on drafts, which it has not: use agreement")
 
     @property
     def of_models(self) -> Request:
@@ -170,6 +173,9 @@ class RequestOptions(TypedDict, total=False):
         str,
         '"auto", "none", "lookup", "model" or "head"',
         'what drafts: "auto", "none", or of what the server has, "lookup", "model" or "head" alone.',
+    ]
+    receipt: Annotated[
+        bool, "True or False", "whether the completion has a signed receipt, which others can check (docs/receipts.md)."
     ]
 
 

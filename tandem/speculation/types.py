@@ -145,7 +145,8 @@ class Chunk:
 class SpeculationStats:
     """Statistics of one request, defined in generation.proto. Times are in seconds, bytes are of protobuf payload.
 
-    `placement`: where the models ran, if not as the server's role says ("apart" for a fused pair's); known there alone.
+    `placement`: where the models ran, if not as the server's role says ("apart" for a fused pair's); known there alone,
+    like `verifiers`: receipt key, arithmetic and adapter revision of each verifier elsewhere, in turn.
     """
 
     rounds: int = 0
@@ -172,6 +173,7 @@ class SpeculationStats:
     wasted_steps: int = 0
     cached_prompt_tokens: int = 0
     feature_bytes: int = 0
+    verifiers: list[tuple[str, str, str]] = field(default_factory=list)
 
     @property
     def wasted_drafts(self) -> int:
@@ -240,9 +242,10 @@ def rounds_by_length(rounds: int, drafted_per_position: Sequence[int]) -> list[i
 
 @dataclass(frozen=True, slots=True)
 class GenerationEnd:
-    """Ends the stream of a generation: why it stopped, token counts and statistics."""
+    """Ends the stream of a generation: why it stopped, token counts and statistics; a receipt's JSON if asked for."""
 
     finish_reason: FinishReason
     prompt_tokens: int
     output_tokens: int
     stats: SpeculationStats
+    receipt: str = ""

@@ -160,7 +160,7 @@ class ChatMessages(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ...) -> None: ...
 
 class Generation(_message.Message):
-    __slots__ = ("text", "token_ids", "messages", "chat", "sampling", "max_new_tokens", "speculation_length", "stop_token_ids", "stop_strings", "ignore_end_of_sequence", "report_margins", "max_total_tokens", "rule", "logprobs", "adapter", "drafts")
+    __slots__ = ("text", "token_ids", "messages", "chat", "sampling", "max_new_tokens", "speculation_length", "stop_token_ids", "stop_strings", "ignore_end_of_sequence", "report_margins", "max_total_tokens", "rule", "logprobs", "adapter", "drafts", "receipt")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
@@ -177,6 +177,7 @@ class Generation(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
     text: str
     token_ids: TokenIds
     messages: ChatMessages
@@ -193,7 +194,8 @@ class Generation(_message.Message):
     logprobs: int
     adapter: str
     drafts: Drafts
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., messages: _Optional[_Union[ChatMessages, _Mapping]] = ..., chat: bool = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., speculation_length: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., stop_strings: _Optional[_Iterable[str]] = ..., ignore_end_of_sequence: bool = ..., report_margins: bool = ..., max_total_tokens: _Optional[int] = ..., rule: _Optional[_Union[VerificationRule, str]] = ..., logprobs: _Optional[int] = ..., adapter: _Optional[str] = ..., drafts: _Optional[_Union[Drafts, str]] = ...) -> None: ...
+    receipt: bool
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., messages: _Optional[_Union[ChatMessages, _Mapping]] = ..., chat: bool = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., speculation_length: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., stop_strings: _Optional[_Iterable[str]] = ..., ignore_end_of_sequence: bool = ..., report_margins: bool = ..., max_total_tokens: _Optional[int] = ..., rule: _Optional[_Union[VerificationRule, str]] = ..., logprobs: _Optional[int] = ..., adapter: _Optional[str] = ..., drafts: _Optional[_Union[Drafts, str]] = ..., receipt: bool = ...) -> None: ...
 
 class GenerateChunk(_message.Message):
     __slots__ = ("token_ids", "text", "margins", "logprobs", "adapter")
@@ -210,16 +212,18 @@ class GenerateChunk(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., margins: _Optional[_Iterable[float]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class GenerateCompletion(_message.Message):
-    __slots__ = ("finish_reason", "prompt_tokens", "output_tokens", "stats")
+    __slots__ = ("finish_reason", "prompt_tokens", "output_tokens", "stats", "receipt")
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
     finish_reason: FinishReason
     prompt_tokens: int
     output_tokens: int
     stats: SpeculationStats
-    def __init__(self, finish_reason: _Optional[_Union[FinishReason, str]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., stats: _Optional[_Union[SpeculationStats, _Mapping]] = ...) -> None: ...
+    receipt: str
+    def __init__(self, finish_reason: _Optional[_Union[FinishReason, str]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., stats: _Optional[_Union[SpeculationStats, _Mapping]] = ..., receipt: _Optional[str] = ...) -> None: ...
 
 class PartialGeneration(_message.Message):
     __slots__ = ("output_tokens", "token_ids")
@@ -308,7 +312,7 @@ class Adapter(_message.Message):
     def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("model_name", "weights_revision", "tokenizer_sha256", "vocab_size", "max_sequence_length", "max_speculation_length", "kv_slots", "dtype", "device", "backend", "draft_name", "default_speculation_length", "plain_width", "bit_exact", "startup_seconds", "end_of_sequence_ids", "adaptive_speculation_length", "adapters", "feature_layers", "feature_size", "rehearsals")
+    __slots__ = ("model_name", "weights_revision", "tokenizer_sha256", "vocab_size", "max_sequence_length", "max_speculation_length", "kv_slots", "dtype", "device", "backend", "draft_name", "default_speculation_length", "plain_width", "bit_exact", "startup_seconds", "end_of_sequence_ids", "adaptive_speculation_length", "adapters", "feature_layers", "feature_size", "rehearsals", "arithmetic", "receipt_key")
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_REVISION_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_SHA256_FIELD_NUMBER: _ClassVar[int]
@@ -330,6 +334,8 @@ class ModelInfo(_message.Message):
     FEATURE_LAYERS_FIELD_NUMBER: _ClassVar[int]
     FEATURE_SIZE_FIELD_NUMBER: _ClassVar[int]
     REHEARSALS_FIELD_NUMBER: _ClassVar[int]
+    ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
+    RECEIPT_KEY_FIELD_NUMBER: _ClassVar[int]
     model_name: str
     weights_revision: str
     tokenizer_sha256: str
@@ -351,7 +357,9 @@ class ModelInfo(_message.Message):
     feature_layers: _containers.RepeatedScalarFieldContainer[int]
     feature_size: int
     rehearsals: _containers.RepeatedCompositeFieldContainer[Rehearsal]
-    def __init__(self, model_name: _Optional[str] = ..., weights_revision: _Optional[str] = ..., tokenizer_sha256: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_sequence_length: _Optional[int] = ..., max_speculation_length: _Optional[int] = ..., kv_slots: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., backend: _Optional[str] = ..., draft_name: _Optional[str] = ..., default_speculation_length: _Optional[int] = ..., plain_width: _Optional[int] = ..., bit_exact: bool = ..., startup_seconds: _Optional[float] = ..., end_of_sequence_ids: _Optional[_Iterable[int]] = ..., adaptive_speculation_length: bool = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., feature_layers: _Optional[_Iterable[int]] = ..., feature_size: _Optional[int] = ..., rehearsals: _Optional[_Iterable[_Union[Rehearsal, _Mapping]]] = ...) -> None: ...
+    arithmetic: str
+    receipt_key: str
+    def __init__(self, model_name: _Optional[str] = ..., weights_revision: _Optional[str] = ..., tokenizer_sha256: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_sequence_length: _Optional[int] = ..., max_speculation_length: _Optional[int] = ..., kv_slots: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., backend: _Optional[str] = ..., draft_name: _Optional[str] = ..., default_speculation_length: _Optional[int] = ..., plain_width: _Optional[int] = ..., bit_exact: bool = ..., startup_seconds: _Optional[float] = ..., end_of_sequence_ids: _Optional[_Iterable[int]] = ..., adaptive_speculation_length: bool = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., feature_layers: _Optional[_Iterable[int]] = ..., feature_size: _Optional[int] = ..., rehearsals: _Optional[_Iterable[_Union[Rehearsal, _Mapping]]] = ..., arithmetic: _Optional[str] = ..., receipt_key: _Optional[str] = ...) -> None: ...
 
 class Rehearsal(_message.Message):
     __slots__ = ("part", "name", "device", "source", "steps", "late_steps", "late_seconds")

@@ -58,6 +58,7 @@ SERVED: dict[str, Any] = {
     "request_id": "mine",
     "drafts": "none",
     "speculation_length": 1,
+    "receipt": False,  # tests/services/test_receipts.py has a server with keys
     "messages": HELLO,
     "top_logprobs": 2,
     "tools": TOOLS,
@@ -92,6 +93,7 @@ WRONG: dict[str, Any] = {
     "response_format": ({"type": "xml"}, {"type": "json_schema"}, "json"),
     "speculation_length": (-1, 99),
     "drafts": ("some", "head"),
+    "receipt": ("yes", True),
     "request_id": ("a b",),
     "stream": ("yes", 1),
     "echo": ("yes",),

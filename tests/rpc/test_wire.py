@@ -226,9 +226,8 @@ def test_every_finish_reason_has_its_name_on_the_wire() -> None:
 def test_every_field_of_the_messages_is_filled() -> None:
     """A field that is added to the contract and forgotten here would stay empty."""
     told = Rehearsal("target", "n", "d", "s", 10, 2, 0.5)
-    info = ModelInfo(
-        "n", "r", "t", 1, 2, 3, 4, "d", "c", "b", "m", 5, 6, True, 7.0, (8,), True, (("a", "r"),), (2,), 9, (told,)
-    )
+    sizes = (1, 2, 3, 4, "d", "c", "b", "m", 5, 6, True, 7.0, (8,), True, (("a", "r"),), (2,), 9)
+    info = ModelInfo("n", "r", "t", *sizes, (told,), "s", "k")
     message = wire.info_to_wire(info)
     assert len(message.ListFields()) == len(pb.ModelInfo.DESCRIPTOR.fields)
     assert len(message.rehearsals[0].ListFields()) == len(pb.Rehearsal.DESCRIPTOR.fields)
@@ -237,7 +236,7 @@ def test_every_field_of_the_messages_is_filled() -> None:
     full = SpeculationStats(
         1, 3, 2, [1], [1], 1.0, 1.0, 1.0, 1.0, 1.0, 1, 1, {"model": 3}, {"model": 2}, 1, 1, [1], 1, 1, "", 1, 1, 1, 1
     )
-    message = wire.completion_to_wire(GenerationEnd(FinishReason.LENGTH, 1, 1, full))
+    message = wire.completion_to_wire(GenerationEnd(FinishReason.LENGTH, 1, 1, full, "{}"))
     assert len(message.ListFields()) == len(pb.GenerateCompletion.DESCRIPTOR.fields)
     assert len(message.stats.ListFields()) == len(pb.SpeculationStats.DESCRIPTOR.fields)
     structure = Structure(StructureKind.REGEX, "a")

@@ -1,0 +1,156 @@
+"""Signs a receipt of each generation that asks for one, where it is served: for every architecture the same."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import tandem
+from tandem.engine.generator import Generator
+from tandem.receipts.digests import SALT_BYTES, prefix_digests, prompt_digest
+from tandem.receipts.keys import Keys, open_keys
+from tandem.receipts.receipt import Asked, Model, Receipt, Served, VerifiedAt
+from tandem.runners.native.build import cpu_model
+from tandem.speculation.types import (
+    Chunk,
+    GenerationEnd,
+    GenerationRequest,
+    InvalidField,
+    ModelInfo,
+    SpeculationStats,
+    TokenLogprobs,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptConfig:
+    """The folder of the keys; None: nothing is signed. A key that is older than `receipt_key_days` is replaced."""
+
+    receipt_keys: str | None = None
+    receipt_key_days: float = 90.0
+
+    def __post_init__(self) -> None:
+        if not self.receipt_key_days > 0:
+            raise ValueError(f"receipt_key_days: {self.receipt_key_days} is not above 0")
+
+    def opened(self) -> Keys | None:
+        """Returns the keys, made or replaced if it is time. Raises ValueError."""
+        return None if self.receipt_keys is None else open_keys(Path(self.receipt_keys), self.receipt_key_days)
+
+
+@dataclass(frozen=True, slots=True)
+class Receipts:
+    """Makes a server's receipts. `adapters` returns those that requests may name now."""
+
+    keys: Keys
+    service: str
+    adapters: Callable[[], Mapping[str, str]]
+    processor: str = field(default_factory=lambda: cpu_model().partition(":")[2].strip())
+
+    async def generate(
+        self, generator: Generator, request: GenerationRequest, stats: SpeculationStats
+    ) -> AsyncGenerator[Chunk | GenerationEnd, None]:
+        """Yields what the generator does; the end has the receipt."""
+        prompt, request = await _resolved(generator, request)
+        tokens, logprobs, revision = list[int](), list[TokenLogprobs](), ""
+        async with contextlib.aclosing(generator.generate(request, stats)) as events:
+            async for event in events:
+                if isinstance(event, Chunk):
+                    if not tokens:  # now the adapter is in use, and cannot be replaced
+                        revision = self.adapters().get(request.adapter, "")
+                    tokens += event.token_ids
+                    logprobs += event.logprobs
+                    yield event
+                else:
+                    salt = os.urandom(SALT_BYTES)
+                    receipt = self._receipt(generator.info, request, prompt, tokens, logprobs, revision, event, salt)
+                    yield replace(event, receipt=self.keys.signed(receipt, salt).text)
+
+    def _receipt(
+        self,
+        info: ModelInfo,
+        request: GenerationRequest,
+        prompt: tuple[int, ...],
+        tokens: list[int],
+        logprobs: list[TokenLogprobs],
+        revision: str,
+        end: GenerationEnd,
+        salt: bytes,
+    ) -> Receipt:
+        assert request.max_new_tokens is not None, "it is resolved"
+        stats, digest = end.stats, prompt_digest(salt, prompt)
+        elsewhere = next((each for _, _, each in stats.verifiers if each), "")
+        return Receipt(
+            model=Model.of(info),
+            adapter=(request.adapter, elsewhere or revision) if request.adapter else None,
+            asked=Asked(
+                request.sampling,
+                request.max_new_tokens,
+                end_of_sequence_ids=() if request.ignore_end_of_sequence else info.end_of_sequence_ids,
+                stop_token_ids=request.stop_token_ids,
+                stop_strings=request.stop_strings,
+                logprobs=request.logprobs,
+            ),
+            prompt_tokens=len(prompt),
+            prompt_digest=digest,
+            token_ids=tuple(tokens),
+            finish_reason=end.finish_reason,
+            digests=prefix_digests(digest, tokens),
+            logprobs=tuple(logprobs),
+            served=self._served(info, stats),
+            key=self.keys.public,
+        )
+
+    def _served(self, info: ModelInfo, stats: SpeculationStats) -> Served:
+        return Served(
+            service=self.service,
+            tandem=tandem.__version__,
+            time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            processor=self.processor,
+            backend=info.backend,
+            device=info.device,
+            arithmetic=info.arithmetic,
+            bit_exact=info.bit_exact,
+            drafts=_without_address(info.draft_name),
+            rounds=stats.rounds,
+            drafted_by=dict(stats.drafted_by),
+            accepted_by=dict(stats.accepted_by),
+            verifiers=tuple(dict.fromkeys(VerifiedAt(key, arithmetic) for key, arithmetic, _ in stats.verifiers)),
+        )
+
+
+def generated(
+    receipts: Receipts | None, generator: Generator, request: GenerationRequest, stats: SpeculationStats
+) -> AsyncGenerator[Chunk | GenerationEnd, None]:
+    """Returns the events of a generation, with a receipt if it asks for one. Raises InvalidField if none is signed."""
+    if not request.receipt:
+        return generator.generate(request, stats)
+    if receipts is None:
+        raise InvalidField("receipt", "this server signs none: it was started without --receipt_keys")
+    return receipts.generate(generator, request, stats)
+
+
+async def _resolved(generator: Generator, request: GenerationRequest) -> tuple[tuple[int, ...], GenerationRequest]:
+    """Returns the prompt's tokens, and the request for them with all that the server decides: what is signed."""
+    prompt = tuple(await generator.prompt_tokens(request))
+    total = request.max_total_tokens or generator.info.max_sequence_length
+    room = total - len(prompt)
+    request = generator.defaults.complete(request, room)
+    most = room if request.max_new_tokens is None else request.max_new_tokens
+    return prompt, replace(
+        request,
+        text=None,
+        messages=None,
+        chat=False,
+        token_ids=prompt,
+        max_new_tokens=most if room > 0 else request.max_new_tokens,  # the generator says why there is no room
+    )
+
+
+def _without_address(draft: str) -> str:
+    """Returns what drafts, without the address of a worker that had not answered: who reads receipts may be anybody."""
+    return "remote" if draft.startswith("remote:") and ":" in draft.removeprefix("remote:") else draft

@@ -1,0 +1,91 @@
+"""What is checked of a receipt without its model, and how findings are told."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from tandem.receipts.keys import PublishedKey, signature_right
+from tandem.receipts.receipt import Asked, Receipt, Signed
+from tandem.speculation.stopping import NoText, Stopping, StopRules, TextStream
+from tandem.speculation.types import FinishReason
+
+
+class Outcome(enum.IntEnum):
+    """What a check comes to: the exit codes of `tandem check`, the worse the earlier. 1 and 2 are of all commands."""
+
+    RIGHT = 0
+    FORGED = 3
+    OTHER_WEIGHTS = 4
+    CANNOT_CHECK = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A line of the table: what was looked at, what follows, and why. `outcome` None: it was not looked at."""
+
+    what: str
+    outcome: Outcome | None
+    note: str = ""
+
+    @property
+    def word(self) -> str:
+        return "not checked" if self.outcome is None else self.outcome.name.lower().replace("_", " ")
+
+
+def overall(findings: Sequence[Finding]) -> Outcome:
+    """Returns the worst: a forgery is one whatever else could not be checked."""
+    outcomes = {finding.outcome for finding in findings}
+    return next((each for each in (*list(Outcome)[1:], Outcome.RIGHT) if each in outcomes), Outcome.CANNOT_CHECK)
+
+
+def signature(signed: Signed, trusted: Collection[PublishedKey] | None) -> list[Finding]:
+    """Checks the signature, and whose key made it. `trusted` None: that is not compared. Raises InvalidField."""
+    key = signed.receipt.key
+    if not signature_right(signed):
+        return [Finding("signature", Outcome.FORGED, "not of the key that the receipt names")]
+    found = [Finding("signature", Outcome.RIGHT, key)]
+    if trusted is None:
+        return [*found, Finding("key", None, "whose it is: give the server's with --keys")]
+    if key not in {each.key for each in trusted}:
+        return [*found, Finding("key", Outcome.FORGED, "not one of those in --keys")]
+    return [*found, Finding("key", Outcome.RIGHT, "one of those in --keys")]
+
+
+def digests(receipt: Receipt) -> Finding:
+    """Checks the chain from the prompt's digest to the last token."""
+    if receipt.chained():
+        return Finding("digests", Outcome.RIGHT, f"{len(receipt.digests)} of {len(receipt.token_ids)} prefixes")
+    return Finding("digests", Outcome.FORGED, "not those of the tokens")
+
+
+def prompt(signed: Signed, candidates: Sequence[Sequence[int]]) -> tuple[Finding, tuple[int, ...] | None]:
+    """Returns whether one of the ways to read a file is the prompt, and that one's tokens."""
+    for tokens in candidates:
+        if signed.receipt.of_prompt(signed.salt, tokens):
+            return Finding("prompt", Outcome.RIGHT, f"{len(tokens)} tokens"), tuple(tokens)
+    return Finding("prompt", Outcome.FORGED, "the receipt is of another prompt, or its salt was changed"), None
+
+
+def end(receipt: Receipt, text: TextStream | None) -> Finding:
+    """Checks that the output ends where it had to. `text`: of the model's tokenizer; None: stop strings are not."""
+    asked = receipt.asked
+    if text is None and (asked.stop_strings or receipt.finish_reason is FinishReason.STOP_STRING):
+        return Finding("end", None, "stop strings need the model's tokenizer")
+    stopping = Stopping(_rules(asked), text or NoText())
+    stopping.push(receipt.token_ids)
+    if stopping.reason is receipt.finish_reason and stopping.emitted == len(receipt.token_ids):
+        return Finding("end", Outcome.RIGHT, receipt.finish_reason.name.lower())
+    said = stopping.reason.name.lower() if stopping.reason else "nothing"
+    note = f"{receipt.finish_reason.name.lower()} is claimed after {len(receipt.token_ids)} tokens"
+    return Finding("end", Outcome.FORGED, f"{note}, but {said} ends them after {stopping.emitted}")
+
+
+def _rules(asked: Asked) -> StopRules:
+    return StopRules(
+        asked.max_new_tokens,
+        frozenset(asked.end_of_sequence_ids),
+        frozenset(asked.stop_token_ids),
+        asked.stop_strings,
+    )

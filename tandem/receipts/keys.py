@@ -1,0 +1,182 @@
+"""The keys that sign receipts: made at the first start, replaced by age, their public parts kept for who checks.
+
+The folder has `signing.pem`, which only its owner may read, and `published.json`. At a rotation the private key is
+overwritten; the public one stays published, so that older receipts can be checked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tandem.checkpoints.file_hashes import write_whole
+from tandem.checkpoints.trusted_cache import locked, private_folder
+from tandem.installing import install_command
+from tandem.receipts.reading import Reader
+from tandem.receipts.receipt import Receipt, Signed
+from tandem.speculation.errors import InvalidField
+
+if TYPE_CHECKING:  # a library that servers without receipts need not have
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+KIND = "ed25519:"
+_HEX = 64
+SIGNING, PUBLISHED = "signing.pem", "published.json"
+DAY = 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedKey:
+    """A public key, when it was made, and when it was replaced, in seconds since 1970."""
+
+    key: str
+    created: float
+    retired: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """A server's keys. `published`: all public ones, the one that signs last."""
+
+    private: Ed25519PrivateKey
+    published: tuple[PublishedKey, ...]
+
+    @property
+    def public(self) -> str:
+        """The public key that receipts name now."""
+        return self.published[-1].key
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """What is published of them."""
+        return {"keys": [asdict(each) for each in self.published]}
+
+    def signed(self, receipt: Receipt, salt: bytes) -> Signed:
+        return Signed(receipt, self.private.sign(receipt.signed), salt)
+
+
+def open_keys(folder: Path, days: float, now: float | None = None) -> Keys:
+    """Opens the keys in `folder`, and makes one if there is none, or if it is older than `days`. Raises ValueError."""
+    ed25519 = _library("receipt_keys")
+    moment = time.time() if now is None else now
+    try:
+        found = private_folder(folder)
+        with locked(found / "lock"):
+            published = _read_published(found / PUBLISHED)
+            private = _read_private(found / SIGNING)
+            if private and (not published or published[-1].key != public_of(private)):
+                published = (*_retired(published, moment), PublishedKey(public_of(private), moment))
+                _publish(found, published)
+            if private is None or moment - published[-1].created > days * DAY:
+                private = ed25519.Ed25519PrivateKey.generate()
+                published = (*_retired(published, moment), PublishedKey(public_of(private), moment))
+                _write_private(found / SIGNING, private)
+                _publish(found, published)
+    except OSError as error:
+        raise InvalidField("receipt_keys", f"{folder}: {error.strerror or error}") from None
+    return Keys(private, published)
+
+
+def public_of(private: Ed25519PrivateKey) -> str:
+    return KIND + private.public_key().public_bytes_raw().hex()
+
+
+def signature_right(signed: Signed) -> bool:
+    """Whether the signature is that of the key which the receipt names. Raises ValueError if it names no key."""
+    ed25519, invalid = _library("receipt"), _invalid()
+    try:
+        ed25519.Ed25519PublicKey.from_public_bytes(_raw(signed.receipt.key)).verify(
+            signed.signature, signed.receipt.signed
+        )
+    except invalid:
+        return False
+    return True
+
+
+def read_keys(text: str) -> tuple[PublishedKey, ...]:
+    """Reads what a server publishes. Raises InvalidField."""
+    try:
+        document = Reader("keys", json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise InvalidField("keys", f"not JSON: {error}") from None
+    return tuple(_published(each) for each in document.each("keys"))
+
+
+def _published(read: Reader) -> PublishedKey:
+    retired = read.value("retired")
+    key = read.text("key")
+    _raw(key)
+    return PublishedKey(key, read.real("created"), None if retired is None else read.real("retired"))
+
+
+def _raw(key: str) -> bytes:
+    digits = key.removeprefix(KIND)
+    if not (key.startswith(KIND) and len(digits) == _HEX and set(digits) <= set("0123456789abcdef")):
+        raise InvalidField("key", f"not {KIND} and {_HEX} hexadecimal digits")
+    return bytes.fromhex(digits)
+
+
+def _retired(published: Iterable[PublishedKey], moment: float) -> tuple[PublishedKey, ...]:
+    return tuple(each if each.retired is not None else replace(each, retired=moment) for each in published)
+
+
+def _read_published(file: Path) -> tuple[PublishedKey, ...]:
+    return read_keys(file.read_text(encoding="utf-8")) if file.exists() else ()
+
+
+def _publish(folder: Path, published: tuple[PublishedKey, ...]) -> None:
+    write_whole(folder / PUBLISHED, json.dumps({"keys": [asdict(each) for each in published]}, indent=1) + "\n")
+
+
+def _read_private(file: Path) -> Ed25519PrivateKey | None:
+    """Reads the private key; None if there is none. Raises InvalidField if others could have read or written it."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        number = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    with os.fdopen(number, "rb") as opened:
+        status = os.fstat(number)
+        mode = stat.S_IMODE(status.st_mode)
+        if status.st_uid != os.geteuid() or mode & 0o077:
+            whose = f"mode {mode:o}" if status.st_uid == os.geteuid() else f"of another user, uid {status.st_uid}"
+            raise InvalidField("receipt_keys", f"{file} may be read by others ({whose}); chmod 600, or remove it")
+        data = opened.read(2**16)
+    try:
+        private = load_pem_private_key(data, password=None)
+    except (ValueError, TypeError) as error:
+        raise InvalidField("receipt_keys", f"{file} holds no key: {error}") from None
+    if not isinstance(private, Ed25519PrivateKey):
+        raise InvalidField("receipt_keys", f"{file} holds a key of another kind than Ed25519")
+    return private
+
+
+def _write_private(file: Path, private: Ed25519PrivateKey) -> None:
+    """Writes the key whole, readable by its owner alone from the start."""
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    pem = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+    write_whole(file, pem)  # tempfile gives mode 600
+
+
+def _library(field: str) -> Any:
+    """Returns cryptography's module of Ed25519. Raises InvalidField if it is not installed."""
+    try:
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+    except ModuleNotFoundError:
+        raise InvalidField(field, f"cryptography is not installed; {install_command('receipts')}") from None
+    return ed25519
+
+
+def _invalid() -> type[Exception]:
+    from cryptography.exceptions import InvalidSignature
+
+    return InvalidSignature

@@ -1,0 +1,122 @@
+"""Reads the fields of JSON data that a stranger wrote; what is wrong is refused with the field's name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+from tandem.speculation.errors import InvalidField
+
+Json = dict[str, Any]
+MOST = 2**26
+"""Limit of an integer."""
+LONGEST = 2**16
+"""Characters of a text."""
+
+
+class Reader:
+    """The fields of one JSON object, which `name` names in refusals."""
+
+    def __init__(self, name: str, data: Any) -> None:
+        if not isinstance(data, dict):
+            raise InvalidField(name, "not a JSON object")
+        self._data: Mapping[str, Any] = data
+
+    def only(self, *names: str) -> None:
+        """Refuses fields besides `names`: what a checker does not know, it has not checked."""
+        for name in self._data:
+            if name not in names:
+                raise InvalidField(name[:64], "not a field of a receipt of this version")
+
+    def value(self, name: str) -> Any:
+        if name not in self._data:
+            raise InvalidField(name, "missing")
+        return self._data[name]
+
+    def inner(self, name: str) -> Reader:
+        return Reader(name, self.value(name))
+
+    def each(self, name: str) -> Iterator[Reader]:
+        return (Reader(name, each) for each in self._list(name))
+
+    def absent(self, name: str) -> tuple[()]:
+        if self.value(name) is not None:
+            raise InvalidField(name, "there, but was not asked for")
+        return ()
+
+    def text(self, name: str) -> str:
+        return self._checked(name, self.value(name), _text, f"a text of at most {LONGEST} characters")
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        return tuple(self._checked(name, each, _text, "a list of texts") for each in self._list(name))
+
+    def one_of(self, name: str, choices: Collection[str]) -> str:
+        if (found := self.text(name)) not in choices:
+            raise InvalidField(name, f"{found[:64]!r} is not one of {', '.join(choices)}")
+        return found
+
+    def boolean(self, name: str) -> bool:
+        return self._checked(name, self.value(name), lambda value: isinstance(value, bool), "true or false")
+
+    def integer(self, name: str, least: int = 0, most: int = MOST) -> int:
+        fits = _integer(least, most + 1)
+        return self._checked(name, self.value(name), fits, f"an integer from {least} to {most}")
+
+    def integers(self, name: str, below: int = MOST) -> tuple[int, ...]:
+        fits = _integer(0, below)
+        return tuple(self._checked(name, each, fits, f"a list of integers below {below}") for each in self._list(name))
+
+    def real(self, name: str) -> float:
+        return float(self._checked(name, self.value(name), _real, "a finite number"))
+
+    def pairs(self, name: str, below: int = MOST) -> tuple[tuple[int, float], ...]:
+        """Returns pairs of a token id and a number."""
+        fits = _integer(0, below)
+
+        def paired(value: Any) -> bool:
+            return isinstance(value, list) and len(value) == 2 and fits(value[0]) and _real(value[1])
+
+        found = [self._checked(name, each, paired, "a list of pairs of id and number") for each in self._list(name)]
+        return tuple((token, float(number)) for token, number in found)
+
+    def counts(self, name: str) -> Mapping[str, int]:
+        inner = self.inner(name)
+        return {key[:64]: inner.integer(key) for key in inner._data}
+
+    def hex(self, name: str, count: int) -> bytes:
+        return _bytes(self._checked(name, self.value(name), _hex(count), f"{count} bytes in hexadecimal"))
+
+    def hexes(self, name: str, count: int) -> tuple[bytes, ...]:
+        fits, what = _hex(count), f"a list of {count} bytes in hexadecimal"
+        return tuple(_bytes(self._checked(name, each, fits, what)) for each in self._list(name))
+
+    def _list(self, name: str) -> list[Any]:
+        found: list[Any] = self._checked(name, self.value(name), lambda value: isinstance(value, list), "a list")
+        return found
+
+    def _checked(self, name: str, value: Any, fits: Callable[[Any], bool], what: str) -> Any:
+        if not fits(value):
+            raise InvalidField(name, f"not {what}")
+        return value
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= LONGEST
+
+
+def _real(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 2**63 and math.isfinite(value)
+
+
+def _integer(least: int, end: int) -> Callable[[Any], bool]:
+    return lambda value: type(value) is int and least <= value < end
+
+
+def _hex(count: int) -> Callable[[Any], bool]:
+    digits = set("0123456789abcdef")
+    return lambda value: isinstance(value, str) and len(value) == 2 * count and set(value) <= digits
+
+
+def _bytes(value: str) -> bytes:
+    return bytes.fromhex(value)

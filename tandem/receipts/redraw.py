@@ -1,0 +1,158 @@
+"""Draws the tokens of a receipt again, by speculation's own rules: the output is a draft that its target verifies."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tandem.engine.engine import Engine
+from tandem.engine.sequences import TargetSequence
+from tandem.receipts.checking import Finding, Outcome
+from tandem.receipts.receipt import Model, Receipt
+from tandem.runners.protocol import VerifyRow
+from tandem.speculation.draws import Floats, gumbel, surviving, words
+from tandem.speculation.logprobs import Logits
+from tandem.speculation.types import ModelInfo, Request, SamplingParams, TokenLogprobs
+
+STEP = 64
+"""Tokens of a span: where steps are not padded, one step draws them again, as wide as one of a prompt."""
+
+
+@dataclass(slots=True)
+class Redrawn:
+    """What was found. `gaps`: of tokens that were not drawn, how far their score is from the best, in logits."""
+
+    tokens: int = 0
+    wrong: int = 0
+    first: tuple[int, int, int] | None = None
+    gaps: list[float] | None = None
+    logprobs: int = 0
+    logprobs_wrong: int = 0
+    logprobs_off: float = 0.0
+
+
+def same_model(receipt: Receipt, info: ModelInfo) -> Finding:
+    """Compares weights, number format and tokenizer with the model here."""
+    own = Model.of(info)
+    for name in ("weights_revision", "dtype", "tokenizer_sha256", "vocab_size"):
+        there, here = getattr(receipt.model, name), getattr(own, name)
+        if there != here:
+            return Finding("weights", Outcome.OTHER_WEIGHTS, f"{name} is {there} in the receipt, and {here} here")
+    return Finding("weights", Outcome.RIGHT, f"{own.name}, {own.dtype}, {own.weights_revision[:24]}")
+
+
+def same_adapter(receipt: Receipt, engine: Engine) -> Finding | None:
+    """Compares the adapter; None if there is none."""
+    if receipt.adapter is None:
+        return None
+    name, revision = receipt.adapter
+    here = engine.adapters.revisions.get(name)
+    if here is None:
+        return Finding("adapter", Outcome.CANNOT_CHECK, f"{name} is not here: give --adapters {name}=DIR")
+    if here != revision:
+        note = f"the revision of {name} is {revision[:24]} in the receipt, and {here[:24]} here"
+        return Finding("adapter", Outcome.OTHER_WEIGHTS, note)
+    return Finding("adapter", Outcome.RIGHT, f"{name}, {revision[:24]}")
+
+
+def same_arithmetic(receipt: Receipt, engine: Engine) -> bool:
+    """Whether logits here have the bits that they had there: then a token that is not drawn again is a forgery."""
+    there = {receipt.served.arithmetic, *(each.arithmetic for each in receipt.served.verifiers)}
+    exact = receipt.served.bit_exact and engine.runner.shapes.bit_exact
+    return exact and bool(engine.arithmetic) and there == {engine.arithmetic}
+
+
+def spans(count: int, sample: int | None) -> list[range]:
+    """Returns the spans of the output to check: all, or `sample` of them, which nobody can foresee."""
+    found = [range(start, min(start + STEP, count)) for start in range(0, count, STEP)]
+    if sample is not None and sample < len(found):
+        found = sorted(random.SystemRandom().sample(found, sample), key=lambda span: span.start)
+    return found
+
+
+async def redraw(
+    receipt: Receipt, engine: Engine, prompt: Sequence[int], checked: Sequence[range], exact: bool
+) -> Redrawn:
+    """Draws the `checked` spans again. `exact`: the first token that is wrong ends it; else its gap is computed.
+
+    Raises InvalidField if the model here cannot do what was asked for.
+    """
+    asked, found = receipt.asked, Redrawn(gaps=None if exact else [])
+    adapter = receipt.adapter[0] if receipt.adapter else ""
+    request = Request(asked.sampling, logprobs=asked.logprobs, adapter=adapter)
+    sequence = await TargetSequence.admitted(engine, request, len(prompt))
+    try:
+        sequence.processing = await engine.processing(request, len(prompt))
+        tokens = (*prompt, *receipt.token_ids)
+        limits = engine.runner.limits
+        most = max(limits.chunk if engine.runner.shapes.ragged else 0, limits.max_draft + 1)
+        for span in checked:
+            at = span.start
+            while at < span.stop:
+                end = min(span.stop, at + most)
+                start = len(prompt) + at
+                draft = tokens[start : len(prompt) + end - 1]
+                verdict = await sequence.verify(tokens[:start], draft)
+                drawn = verdict.token_ids
+                right = verdict.accepted + (drawn[-1] == tokens[start + verdict.accepted])
+                found.tokens += right
+                if receipt.logprobs:
+                    _compare(found, receipt.logprobs[at : at + right], verdict.logprobs)
+                at += right
+                if right < len(drawn):
+                    found.tokens += 1
+                    found.wrong += 1
+                    found.first = found.first or (at, tokens[len(prompt) + at], drawn[-1])
+                    if found.gaps is None:
+                        return found
+                    gap = await _gap(sequence, tokens[: len(prompt) + at], tokens[len(prompt) + at])
+                    found.gaps.append(gap)
+                    at += 1
+    finally:
+        sequence.close()
+    return found
+
+
+def _compare(found: Redrawn, there: Sequence[TokenLogprobs], here: Sequence[TokenLogprobs]) -> None:
+    for one, other in zip(there, here, strict=False):
+        found.logprobs += 1
+        if one != other:
+            found.logprobs_wrong += 1
+            off = [abs(a - b) for (_, a), (_, b) in zip(one.top, other.top, strict=False)]
+            found.logprobs_off = max(found.logprobs_off, abs(one.logprob - other.logprob), *off)
+
+
+async def _gap(sequence: TargetSequence, tokens: Sequence[int], token: int) -> float:
+    """Returns how far, in logits, `token` is from being drawn after `tokens`; infinite where logits are not at hand."""
+    runner: Any = sequence.engine.runner
+    if not hasattr(runner, "verify_logits"):
+        return float("inf")
+    processor, position = sequence.processor(tokens), len(tokens) - 1
+    row = VerifyRow(
+        sequence.slot, position, tokens[-1], (), sequence.request, processor=processor, adapter=sequence.adapter
+    )
+
+    def logits() -> Logits:
+        found = runner.verify_logits([row])[0]
+        raw = np.asarray(found.float().cpu() if hasattr(found, "cpu") else found, dtype=np.float32).reshape(-1)
+        return raw if processor is None else processor.logits(raw, ())
+
+    return shortfall(await sequence.engine.batcher.on_device(logits), sequence.request.sampling, len(tokens), token)
+
+
+def shortfall(logits: Logits, params: SamplingParams, position: int, token: int) -> float:
+    """Returns by how much a logit would have to be another for `token` to be drawn at `position`; 0 if it is."""
+    if params.greedy:
+        return float(logits.max() - logits[token])
+    scores: Floats = (logits.astype(np.float64) - float(logits.max())) / params.temperature
+    kept = surviving(scores, params)
+    ids = np.arange(len(scores)) if kept is None else kept
+    noisy = scores + gumbel(words(params.seed, position, len(scores)))
+    gap = float(noisy[ids].max() - noisy[token])
+    if token not in ids:
+        gap = max(gap, float(scores[ids].min() - scores[token]))
+    return max(0.0, gap) * params.temperature

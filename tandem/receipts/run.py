@@ -1,0 +1,194 @@
+"""Runs `tandem check`: reads receipt and prompt, checks what can be checked here, prints a table."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from tandem.engine.batcher import Batcher
+from tandem.engine.chats import chat_tokens
+from tandem.engine.generators import target_info
+from tandem.engine.loading import Loaded, load, load_adapters
+from tandem.engine.model_config import ModelConfig
+from tandem.receipts import checking
+from tandem.receipts.checking import Finding, Outcome, overall
+from tandem.receipts.keys import read_keys
+from tandem.receipts.receipt import Receipt, Signed, read_signed
+from tandem.receipts.redraw import Redrawn, redraw, same_adapter, same_arithmetic, same_model, spans
+from tandem.runners.loading import WEIGHTS
+from tandem.speculation.chat import ChatMessage
+from tandem.speculation.types import InvalidField
+
+MARGIN = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFile:
+    """What a prompt's file has: token ids (JSON), a chat (JSON), or else text."""
+
+    token_ids: tuple[int, ...] | None = None
+    chat: tuple[ChatMessage, ...] | None = None
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckConfig:
+    """What to check. `signature_only`: no model is loaded. `keys`: a file with the server's keys; None: not compared.
+
+    `sample`: spans of 64 tokens to draw again; None: all. `margin`: in logits, how far a token of other arithmetic may
+    be from being drawn. `own_length`, `own_format`: the models' are those of the receipt, not of `models`.
+    """
+
+    receipt: Path
+    prompt: PromptFile | None
+    models: ModelConfig
+    signature_only: bool = False
+    keys: Path | None = None
+    sample: int | None = None
+    margin: float = MARGIN
+    own_length: bool = True
+    own_format: bool = True
+    json: bool = False
+
+    def __post_init__(self) -> None:
+        if self.sample is not None and self.sample < 1:
+            raise ValueError(f"sample: {self.sample} is below 1")
+        if not 0 <= self.margin < float("inf"):
+            raise ValueError(f"margin: {self.margin} is not a finite number, at least 0")
+        if self.prompt is None and not self.signature_only:
+            raise ValueError("prompt: give --prompt FILE, or --signature_only")
+
+
+async def run_check(config: CheckConfig) -> int:
+    """Returns the exit code, an Outcome. Raises ValueError, one line, if nothing can be checked."""
+    signed = read_signed(_read("receipt", config.receipt))
+    findings = await check(config, signed)
+    _show(findings, config.json)
+    return int(overall(findings))
+
+
+async def check(config: CheckConfig, signed: Signed) -> list[Finding]:
+    """Checks signature and digests, then, with the model, all else. What is forged is not looked at any further."""
+    trusted = None if config.keys is None else read_keys(_read("keys", config.keys))
+    findings = [*checking.signature(signed, trusted), checking.digests(signed.receipt)]
+    if Outcome.FORGED in {each.outcome for each in findings}:
+        return findings
+    if config.signature_only:
+        if config.prompt and config.prompt.token_ids:
+            findings.append(checking.prompt(signed, [config.prompt.token_ids])[0])
+        findings.append(checking.end(signed.receipt, None))
+        return [*findings, Finding("tokens", None, "needs the model")]
+    batcher = Batcher("check")
+    try:
+        loaded = await load(fitting(config, signed.receipt), batcher)
+        await load_adapters(config.models, loaded)
+        return [*findings, *await checked_by(loaded, signed, config)]
+    finally:
+        await batcher.close()
+
+
+def fitting(config: CheckConfig, receipt: Receipt) -> ModelConfig:
+    """Returns the models with the sizes that the receipt needs, and in its number format where none is given."""
+    models, tokens = config.models, receipt.prompt_tokens + len(receipt.token_ids)
+    length = whole_length(tokens) if config.own_length else models.shape.max_length
+    shape = replace(models.shape, slots=1, max_length=length)
+    execution = models.execution
+    if config.own_format:
+        weights, _, dtype = receipt.model.dtype.rpartition("/")
+        kinds = weights if weights in WEIGHTS else "as-stored" if weights else "auto"
+        execution = replace(execution, dtype=dtype, weights=kinds)
+    return replace(models, shape=shape, execution=execution)
+
+
+def whole_length(tokens: int) -> int:
+    """Returns a sequence length of few, since steps that passed their checks at one length need none again."""
+    return max(512, 1 << (tokens - 1).bit_length()) if tokens <= 8192 else -(-tokens // 1024) * 1024
+
+
+async def checked_by(loaded: Loaded, signed: Signed, config: CheckConfig) -> list[Finding]:
+    """Checks all that needs the model."""
+    receipt, engine, info = signed.receipt, loaded.engine, target_info(loaded, 0)
+    findings = [same_model(receipt, info)]
+    if adapter := same_adapter(receipt, engine):
+        findings.append(adapter)
+    if overall(findings) is Outcome.OTHER_WEIGHTS:
+        return findings
+    assert config.prompt is not None, "without a prompt no model is loaded"
+    found, prompt = checking.prompt(signed, candidates(loaded, config.prompt))
+    findings += [found, checking.end(receipt, loaded.tokenizer.stream())]
+    if prompt is None or overall(findings) is not Outcome.RIGHT:
+        return findings
+    exact, checked = same_arithmetic(receipt, engine), spans(len(receipt.token_ids), config.sample)
+    note = engine.arithmetic if exact else f"{receipt.served.arithmetic or 'unknown'} there, {engine.arithmetic} here"
+    findings.append(Finding("arithmetic", Outcome.RIGHT if exact else None, note))
+    began = time.perf_counter()
+    try:
+        redrawn = await redraw(receipt, engine, prompt, checked, exact)
+    except InvalidField as error:
+        return [*findings, Finding("tokens", Outcome.CANNOT_CHECK, str(error))]
+    seconds = time.perf_counter() - began
+    return [*findings, *told(redrawn, receipt, exact, config.margin, seconds)]
+
+
+def candidates(loaded: Loaded, prompt: PromptFile) -> list[tuple[int, ...]]:
+    """Returns the tokens that a file may stand for: its text is plain or a message, its last newline counts or not."""
+    if prompt.token_ids is not None:
+        return [prompt.token_ids]
+    tokenizer = loaded.tokenizer
+    if prompt.chat is not None:
+        return [tuple(chat_tokens(tokenizer, prompt.chat))]
+    text, found = prompt.text or "", []
+    for variant in dict.fromkeys((text, text.removesuffix("\n"))):
+        for chat in (False, True):
+            try:
+                found.append(tuple(tokenizer.encode(variant, chat)))
+            except ValueError:  # the model has no template
+                continue
+    return found
+
+
+def told(redrawn: Redrawn, receipt: Receipt, exact: bool, margin: float, seconds: float) -> list[Finding]:
+    """Returns what the tokens and their log-probabilities come to."""
+    count, found = len(receipt.token_ids), []
+    drawn = f"{redrawn.tokens - redrawn.wrong} of {count} drawn again in {seconds:.2f} s"
+    if redrawn.tokens < count and not redrawn.wrong:
+        drawn = f"{redrawn.tokens} of {count}, in spans chosen at random, drawn again in {seconds:.2f} s"
+    worst = max(redrawn.gaps or (), default=0.0)
+    if redrawn.first is None:
+        found.append(Finding("tokens", Outcome.RIGHT, drawn))
+    elif exact or worst > margin:
+        at, there, here = redrawn.first
+        note = f"output token {at} is {there} in the receipt, and {here} was drawn"
+        found.append(Finding("tokens", Outcome.FORGED, note if exact else f"{note}; one is {worst:.3g} logits off"))
+    else:
+        note = f"{drawn}; {redrawn.wrong} differ, by {worst:.3g} logits at most (margin {margin:g}): other arithmetic"
+        found.append(Finding("tokens", Outcome.CANNOT_CHECK, note))
+    if redrawn.logprobs:
+        off = redrawn.logprobs_off
+        said = f"{redrawn.logprobs - redrawn.logprobs_wrong} of {redrawn.logprobs} equal"
+        outcome = Outcome.RIGHT if not redrawn.logprobs_wrong else Outcome.CANNOT_CHECK
+        if redrawn.logprobs_wrong and (exact or off > margin):
+            outcome = Outcome.FORGED
+        found.append(Finding("log-probabilities", outcome, said if not off else f"{said}; {off:.3g} off at most"))
+    return found
+
+
+def _read(field: str, path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidField(field, f"{path}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
+
+
+def _show(findings: Sequence[Finding], as_json: bool) -> None:
+    outcome = overall(findings)
+    if as_json:
+        lines = [{**asdict(each), "outcome": each.word} for each in findings]
+        print(json.dumps({"outcome": outcome.name.lower().replace("_", " "), "findings": lines}, indent=1))
+        return
+    for each in findings:
+        print(f"{each.what:18} {each.word:14} {each.note}")
+    print(f"{'receipt':18} {outcome.name.lower().replace('_', ' ')}")

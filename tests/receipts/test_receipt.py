@@ -1,0 +1,167 @@
+"""A receipt's JSON has one form, reads within bounds, and says neither prompt nor secret."""
+
+from __future__ import annotations
+
+import copy
+import json
+import struct
+from dataclasses import replace
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tandem.receipts.canonical import canonical
+from tandem.receipts.digests import EVERY, prefix_digests, prompt_digest
+from tandem.receipts.receipt import Asked, Model, Receipt, Served, Signed, VerifiedAt, read_signed
+from tandem.speculation.errors import InvalidField
+from tandem.speculation.types import FinishReason, SamplingParams, Structure, StructureKind, TokenLogprobs
+from tests.support import REPOSITORY
+
+SCHEMA = json.loads((REPOSITORY / "tandem" / "receipts" / "receipt.schema.json").read_text())
+SALT, PROMPT, TOKENS = bytes(range(32)), (7, 8, 9), tuple(range(100))
+
+
+def made(**changes: Any) -> Receipt:
+    sampling = SamplingParams(0.9, 40, 0.95, 0.01, 2**64 - 1, ((3, -1.5),), 0.5, 0.25, 1.1)
+    sampling = replace(sampling, structure=Structure(StructureKind.REGEX, "é+\n"))
+    digest = prompt_digest(SALT, PROMPT)
+    receipt = Receipt(
+        model=Model("m", "sha256:1", "int8/float32", "t", 258),
+        adapter=("red", "r"),
+        asked=Asked(sampling, 100, "agreement", (257,), (5000,), ("stop",), 1),
+        prompt_tokens=len(PROMPT),
+        prompt_digest=digest,
+        token_ids=TOKENS,
+        finish_reason=FinishReason.LENGTH,
+        digests=prefix_digests(digest, TOKENS),
+        logprobs=tuple(TokenLogprobs(-0.1 * token, ((token, -0.1 * token),)) for token in TOKENS),
+        served=Served("S", "0.1.0", "2026-11-25T00:00:00Z", "cpu", "toy", "cpu", "a", True, "ngram", 9, {"ngram": 3}),
+        key="ed25519:" + "ab" * 32,
+    )
+    return replace(receipt, **changes)
+
+
+SIGNED = Signed(made(), b"s" * 64, SALT)
+
+
+def test_a_receipt_reads_as_it_was_written_and_fits_its_schema() -> None:
+    plain = made(adapter=None, asked=Asked(SamplingParams(), 100), logprobs=())
+    served = replace(plain.served, verifiers=(VerifiedAt("ed25519:" + "0" * 64, "a"), VerifiedAt("", "")))
+    for receipt in (made(), plain, replace(plain, served=served)):
+        signed = replace(SIGNED, receipt=receipt)
+        again = read_signed(signed.text)
+        assert again == signed and again.text == signed.text
+        assert read_signed(json.dumps(json.loads(signed.text), indent=3)).receipt.signed == receipt.signed
+        jsonschema.validate(json.loads(signed.text), SCHEMA)
+
+
+def test_numbers_and_names_are_written_as_rfc_8785_says() -> None:
+    examples = {
+        0x0000000000000000: "0",
+        0x8000000000000000: "0",
+        0x0000000000000001: "5e-324",
+        0x7FEFFFFFFFFFFFFF: "1.7976931348623157e+308",
+        0x4340000000000001: "9007199254740994",
+        0x44B52D02C7E14AF5: "9.999999999999997e+22",
+        0x44B52D02C7E14AF6: "1e+23",
+        0x444B1AE4D6E2EF4E: "999999999999999700000",
+        0x444B1AE4D6E2EF50: "1e+21",
+        0x3EB0C6F7A0B5ED8C: "9.999999999999997e-7",
+        0x3EB0C6F7A0B5ED8D: "0.000001",
+        0x41B3DE4355555553: "333333333.3333332",
+        0xBECBF647612F3696: "-0.0000033333333333333333",
+    }
+    for bits, text in examples.items():
+        (value,) = struct.unpack(">d", struct.pack(">Q", bits))
+        assert canonical(value).decode() == text
+    named = {"\u20ac": 1, "\r": 2, "\ufb33": 3, "1": 4, "\U0001f600": 5, "\x80": 6, "\xf6": 7}
+    values = [value for _, value in json.loads(canonical(named), object_pairs_hook=list)]
+    assert values == [2, 4, 6, 7, 1, 5, 3]
+    for wrong in (float("nan"), float("inf"), 2**53 + 1, "\ud800"):
+        with pytest.raises(ValueError):
+            canonical(wrong)
+
+
+def test_digests_chain_every_committed_prefix_to_the_salted_prompt() -> None:
+    digests = SIGNED.receipt.digests
+    assert len(digests) == -(-len(TOKENS) // EVERY) and SIGNED.receipt.chained()
+    assert digests[0] == prefix_digests(SIGNED.receipt.prompt_digest, TOKENS[:EVERY])[-1]
+    assert SIGNED.receipt.of_prompt(SALT, PROMPT)
+    assert not SIGNED.receipt.of_prompt(bytes(32), PROMPT) and not SIGNED.receipt.of_prompt(SALT, (7, 8))
+    assert not made(token_ids=(1, *TOKENS[1:])).chained()
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "said"),
+    [
+        (("receipt", "version"), 2, "version: 2 is not 1"),
+        (("receipt", "contract"), "tandem.v2", "contract"),
+        (("receipt", "more"), 1, "more: not a field of a receipt"),
+        (("receipt", "model", "more"), 1, "more: not a field"),
+        (("receipt", "model", "vocab_size"), True, "vocab_size: not an integer"),
+        (("receipt", "output", "token_ids"), [258], "token_ids: not a list of integers below 258"),
+        (("receipt", "output", "token_ids"), [], "token_ids: empty"),
+        (("receipt", "output", "digests"), ["AB" * 32], "digests: not a list of 32 bytes"),
+        (("receipt", "output", "finish_reason"), "tired", "finish_reason: 'tired' is not one of"),
+        (("receipt", "output", "logprobs"), [], "logprobs: 0 for 100 tokens"),
+        (("receipt", "request", "rule"), "rejection", "rule: 'rejection' is not one of agreement"),
+        (("receipt", "request", "max_new_tokens"), 0, "max_new_tokens"),
+        (("receipt", "request", "sampling", "seed"), 7, "seed: not a text"),
+        (("receipt", "request", "sampling", "seed"), "-1", "seed: not the digits"),
+        (("receipt", "request", "sampling", "seed"), str(2**64), "seed"),
+        (("receipt", "request", "sampling", "temperature"), -1.0, "temperature: -1.0 is not"),
+        (("receipt", "request", "sampling", "temperature"), 1e400, "temperature: not a finite number"),
+        (("receipt", "request", "sampling", "structure"), {"kind": "poem", "text": "x"}, "kind: 'poem'"),
+        (("receipt", "adapter"), "red", "adapter: not a JSON object"),
+        (("receipt", "served", "drafted_by"), {"model": -1}, "model: not an integer"),
+        (("receipt", "served", "processor"), "x" * 2**17, "processor: not a text of at most"),
+        (("signature",), "zz" * 64, "signature: not 64 bytes"),
+        (("salt",), "", "salt: not 32 bytes"),
+        (("receipt",), None, "receipt: not a JSON object"),
+    ],
+)
+def test_what_a_stranger_may_write_is_refused_by_the_name_of_its_field(
+    where: tuple[str, ...], value: Any, said: str
+) -> None:
+    document = json.loads(SIGNED.text)
+    inner = document
+    for name in where[:-1]:
+        inner = inner[name]
+    inner[where[-1]] = value
+    with pytest.raises(InvalidField) as caught:
+        read_signed(json.dumps(document))
+    assert str(caught.value).startswith(said), caught.value
+
+
+def test_a_missing_field_is_refused_wherever_it_is_missing() -> None:
+    def without(part: Any, at: list[str]) -> None:
+        for name in list(part):
+            if at[-1:] == ["drafted_by"]:
+                return
+            cut = copy.deepcopy(json.loads(SIGNED.text))
+            inner = cut
+            for step in at:
+                inner = inner[step]
+            del inner[name]
+            with pytest.raises(InvalidField, match=f"^{name}: missing$"):
+                read_signed(json.dumps(cut))
+            if isinstance(part[name], dict):
+                without(part[name], [*at, name])
+
+    without(json.loads(SIGNED.text), [])
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, '{"receipt": NaN}', "1" * 5000])
+def test_what_is_no_receipt_is_refused_in_a_line(text: str) -> None:
+    with pytest.raises(InvalidField, match=r"^(receipt|salt|signature): "):
+        read_signed(text)
+
+
+def test_a_document_without_a_part_does_not_fit_the_schema() -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    for name in ("receipt", "salt", "signature"):
+        document = json.loads(SIGNED.text)
+        del document[name]
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(document, SCHEMA)

@@ -1,0 +1,513 @@
+"""Receipts of one request are the same in every architecture but for who served, and every forgery is found."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.checkpoints.adapter_files import AdapterChoice
+from tandem.cli.main import main
+from tandem.engine.batcher import Batcher
+from tandem.engine.loading import Loaded
+from tandem.receipts.checking import Finding, Outcome, overall
+from tandem.receipts.digests import prefix_digests, prompt_digest
+from tandem.receipts.keys import Keys, open_keys, signature_right
+from tandem.receipts.receipt import Receipt, Signed, read_signed
+from tandem.receipts.redraw import shortfall
+from tandem.receipts.run import CheckConfig, PromptFile, check, checked_by
+from tandem.rpc.errors import TandemError
+from tandem.runners.loading import Execution
+from tandem.runners.toy import BACKEND, END, ToyConfig, ToyTokenizer, toy_logits
+from tandem.runners.toy_head import ToyHead
+from tandem.services.receipts import Receipts, generated
+from tandem.speculation.depth import Pipeline
+from tandem.speculation.draws import draw
+from tandem.speculation.types import (
+    FinishReason,
+    GenerationRequest,
+    InvalidField,
+    Rule,
+    SamplingParams,
+    SpeculationStats,
+    Structure,
+    StructureKind,
+)
+from tests.http.site import door
+from tests.support import (
+    GREEDY,
+    SAMPLED,
+    Generate,
+    ServerProcess,
+    answer,
+    distributed,
+    draft_config,
+    engine_of,
+    fused_site,
+    ids,
+    oracle,
+    remote_draft,
+    run,
+    server_process,
+    target_site,
+    toy,
+    worker_site,
+)
+
+PROMPT, COUNT = b"again and again and again and ", 100
+LOOKUP_FIRST = draft_config(None, 4, 160, kind="hybrid", model="miss=0.3")
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    return open_keys(tmp_path_factory.mktemp("keys"), 90)
+
+
+def _own(generator: Any, keys: Keys) -> Generate:
+    """The generator of a role without a server, signed like one's."""
+    signing = Receipts(keys, "none", lambda: {"red": "toy:red"})
+    return lambda request: generated(signing, generator, request, SpeculationStats())
+
+
+@contextlib.asynccontextmanager
+async def _signing(site: AbstractAsyncContextManager[Any], keys: Keys) -> AsyncIterator[Generate]:
+    async with site as found, found.client() as client:
+        adapters = found.engine.adapters if found.verifier or found.fused else None
+        if adapters:
+            await adapters.add(AdapterChoice("red", "red"), BACKEND.adapter)
+        found.method.receipts = Receipts(keys, found.service, lambda: adapters.revisions if adapters else {})
+        yield client.generate
+
+
+def _fused(keys: Keys, kind: str, head: bool = False) -> AbstractAsyncContextManager[Generate]:
+    target = toy()
+    draft = ToyHead(target.limits, ToyConfig(miss=0.3), target) if head else toy(ToyConfig(miss=0.3))
+    return _signing(fused_site(target, draft, kind=kind), keys)
+
+
+@contextlib.asynccontextmanager
+async def _worker(keys: Keys, pipeline: Pipeline) -> AsyncIterator[Generate]:
+    async with target_site(toy()) as target:
+        assert target.engine
+        await target.engine.adapters.add(AdapterChoice("red", "red"), BACKEND.adapter)
+        async with _signing(worker_site(target.address, config=LOOKUP_FIRST, pipeline=pipeline), keys) as generate:
+            yield generate
+
+
+@contextlib.asynccontextmanager
+async def _remote(keys: Keys, pipeline: Pipeline) -> AsyncIterator[Generate]:
+    async with (
+        worker_site(None, config=LOOKUP_FIRST) as worker,
+        remote_draft(worker.address, toy(), pipeline=pipeline) as (generator, _),
+    ):
+        yield _own(generator, keys)
+
+
+@contextlib.asynccontextmanager
+async def _draft_role(keys: Keys) -> AsyncIterator[Generate]:
+    async with target_site(toy()) as target, distributed(target.address, config=LOOKUP_FIRST) as (generator, _):
+        yield _own(generator, keys)
+
+
+PLACES: dict[str, Callable[[Keys], AbstractAsyncContextManager[Generate]]] = {
+    "plain target": lambda keys: _signing(target_site(toy()), keys),
+    "fused, model": lambda keys: _fused(keys, "model"),
+    "fused, head and lookup": lambda keys: _fused(keys, "hybrid", head=True),
+    "draft worker": lambda keys: _worker(keys, Pipeline.OFF),
+    "draft worker, pipelined": lambda keys: _worker(keys, Pipeline.ON),
+    "draft worker, never waiting": lambda keys: _worker(keys, Pipeline.NEVER_WAITING),
+    "draft worker, choosing": lambda keys: _worker(keys, Pipeline.AUTO),
+    "draft role": lambda keys: _draft_role(keys),
+    "remote draft": lambda keys: _remote(keys, Pipeline.OFF),
+    "remote draft, never waiting": lambda keys: _remote(keys, Pipeline.NEVER_WAITING),
+}
+WITHOUT_ADAPTERS = ("draft role", "remote draft", "remote draft, never waiting")
+PENALISED = replace(SAMPLED, presence_penalty=0.5, frequency_penalty=0.3, repetition_penalty=1.2, logit_bias=((65, 2),))
+STRUCTURED = replace(SAMPLED, structure=Structure(StructureKind.REGEX, "[a-z]{20,60}"))
+REQUESTS = {
+    "greedy": {"sampling": GREEDY},
+    "sampled": {"sampling": SAMPLED},
+    "penalised": {"sampling": PENALISED, "logprobs": 2},
+    "structured": {"sampling": STRUCTURED},
+    "adapted": {"sampling": SAMPLED, "adapter": "red"},
+    "stopped": {"sampling": replace(GREEDY, seed=5), "stop_token_ids": tuple(range(100, 140)), "logprobs": 0},
+}
+
+
+async def _receipt(generate: Generate, **options: Any) -> Signed:
+    request = {"count": COUNT, "receipt": True, "ignore_end_of_sequence": True} | options
+    if request["sampling"] is STRUCTURED:
+        request["ignore_end_of_sequence"] = False  # which ends it
+    got = await answer(generate, ids(PROMPT, **request))
+    signed = read_signed(got.completion.receipt)
+    assert signed.receipt.token_ids == got.token_ids and signature_right(signed)
+    return signed
+
+
+async def _findings(signed: Signed, sample: int | None = None, adapter: str = "red", **there: Any) -> list[Finding]:
+    """What the toy target makes of a receipt."""
+    batcher = Batcher("test-check")
+    try:
+        engine = engine_of(toy(**there), batcher)
+        await engine.adapters.add(AdapterChoice("red", adapter), BACKEND.adapter)
+        config = CheckConfig(Path(), PromptFile(token_ids=tuple(PROMPT)), draft_config(None, 1, 160), sample=sample)
+        return await checked_by(Loaded(engine, ToyTokenizer()), signed, config)
+    finally:
+        await batcher.close()
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_receipts_of_one_request_are_equal_in_every_architecture_but_for_who_served(name: str, keys: Keys) -> None:
+    options = REQUESTS[name]
+
+    async def test() -> None:
+        found: dict[str, Receipt] = {}
+        for place, deployed in PLACES.items():
+            if "adapter" in options and place in WITHOUT_ADAPTERS:
+                continue
+            async with deployed(keys) as generate:
+                signed = await _receipt(generate, **options)
+            found[place] = signed.receipt
+            assert signed.receipt.chained() and signed.receipt.of_prompt(signed.salt, PROMPT), place
+            assert signed.receipt.key == keys.public
+        first, *others = found.values()
+        assert [each.answer for each in others] == [first.answer] * len(others)
+        assert len({each.prompt_digest for each in found.values()}) == len(found), "each has a salt of its own"
+        findings = await _findings(signed)
+        assert {each.outcome for each in findings} == {Outcome.RIGHT}, findings
+        if "adapter" in options:
+            assert first.adapter == ("red", "toy:red")
+
+    run(test())
+
+
+def test_a_receipt_says_who_drafted_and_where_it_was_verified(keys: Keys) -> None:
+    async def test() -> None:
+        async with _worker(keys, Pipeline.OFF) as generate:
+            served = (await _receipt(generate, sampling=GREEDY)).receipt.served
+            assert served.service == "DraftWorker" and served.rounds > 0
+            assert served.drafted_by and set(served.drafted_by) <= {"ngram", "model"}
+            assert [each.arithmetic for each in served.verifiers] == ["tokens"] == [served.arithmetic]
+
+    run(test())
+
+
+def _resigned(keys: Keys, signed: Signed, **changes: Any) -> Signed:
+    """What a server with the key may claim instead: everything about it is consistent."""
+    receipt = replace(signed.receipt, **changes)
+    receipt = replace(receipt, digests=prefix_digests(receipt.prompt_digest, receipt.token_ids))
+    return keys.signed(receipt, signed.salt)
+
+
+@dataclass(frozen=True)
+class Forgery:
+    made: Callable[[Receipt], dict[str, Any]]
+    found: str
+
+
+def _swapped(tokens: tuple[int, ...]) -> tuple[int, ...]:
+    at = next(i for i in range(40, len(tokens)) if tokens[i] != tokens[i + 1])
+    return (*tokens[:at], tokens[at + 1], tokens[at], *tokens[at + 2 :])
+
+
+def _asked(receipt: Receipt, **changes: Any) -> dict[str, Any]:
+    return {"asked": replace(receipt.asked, sampling=replace(receipt.asked.sampling, **changes))}
+
+
+FORGERIES = {
+    "one token": Forgery(
+        lambda it: {"token_ids": (*it.token_ids[:70], it.token_ids[70] ^ 1, *it.token_ids[71:])}, "tokens"
+    ),
+    "the last token": Forgery(lambda it: {"token_ids": (*it.token_ids[:-1], it.token_ids[-1] ^ 1)}, "tokens"),
+    "a swap": Forgery(lambda it: {"token_ids": _swapped(it.token_ids)}, "tokens"),
+    "another seed": Forgery(lambda it: _asked(it, seed=it.asked.sampling.seed + 1), "tokens"),
+    "another temperature": Forgery(lambda it: _asked(it, temperature=0.5), "tokens"),
+    "no penalty": Forgery(lambda it: _asked(it, repetition_penalty=1.0), "tokens"),
+    "a cut": Forgery(lambda it: {"token_ids": it.token_ids[:60], "logprobs": it.logprobs[:60]}, "end"),
+    "another end": Forgery(lambda it: {"finish_reason": FinishReason.STOP_TOKEN}, "end"),
+    "no adapter": Forgery(lambda it: {"adapter": None}, "tokens"),
+    "better log-probabilities": Forgery(
+        lambda it: {"logprobs": tuple(replace(each, logprob=each.logprob / 2) for each in it.logprobs)},
+        "log-probabilities",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_what_a_server_with_the_key_forges_is_found_and_named(name: str, keys: Keys) -> None:
+    async def test() -> None:
+        async with PLACES["fused, model"](keys) as generate:
+            signed = await _receipt(generate, sampling=PENALISED, adapter="red", logprobs=1)
+        assert overall(await _findings(signed)) is Outcome.RIGHT
+        forged = _resigned(keys, signed, **FORGERIES[name].made(signed.receipt))
+        assert signature_right(forged) and forged.receipt.chained()
+        findings = await _findings(forged)
+        assert overall(findings) is Outcome.FORGED
+        assert next(each.what for each in findings if each.outcome is Outcome.FORGED) == FORGERIES[name].found
+
+    run(test())
+
+
+def test_tokens_of_another_model_under_this_ones_name_are_forged_and_under_their_own_other_weights(keys: Keys) -> None:
+    async def test() -> None:
+        async with _signing(target_site(toy(ToyConfig(salt=1))), keys) as generate:
+            signed = await _receipt(generate, sampling=SAMPLED)
+        there = await _findings(signed)
+        assert overall(there) is Outcome.OTHER_WEIGHTS and "weights_revision" in there[0].note
+        model = replace(signed.receipt.model, weights_revision=toy().identity.weights_revision)
+        assert overall(await _findings(_resigned(keys, signed, model=model))) is Outcome.FORGED
+        assert overall(await _findings(signed, config=ToyConfig(salt=1))) is Outcome.RIGHT
+
+    run(test())
+
+
+def test_another_prompt_or_adapter_is_named_and_what_is_not_here_cannot_be_checked(keys: Keys) -> None:
+    async def test() -> None:
+        async with PLACES["plain target"](keys) as generate:
+            signed = await _receipt(generate, sampling=SAMPLED, adapter="red")
+        other = prompt_digest(signed.salt, b"other")
+        forged = _resigned(keys, signed, prompt_digest=other, prompt_tokens=5)
+        assert [each.what for each in await _findings(forged) if each.outcome is Outcome.FORGED] == ["prompt"]
+        assert overall(await _findings(signed, adapter="blue")) is Outcome.OTHER_WEIGHTS
+        unknown = _resigned(keys, signed, adapter=("green", "toy:green"))
+        findings = await _findings(unknown)
+        assert overall(findings) is Outcome.CANNOT_CHECK and "--adapters green=DIR" in str(findings)
+
+    run(test())
+
+
+def test_spans_chosen_at_random_are_checked_and_a_forgery_in_one_is_found(keys: Keys) -> None:
+    async def test() -> None:
+        async with PLACES["plain target"](keys) as generate:
+            signed = await _receipt(generate, sampling=SAMPLED)
+        findings = await _findings(signed, sample=1)
+        assert overall(findings) is Outcome.RIGHT and "in spans chosen at random" in findings[-1].note
+        tokens = signed.receipt.token_ids
+        forged = _resigned(
+            keys, signed, token_ids=(*tokens[:3], tokens[3] ^ 1, *tokens[4:70], tokens[70] ^ 1, *tokens[71:])
+        )
+        assert overall(await _findings(forged, sample=1)) is Outcome.FORGED
+
+    run(test())
+
+
+def test_bits_of_another_arithmetic_are_no_forgery_while_scores_are_near(keys: Keys) -> None:
+    async def test() -> None:
+        async with PLACES["plain target"](keys) as generate:
+            signed = await _receipt(generate, sampling=SAMPLED)
+        served = replace(signed.receipt.served, arithmetic="tokens, avx512_bf16")
+        findings = await _findings(_resigned(keys, signed, served=served))
+        assert overall(findings) is Outcome.RIGHT, "every token was drawn again all the same"
+        assert [each.outcome for each in findings if each.what == "arithmetic"] == [None]
+        token = signed.receipt.token_ids[5] ^ 1
+        wrong = (*signed.receipt.token_ids[:5], token, *signed.receipt.token_ids[6:])
+        assert overall(await _findings(_resigned(keys, signed, served=served, token_ids=wrong))) is Outcome.FORGED
+
+    run(test())
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, SamplingParams(temperature=1.3, seed=3)])
+def test_how_far_a_token_is_from_being_drawn_is_what_would_draw_it(sampling: SamplingParams) -> None:
+    for position in range(3, 40):
+        logits = toy_logits(list(range(position)), ToyConfig())
+        drawn = draw(logits, sampling, position)
+        assert shortfall(logits, sampling, position, drawn.token) == 0
+        for token in (1, 50, 200):
+            gap = shortfall(logits, sampling, position, token)
+            raised = logits.copy()
+            raised[token] += gap + 0.01
+            if sampling.top_p == 1:  # with top-p, what others weigh changes too
+                assert draw(raised, sampling, position).token == token
+                if gap > 0.01:
+                    raised[token] -= 0.02
+                    assert draw(raised, sampling, position).token == drawn.token
+            assert gap >= 0
+
+
+def test_without_keys_or_under_rejection_a_receipt_is_refused_before_any_work(keys: Keys) -> None:
+    async def test() -> None:
+        async with target_site(toy()) as site, site.client() as client:
+            with pytest.raises(TandemError, match=r"receipt: this server signs none: .* without --receipt_keys"):
+                await answer(client.generate, ids(PROMPT, receipt=True))
+        with pytest.raises(InvalidField, match="receipt: under rejection tokens depend on drafts"):
+            GenerationRequest(text="x", receipt=True, rule=Rule.REJECTION)
+
+    run(test())
+
+
+def test_no_prompt_and_no_key_leave_with_a_receipt(tmp_path: Path) -> None:
+    keys = open_keys(tmp_path, 90)
+    secret = "my password is Swordfish-7"
+
+    async def test() -> None:
+        async with _signing(target_site(toy()), keys) as generate:
+            request = GenerationRequest(text=secret, max_new_tokens=8, receipt=True, sampling=SAMPLED)
+            text = (await answer(generate, request)).completion.receipt
+            private = (tmp_path / "signing.pem").read_text()
+            tokens = ",".join(map(str, secret.encode()))
+            for hidden in (secret, "Swordfish", secret.encode().hex(), tokens, tokens.replace(",", ", "), private):
+                assert hidden not in text
+            for line in private.splitlines()[1:-1]:
+                assert line not in text
+            raw = keys.private.private_bytes_raw()
+            assert raw.hex() not in text
+            bare = json.loads(text)
+            del bare["salt"]  # then nobody can try prompts
+            assert secret.encode().hex() not in json.dumps(bare)
+
+    run(test())
+
+
+def test_over_http_each_choice_has_its_receipt_and_the_keys_are_published(keys: Keys) -> None:
+    async def test() -> None:
+        async with door() as site:
+            assert (await site.http.get("/v1/receipt_keys")).json() == {"keys": []}
+            refusal = await site.refused("/v1/completions", {"prompt": "hello", "receipt": True})
+            assert "signs none" in str(refusal)
+            site.generate.receipts = Receipts(keys, "FusedSpeculativeServer", dict)
+            assert (await site.http.get("/v1/receipt_keys")).json() == keys.json
+            body = {"prompt": list(PROMPT), "receipt": True, "n": 2, "max_tokens": 70, "seed": 4, "temperature": 0.8}
+            whole = (await site.post("/v1/completions", body)).json()
+            for choice in whole["choices"]:
+                signed = read_signed(json.dumps(choice["receipt"]))
+                assert signature_right(signed) and signed.receipt.asked.sampling.seed == 4 + choice["index"]
+                assert overall(await _findings(signed)) is Outcome.RIGHT
+            events = await site.events("/v1/completions", {**body, "n": 1, "stream": True})
+            (ending,) = [each for each in events if each["choices"] and "receipt" in each["choices"][0]]
+            assert ending["choices"][0]["finish_reason"]
+            again = read_signed(json.dumps(ending["choices"][0]["receipt"]))
+            assert again.receipt.answer == read_signed(json.dumps(whole["choices"][0]["receipt"])).receipt.answer
+
+    run(test())
+
+
+def _check(tmp_path: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    code = main(["check", str(tmp_path / "out" / "receipt_0.json"), *arguments])
+    return code, capsys.readouterr().out
+
+
+def test_at_a_terminal_a_receipt_is_asked_for_and_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "prompt.txt").write_text(PROMPT.decode().strip() + "\n")
+    prompt, out = str(tmp_path / "prompt.txt"), tmp_path / "out"
+    with server_process(tmp_path, "--role", "target", "--receipt_keys", str(tmp_path / "keys")) as server:
+        asking = ["client", "--port", str(server.port), "--prompt", PROMPT.decode().strip(), "--receipts", str(out)]
+        assert main([*asking, "--temperature", "0.8", "--max_new_tokens", "20"]) == 0
+    capsys.readouterr()
+    toy_model = ("--backend", "toy", "--prompt", prompt)
+    code, said = _check(tmp_path, capsys, *toy_model, "--keys", str(tmp_path / "keys" / "published.json"))
+    assert code == 0 and said.splitlines()[-1].split() == ["receipt", "right"], said
+    assert _check(tmp_path, capsys, *toy_model, "--model", "salt=1")[0] == Outcome.OTHER_WEIGHTS
+    code, said = _check(tmp_path, capsys, "--signature_only", "--json")
+    assert code == 0 and json.loads(said)["outcome"] == "right"
+    open_keys(tmp_path / "others", 90)
+    others = str(tmp_path / "others" / "published.json")
+    assert _check(tmp_path, capsys, "--signature_only", "--keys", others)[0] == Outcome.FORGED
+    document = json.loads((out / "receipt_0.json").read_text())
+    document["receipt"]["served"]["rounds"] += 1
+    (out / "receipt_0.json").write_text(json.dumps(document))
+    code, said = _check(tmp_path, capsys, "--signature_only")
+    assert code == Outcome.FORGED and "not of the key that the receipt names" in said
+    (out / "receipt_0.json").write_text("{}")
+    assert main(["check", str(out / "receipt_0.json"), "--signature_only"]) == 2
+    assert main(["check", str(out / "receipt_0.json")]) == 2
+
+
+def test_after_failover_one_receipt_names_each_verifier_by_its_key(tmp_path: Path) -> None:
+    """The first of two targets is killed in the middle; the worker goes on at the second, and signs one answer."""
+    targets: dict[str, tuple[str, ServerProcess]] = {}
+    toys = ("--backend", "toy", "--port", "0")
+    try:
+        for name in ("first", "second"):
+            role = ("--role", "target", "--model", "step=0.01", "--receipt_keys", str(tmp_path / name))
+            server = ServerProcess(tmp_path, *toys, *role, ready_file=f"{name}.json")
+            targets[server.wait_ready()] = name, server
+
+        async def test() -> None:
+            keys, killed = open_keys(tmp_path / "worker", 90), ""
+            async with distributed(",".join(targets), config=LOOKUP_FIRST) as (generator, client):
+                request = ids(PROMPT, COUNT, receipt=True, sampling=SAMPLED, ignore_end_of_sequence=True)
+                seen = 0
+                async for event in _own(generator, keys)(request):
+                    seen += len(getattr(event, "token_ids", ()))
+                    if seen > 10 and not killed:
+                        killed, server = targets[client.address]
+                        os.kill(server.process.pid, signal.SIGKILL)
+                        server.process.wait()
+                    end = event
+            signed, (other,) = read_signed(end.receipt), {"first", "second"} - {killed}
+            published = [open_keys(tmp_path / name, 90).public for name in (killed, other)]
+            assert [each.key for each in signed.receipt.served.verifiers] == published
+            assert signed.receipt.token_ids == oracle(PROMPT, SAMPLED, COUNT, past_the_end=True)
+            assert overall(await _findings(signed)) is Outcome.RIGHT
+
+        run(test())
+    finally:
+        for _, server in targets.values():
+            if server.process.poll() is None:
+                server.process.kill()
+                server.process.wait()
+
+
+def test_a_check_that_a_model_is_loaded_for_needs_a_prompt_and_sane_numbers() -> None:
+    models = draft_config(None, 1, 160)
+    for wrong, said in (
+        ({"prompt": None}, "prompt: give --prompt FILE, or --signature_only"),
+        ({"sample": 0}, "sample: 0 is below 1"),
+        ({"margin": float("nan")}, "margin: nan is not"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            CheckConfig(Path(), **{"prompt": PromptFile(text="x"), "models": models, **wrong})
+
+
+def test_the_end_token_and_the_room_that_was_left_are_ends_too(keys: Keys) -> None:
+    async def test() -> None:
+        async with PLACES["plain target"](keys) as generate:
+            whole = await _receipt(generate, sampling=SAMPLED, count=None)
+            ended = await _receipt(generate, sampling=SAMPLED, count=130, ignore_end_of_sequence=False)
+        assert whole.receipt.asked.max_new_tokens == 160 - len(PROMPT) == len(whole.receipt.token_ids)
+        assert whole.receipt.asked.end_of_sequence_ids == () and ended.receipt.asked.end_of_sequence_ids == (END,)
+        for signed in (whole, ended):
+            assert overall(await _findings(signed)) is Outcome.RIGHT
+
+    run(test())
+
+
+def test_a_receipt_is_checked_in_its_own_number_format_unless_one_is_given(keys: Keys) -> None:
+    from tandem.receipts.run import fitting
+
+    config = CheckConfig(Path(), PromptFile(text="x"), draft_config(None, 4, 160))
+
+    async def test() -> Signed:
+        async with PLACES["plain target"](keys) as generate:
+            return await _receipt(generate, sampling=GREEDY)
+
+    receipt = run(test()).receipt
+    for dtype, expected in (
+        ("float32", Execution(dtype="float32")),
+        ("int8/float32", Execution(dtype="float32", weights="int8")),
+        ("q4_1+q8_0/float32", Execution(dtype="float32", weights="as-stored")),
+    ):
+        models = fitting(config, replace(receipt, model=replace(receipt.model, dtype=dtype)))
+        assert models.execution == expected and (models.shape.max_length, models.shape.slots) == (512, 1)
+    assert fitting(replace(config, own_format=False), receipt).execution == config.models.execution
+
+
+def test_a_forged_signature_ends_the_check_before_a_model_is_loaded(keys: Keys) -> None:
+    async def test() -> None:
+        async with PLACES["plain target"](keys) as generate:
+            signed = await _receipt(generate, sampling=GREEDY)
+        config = CheckConfig(
+            Path(), PromptFile(token_ids=tuple(PROMPT)), replace(draft_config(None, 1, 160), model="no")
+        )
+        assert overall(await check(config, replace(signed, signature=bytes(64)))) is Outcome.FORGED
+
+    asyncio.run(test())
