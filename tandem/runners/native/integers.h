@@ -59,6 +59,7 @@ template <int MOST> struct Products {
             sums[0] = _mm256_add_epi32(sums[0], _mm256_madd_epi16(pairs, ones(1)));
         } else
             for (int i = 0; i < HALVES; i++) sums[i] = _mm256_add_epi16(sums[i], _mm256_maddubs_epi16(w.numbers[i], x.units[0]));
+        for (__m256i& sum : sums) asm("" : "+x"(sum));  // added now: GCC would keep products for later, in memory
     }
     vi total(int32_t start) const {
         vi sum = (vi)(STEP == 2 ? sums[0] : _mm256_madd_epi16(sums[0], ones(1)));

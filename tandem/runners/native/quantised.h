@@ -19,6 +19,7 @@ template <class B, int R, int N>
 inline void add_group(const typename B::Packed& block, int group, int first, const Group8* x, vf (&sums)[REGISTERS][N]) {
     typedef Products<B::MOST> Sum;
     constexpr int EACH = UNITS / B::PARTS;
+    asm volatile("" : "+r"(x));  // else GCC keeps the activations of the outputs before, in memory
 #pragma GCC unroll 2
     for (int part = 0; part < B::PARTS; part++) {
         auto start = [&](int m) { return x[m].template start<B::ZERO, B::PARTS>(part); };

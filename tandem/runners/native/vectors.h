@@ -41,7 +41,7 @@ template <class V> inline V load(const void* from) {
 }
 template <class V> inline void store(void* to, V value) { std::memcpy(to, &value, sizeof(V)); }
 inline v16f all(float value) { return v16f{} + value; }
-inline v16f select(v16i mask, v16f yes, v16f no) { return (v16f)((mask & (v16i)yes) | (~mask & (v16i)no)); }
+template <class I, class F> inline F select(I mask, F yes, F no) { return (F)((mask & (I)yes) | (~mask & (I)no)); }
 
 inline float widen(uint16_t value) {
     uint32_t bits = uint32_t(value) << 16;
@@ -116,9 +116,9 @@ inline float sum(v16f value) {
     for (int i = 0; i < LANES; i++) total += value[i];
     return total;
 }
-inline float largest(v16f value) {
+template <class F> inline float largest(F value) {
     float best = value[0];
-    for (int i = 1; i < LANES; i++) best = value[i] > best ? value[i] : best;
+    for (size_t i = 1; i < sizeof(F) / sizeof(float); i++) best = value[i] > best ? value[i] : best;
     return best;
 }
 
