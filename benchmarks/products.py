@@ -12,9 +12,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -30,6 +28,7 @@ from benchmarks import quantised
 from benchmarks.arguments import Parser, positive
 from benchmarks.keeping import kept
 from benchmarks.others import watch
+from benchmarks.peak import Meter, Peak
 from tandem.checkpoints.gguf_blocks import FORMATS
 from tandem.runners.native import build
 from tandem.runners.native.library import Matrix, ModelShape, load_library, pointer
@@ -45,7 +44,7 @@ HERE, BEFORE = "here", "before"
 class Outcome:
     """`products`: multiply-adds a second, `steps`: least milliseconds; both by version, format and tokens."""
 
-    peak: float = 0.0
+    peak: Peak = field(default_factory=Peak)
     busy: float | None = None
     products: dict[str, dict[str, dict[int, float]]] = field(default_factory=dict)
     steps: dict[str, dict[str, dict[int, float]]] = field(default_factory=dict)
@@ -75,17 +74,6 @@ class Product:
             self._library.tandem_product(self._model, -1, 0, x, tokens, to)
 
 
-def measured_peak(folder: Path) -> Callable[[], float]:
-    """Returns what measures the peak of the instruction, in multiply-adds a second; 0 on processors without it."""
-    made = folder / "peak.so"
-    source = Path(__file__).with_name("peak.cpp")
-    command = ["g++", "-std=c++20", "-O2", "-march=native", "-fPIC", "-shared", str(source), "-o", str(made)]
-    subprocess.run(command, check=True)
-    function = ctypes.CDLL(str(made)).peak
-    function.restype = ctypes.c_double
-    return lambda: float(function())
-
-
 def seconds(run: Callable[[], object]) -> float:
     began = time.clock_gettime(time.CLOCK_THREAD_CPUTIME_ID)
     run()
@@ -94,21 +82,20 @@ def seconds(run: Callable[[], object]) -> float:
 
 def measure_products(versions: dict[str, Path], runs: int, outcome: Outcome) -> None:
     libraries = {name: load_library(built(sources)) for name, sources in versions.items()}
-    with tempfile.TemporaryDirectory() as folder:
-        peak = measured_peak(Path(folder))
-        for form in FORMATS:
-            products = {name: Product(library, form) for name, library in libraries.items()}
-            for tokens in PRODUCT_TOKENS:
-                calls = max(1, 16 // tokens)
-                best = dict.fromkeys(versions, float("inf"))
-                for _ in range(runs):
-                    outcome.peak = max(outcome.peak, peak())
-                    for name, product in products.items():
-                        taken = seconds(partial(product, tokens, calls))
-                        best[name] = min(best[name], taken / calls)
-                for name, taken in best.items():
-                    rates = outcome.products.setdefault(name, {}).setdefault(form, {})
-                    rates[tokens] = tokens * INPUTS * OUTPUTS / taken
+    meter = Meter()
+    for form in FORMATS:
+        products = {name: Product(library, form) for name, library in libraries.items()}
+        for tokens in PRODUCT_TOKENS:
+            calls = max(1, 16 // tokens)
+            best = dict.fromkeys(versions, float("inf"))
+            for _ in range(runs):
+                outcome.peak = meter.measure()
+                for name, product in products.items():
+                    taken = seconds(partial(product, tokens, calls))
+                    best[name] = min(best[name], taken / calls)
+            for name, taken in best.items():
+                rates = outcome.products.setdefault(name, {}).setdefault(form, {})
+                rates[tokens] = tokens * INPUTS * OUTPUTS / taken
 
 
 def measure_steps(versions: dict[str, Path], formats: Sequence[str], runs: int, outcome: Outcome) -> None:
@@ -140,7 +127,7 @@ def built(sources: Path) -> Path:
 def report(outcome: Outcome, console: Console) -> None:
     peak = outcome.peak
     if outcome.products:
-        said = f"{peak / 1e9:.0f} G a second by vpdpbusd on registers" if peak else "not measured: no AVX-512 VNNI"
+        said = f"{peak.rate / 1e9:.0f} G a second by {peak.instruction} on registers" if peak.rate else "not measured"
         table = Table(title=f"G multiply-adds a second on one core, matrix in its cache (share of the peak, {said})")
         _rows(table, outcome.products, PRODUCT_TOKENS, lambda rates, n: _share(rates[n], peak))
         console.print(table)
@@ -157,8 +144,9 @@ def report(outcome: Outcome, console: Console) -> None:
         console.print(f"before it began, {outcome.busy:.0%} of the machine was busy with other work")
 
 
-def _share(rate: float, peak: float) -> str:
-    return f"{rate / 1e9:.0f}" + (f" ({rate / peak:.0%})" if peak else "")
+def _share(rate: float, peak: Peak) -> str:
+    share = peak.share(rate)
+    return f"{rate / 1e9:.0f}" + ("" if share is None else f" ({share:.0%})")
 
 
 def _rows(

@@ -27,6 +27,7 @@ from rich.table import Table
 from benchmarks.arguments import Parser, positive
 from benchmarks.keeping import kept
 from benchmarks.others import watch
+from benchmarks.peak import Meter, Peak, multiply_adds
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import find
 from tandem.checkpoints.tokenizers import HuggingFaceTokenizer
@@ -39,6 +40,8 @@ BASE = "bfloat16"
 REFERENCES = (BASE, "float32")
 CHUNK, PREFIX = 64, 128
 WIDTHS = (1, 4, 8, 64)
+PEAKS = 50
+"""Times that the peak is measured before steps of a width."""
 Logits = NDArray[np.float32]
 
 
@@ -55,13 +58,16 @@ class Quality:
 
 @dataclass
 class Outcome:
-    """What was measured, by format. `milliseconds`: of steps of each width."""
+    """What was measured, by format. `milliseconds`: of steps of each width; `multiply_adds`: in one of them."""
 
     names: dict[str, str] = field(default_factory=dict)
     weight_bytes: dict[str, int] = field(default_factory=dict)
     load_seconds: dict[str, float] = field(default_factory=dict)
     quality: dict[str, Quality] = field(default_factory=dict)
     milliseconds: dict[str, dict[int, list[float]]] = field(default_factory=dict)
+    peak: Peak = field(default_factory=Peak)
+    threads: int = 1
+    multiply_adds: dict[int, int] = field(default_factory=dict)
     busy: float | None = None
 
 
@@ -147,8 +153,12 @@ def measure_speed(runners: dict[str, NativeRunner], runs: int, outcome: Outcome)
     for runner in runners.values():
         for start in range(0, PREFIX, CHUNK):
             runner.model.feed([0], [start], [tokens[start : start + CHUNK]], 0)
-    names = list(runners)
+    names, meter = list(runners), Meter()
     for width in WIDTHS:
+        outcome.peak = meter.measure(PEAKS)
+        outcome.multiply_adds[width] = multiply_adds(
+            runners[names[0]].model.sizes, width, 1 if width == CHUNK else width
+        )
         for run in range(-1, runs):  # the first turn is not counted
             for name in (*names[run % len(names) :], *names[: run % len(names)]):
                 began = time.perf_counter()
@@ -185,8 +195,21 @@ def report(outcome: Outcome, console: Console) -> None:
             loaded = f"{outcome.load_seconds[form]:.1f}"
             table.add_row(form, outcome.names[form], loaded, f"{size / 1e6:.0f}", f"{rate:.1f}", *cells)
         console.print(table)
+    for form in outcome.milliseconds if outcome.peak.rate else ():
+        if form in REFERENCES:
+            continue
+        shares = ", ".join(f"{width} tokens {_share(outcome, form, width):.0%}" for width in WIDTHS)
+        console.print(f"{form}: share of the peak of {outcome.threads} threads: {shares}")
+    if outcome.peak.rate:
+        console.print(f"the peak: {outcome.peak.rate / 1e9:.0f} G a second and thread by {outcome.peak.instruction}")
     if outcome.busy is not None:
         console.print(f"before the steps were timed, {outcome.busy:.0%} of the machine was busy with other work")
+
+
+def _share(outcome: Outcome, form: str, width: int) -> float:
+    """The share of all threads' peak that products of weights would be if a step did nothing else."""
+    rate = outcome.multiply_adds[width] / (statistics.median(outcome.milliseconds[form][width]) / 1000)
+    return outcome.peak.share(rate / outcome.threads) or 0.0
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -221,7 +244,7 @@ def measure(args: argparse.Namespace, outcome: Outcome) -> None:
             runners[form] = runner = load(form, args)
             outcome.load_seconds[form] = time.perf_counter() - began
             outcome.names[form], outcome.weight_bytes[form] = runner.identity.dtype, runner.model.weight_bytes
-        outcome.busy = watch()
+        outcome.busy, outcome.threads = watch(), args.threads
         measure_speed(runners, args.runs, outcome)
 
 

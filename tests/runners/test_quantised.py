@@ -291,7 +291,17 @@ def bits(folder: Path, compiler: str, target: str, *run_by: str) -> str:
     """What the program prints that is compiled for `target`."""
     flags = [flag for flag in build.FLAGS if flag not in ("-march=native", "-shared", "-fPIC")]
     program = folder / "bits"
-    made = [compiler, *flags, "-w", target, f"-I{build.SOURCES}", str(PROGRAM), "-o", str(program)]
+    made = [
+        compiler,
+        *flags,
+        "-w",
+        target,
+        f"-I{build.SOURCES}",
+        str(PROGRAM),
+        str(build.SOURCES / "products.cpp"),
+        "-o",
+        str(program),
+    ]
     subprocess.run(made, check=True)
     found = subprocess.run([*run_by, str(program)], capture_output=True, text=True, check=True, timeout=300).stdout
     assert len(found.splitlines()) == 6 and "0000000000000000" not in found

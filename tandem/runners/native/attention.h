@@ -11,13 +11,14 @@ void attend(const LayerCache<D>& cache, int slot, int head, int head_dim, float 
     Seen<D> seen{cache, slot, head, head_dim, queries[0].position, 0};
 #pragma GCC unroll 4
     for (int q = 0; q < N; q++) seen.last = std::max(seen.last, queries[q].position), seen.first = std::min(seen.first, queries[q].position);
-    v16f top[N];
+    vf top[N];
 #pragma GCC unroll 4
-    for (int q = 0; q < N; q++) top[q] = all(-INFINITY);
+    for (int q = 0; q < N; q++) top[q] = vf{} - INFINITY;
     int block = 0;
     const int blocks = seen.last / LANES + 1;
-    for (; block + VECTORS <= blocks; block += VECTORS) score<D, N, VECTORS>(seen, block, scale, queries, scratch, top);
-    for (; block < blocks; block++) score<D, N, 1>(seen, block, scale, queries, scratch, top);
+    for (constexpr int more = VECTORS / SIXTEEN; block + more <= blocks; block += more) score<D, N, VECTORS>(seen, block, scale, queries, scratch, top);
+    if constexpr (VECTORS > SIXTEEN)
+        for (; block < blocks; block++) score<D, N, SIXTEEN>(seen, block, scale, queries, scratch, top);
     float total[N];
 #pragma GCC unroll 4
     for (int q = 0; q < N; q++) {
@@ -30,8 +31,9 @@ void attend(const LayerCache<D>& cache, int slot, int head, int head_dim, float 
         total[q] = sum(mass);
     }
     int d = 0;
-    for (; d + VECTORS * LANES <= head_dim; d += VECTORS * LANES) gather<D, N, VECTORS>(seen, d, queries, scratch, total);
-    for (; d < head_dim; d += LANES) gather<D, N, 1>(seen, d, queries, scratch, total);
+    for (; d + VECTORS * WIDTH <= head_dim; d += VECTORS * WIDTH) gather<D, N, VECTORS>(seen, d, queries, scratch, total);
+    if constexpr (VECTORS > SIXTEEN)
+        for (; d < head_dim; d += LANES) gather<D, N, SIXTEEN>(seen, d, queries, scratch, total);
 }
 
 template <class D>

@@ -7,12 +7,9 @@ namespace tandem {
 
 constexpr int AHEAD = 2;    // blocks of 16 positions fetched ahead: the processor does not foresee the jump to the next span
 constexpr int QUERIES = 4;  // queries that share a pass over the keys and values
-#if defined(__AVX512F__)
-constexpr int VECTORS = 4;  // of keys or values, whose products with QUERIES queries are summed at once
-#else
-constexpr int VECTORS = 1;
-#endif
-static_assert(SPAN % (VECTORS * LANES) == 0);
+constexpr int SIXTEEN = LANES / WIDTH;                 // registers of 16 keys or values
+constexpr int VECTORS = WIDTH == 16 ? 4 : SIXTEEN;  // registers of them, whose products with QUERIES queries are summed at once
+static_assert(SPAN % (VECTORS * WIDTH) == 0);
 
 template <class D> struct Query {
     const typename D::stored* from;  // [head_dim]
@@ -34,26 +31,27 @@ template <class D> struct Seen {
     int slot, head, head_dim, first, last;  // first, last: the lowest and the highest position of a query
 };
 
-// Scores of N queries for B blocks from `block` on, of one span; `top`: the largest ones so far, lane by lane.
+// Scores of N queries for B registers of positions from `block` on, of one span; `top`: the largest ones so far, lane by lane.
 template <class D, int N, int B>
-inline void score(const Seen<D>& seen, int block, float scale, const Query<D>* queries, Scores<D>& scratch, v16f* top) {
+inline void score(const Seen<D>& seen, int block, float scale, const Query<D>* queries, Scores<D>& scratch, vf* top) {
     typedef typename D::unit unit;
     const int units = seen.head_dim / D::PER_UNIT, blocks = seen.last / LANES + 1;
     const unit* keys = seen.cache.keys(seen.slot, seen.head, block);
-    const char* soon = reinterpret_cast<const char*>(seen.cache.keys(seen.slot, seen.head, std::min(block + std::max(AHEAD, B), blocks - 1)));
+    const char* soon = reinterpret_cast<const char*>(seen.cache.keys(seen.slot, seen.head, std::min(block + std::max(AHEAD, B / SIXTEEN), blocks - 1)));
     const size_t apart = size_t(units) * LANES;
     const v16i lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    v16f dot[N][B];
+    vf dot[N][B];
 #pragma GCC unroll 4
     for (int q = 0; q < N; q++)
 #pragma GCC unroll 4
-        for (int b = 0; b < B; b++) dot[q][b] = v16f{};
+        for (int b = 0; b < B; b++) dot[q][b] = vf{};
     for (int i = 0; i < units; i++) {
-        v16u key[B];
+        vu key[B];
 #pragma GCC unroll 4
         for (int b = 0; b < B; b++) {
-            __builtin_prefetch(soon + (b * apart + size_t(i) * LANES) * sizeof(unit));
-            key[b] = load<v16u>(keys + b * apart + size_t(i) * LANES);
+            const size_t at = b / SIXTEEN * apart + size_t(i) * LANES + b % SIXTEEN * WIDTH;
+            if (b % SIXTEEN == 0) __builtin_prefetch(soon + at * sizeof(unit));
+            key[b] = load<vu>(keys + at);
         }
 #pragma GCC unroll 4
         for (int q = 0; q < N; q++) {
@@ -66,33 +64,35 @@ inline void score(const Seen<D>& seen, int block, float scale, const Query<D>* q
     for (int q = 0; q < N; q++)
 #pragma GCC unroll 4
         for (int b = 0; b < B; b++) {
-            v16f scaled = select(lanes + (block + b) * LANES <= queries[q].position, dot[q][b] * scale, all(-INFINITY));
+            const int position = block * LANES + b * WIDTH;
+            const vi seen_by = load<vi>(&lanes) + position <= queries[q].position;
+            const vf scaled = select(seen_by, dot[q][b] * scale, vf{} - INFINITY);
             top[q] = select(scaled > top[q], scaled, top[q]);
-            store(&scratch.scores[q * scratch.stride + (block + b) * LANES], scaled);
+            store(&scratch.scores[q * scratch.stride + position], scaled);
         }
 }
 
-// The weighted sums of W * 16 values from `d` on, divided by each query's total.
+// The weighted sums of W registers of values from `d` on, divided by each query's total.
 template <class D, int N, int W>
 inline void gather(const Seen<D>& seen, int d, const Query<D>* queries, const Scores<D>& scratch, const float* total) {
     typedef typename D::unit unit;
     const int whole = (seen.first + 1) / D::PER_UNIT;
-    v16f out[N][W];
+    vf out[N][W];
 #pragma GCC unroll 4
     for (int q = 0; q < N; q++)
 #pragma GCC unroll 4
-        for (int w = 0; w < W; w++) out[q][w] = v16f{};
+        for (int w = 0; w < W; w++) out[q][w] = vf{};
     // Positions that all queries see need no look at each; what stands behind a query's own is another sequence's,
     // and not even times 0 may it count: it may be NaN.
     for (int i = 0; i < whole;) {
         const unit* values = seen.cache.values(seen.slot, seen.head, i) + d;
         const unit* soon = seen.cache.values(seen.slot, seen.head, std::min(whole - 1, i + AHEAD * LANES / D::PER_UNIT)) + d;
         for (const int end = std::min(whole, i + LANES / D::PER_UNIT); i < end; i++, values += seen.head_dim, soon += seen.head_dim) {
-            v16u value[W];
+            vu value[W];
 #pragma GCC unroll 4
             for (int w = 0; w < W; w++) {
-                __builtin_prefetch(soon + w * LANES);
-                value[w] = load<v16u>(values + w * LANES);
+                if (w % SIXTEEN == 0) __builtin_prefetch(soon + w * WIDTH);
+                value[w] = load<vu>(values + w * WIDTH);
             }
 #pragma GCC unroll 4
             for (int q = 0; q < N; q++) {
@@ -108,16 +108,16 @@ inline void gather(const Seen<D>& seen, int d, const Query<D>* queries, const Sc
         for (int q = 0; q < N; q++) {
             const int behind = queries[q].position - i * D::PER_UNIT;
             if (behind < 0) continue;
-            const v16u seen_half = v16u{} + (D::PER_UNIT == 2 && behind == 0 ? 0xffffu : 0xffffffffu);
+            const vu seen_half = vu{} + (D::PER_UNIT == 2 && behind == 0 ? 0xffffu : 0xffffffffu);
             const unit weight = load<unit>(&scratch.weights[q * scratch.stride + i * D::PER_UNIT]);
 #pragma GCC unroll 4
-            for (int w = 0; w < W; w++) out[q][w] = D::multiply_add(out[q][w], weight, load<v16u>(values + w * LANES) & seen_half);
+            for (int w = 0; w < W; w++) out[q][w] = D::multiply_add(out[q][w], weight, load<vu>(values + w * WIDTH) & seen_half);
         }
     }
 #pragma GCC unroll 4
     for (int q = 0; q < N; q++)
 #pragma GCC unroll 4
-        for (int w = 0; w < W; w++) D::keep(queries[q].to + d + w * LANES, out[q][w] / total[q]);
+        for (int w = 0; w < W; w += SIXTEEN) D::keep(queries[q].to + d + w * WIDTH, load<v16f>(&out[q][w]) / total[q]);
 }
 
 }  // namespace tandem

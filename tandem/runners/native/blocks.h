@@ -1,5 +1,5 @@
 // Formats of quantised weights, as GGUF files store them: blocks of neighbouring inputs of one output. Packed, the blocks
-// of 32 outputs lie together, number by number, so that a vector has the same number of 16 outputs; no bit is added or lost
+// of 32 outputs lie together, number by number, so that a register has the same number of neighbouring outputs; no bit is added or lost
 // but for the scales of Q4_K, 6 bits there and a byte here. A weight is (number - ZERO) * scale + minimum.
 #pragma once
 #include "activations.h"
@@ -25,17 +25,17 @@ struct Nibbles {
             byte = uint8_t(byte | (numbers[i] & 15) << (i < GROUP / 2 ? 0 : 4));
         }
     }
-    v16u get(int unit, int half) const { return load<v16u>(rows[unit % 4][half * LANES]) >> (unit / 4 * 4) & 0x0f0f0f0fu; }
+    vu get(int unit, int lane) const { return load<vu>(rows[unit % 4][lane]) >> (unit / 4 * 4) & 0x0f0f0f0fu; }
 };
 
-// What the sums of a group of 32 inputs are multiplied by, for 16 outputs: one scale, or one for each half of the group.
+// What the sums of a group of 32 inputs are multiplied by, for a register of outputs: one scale, or one for each half of the group.
 template <int PARTS> struct Factors {
-    v16f scale[PARTS], minimum;
+    vf scale[PARTS], minimum;
 };
 
 // Every format has BYTES, those of a stored block of INPUTS inputs; Packed, the blocks of a panel; PARTS scales a group,
 // ZERO, MOST, the largest number, and whether it has MINIMA. pack() puts the stored block of one output into its lane;
-// unit() and factors() give what 16 outputs have for a group.
+// unit() and factors() give what the outputs from `lane` on have for a group.
 struct BlocksOf8 {  // Q8_0
     static constexpr int INPUTS = GROUP, BYTES = 34, PARTS = 1, ZERO = 128, MOST = 255;
     static constexpr bool MINIMA = false;
@@ -47,8 +47,8 @@ struct BlocksOf8 {  // Q8_0
         to.scale[lane] = half_at(from);
         for (int i = 0; i < GROUP; i++) to.rows[i / FOUR][lane][i % FOUR] = from[2 + i] ^ 128;
     }
-    static v16u unit(const Packed& p, int, int unit, int half) { return load<v16u>(p.rows[unit][half * LANES]); }
-    static Factors<1> factors(const Packed& p, int, int half) { return {{from_half(load<v16h>(p.scale + half * LANES))}, v16f{}}; }
+    static vu unit(const Packed& p, int, int unit, int lane) { return load<vu>(p.rows[unit][lane]); }
+    static Factors<1> factors(const Packed& p, int, int lane) { return {{from_half(load<vh>(p.scale + lane))}, vf{}}; }
 };
 
 struct BlocksOf4 {  // Q4_0
@@ -62,8 +62,8 @@ struct BlocksOf4 {  // Q4_0
         to.scale[lane] = half_at(from);
         for (int i = 0; i < GROUP; i++) to.numbers.rows[i / FOUR % 4][lane][i % FOUR] = from[2 + i % (GROUP / 2)];
     }
-    static v16u unit(const Packed& p, int, int unit, int half) { return p.numbers.get(unit, half); }
-    static Factors<1> factors(const Packed& p, int, int half) { return {{from_half(load<v16h>(p.scale + half * LANES))}, v16f{}}; }
+    static vu unit(const Packed& p, int, int unit, int lane) { return p.numbers.get(unit, lane); }
+    static Factors<1> factors(const Packed& p, int, int lane) { return {{from_half(load<vh>(p.scale + lane))}, vf{}}; }
 };
 
 struct BlocksOf4AndMinima {  // Q4_1
@@ -78,9 +78,9 @@ struct BlocksOf4AndMinima {  // Q4_1
         to.minimum[lane] = half_at(from + 2);
         for (int i = 0; i < GROUP; i++) to.numbers.rows[i / FOUR % 4][lane][i % FOUR] = from[4 + i % (GROUP / 2)];
     }
-    static v16u unit(const Packed& p, int, int unit, int half) { return p.numbers.get(unit, half); }
-    static Factors<1> factors(const Packed& p, int, int half) {
-        return {{from_half(load<v16h>(p.scale + half * LANES))}, from_half(load<v16h>(p.minimum + half * LANES))};
+    static vu unit(const Packed& p, int, int unit, int lane) { return p.numbers.get(unit, lane); }
+    static Factors<1> factors(const Packed& p, int, int lane) {
+        return {{from_half(load<vh>(p.scale + lane))}, from_half(load<vh>(p.minimum + lane))};
     }
 };
 
@@ -108,11 +108,10 @@ struct SuperBlocksOf4 {  // Q4_K: 8 groups share a scale of scales and one of mi
             one.numbers.set(lane, own);
         }
     }
-    static v16u unit(const Packed& p, int group, int unit, int half) { return p.groups[group].numbers.get(unit, half); }
-    static Factors<1> factors(const Packed& p, int group, int half) {
-        const int at = half * LANES;
-        return {{from_half(load<v16h>(p.scale + at)) * wide(p.groups[group].scale + at)},
-                -(from_half(load<v16h>(p.minimum + at)) * wide(p.groups[group].minimum + at))};
+    static vu unit(const Packed& p, int group, int unit, int lane) { return p.groups[group].numbers.get(unit, lane); }
+    static Factors<1> factors(const Packed& p, int group, int lane) {
+        return {{from_half(load<vh>(p.scale + lane)) * wide(p.groups[group].scale + lane)},
+                -(from_half(load<vh>(p.minimum + lane)) * wide(p.groups[group].minimum + lane))};
     }
 };
 
@@ -144,14 +143,13 @@ struct SuperBlocksOf6 {  // Q6_K: 16 halves of groups share a scale of scales
             for (int part = 0; part < 2; part++) one.scale[part][lane] = int8_t(scales[group * 2 + part]);
         }
     }
-    static v16u unit(const Packed& p, int group, int unit, int half) {
+    static vu unit(const Packed& p, int group, int unit, int lane) {
         const auto& one = p.groups[group];
-        return one.low.get(unit, half) | (load<v16u>(one.high[unit / 4][half * LANES]) >> (2 * (unit % 4)) & 0x03030303u) << 4;
+        return one.low.get(unit, lane) | (load<vu>(one.high[unit / 4][lane]) >> (2 * (unit % 4)) & 0x03030303u) << 4;
     }
-    static Factors<2> factors(const Packed& p, int group, int half) {
-        const int at = half * LANES;
-        const v16f scale = from_half(load<v16h>(p.scale + at));
-        return {{scale * wide(p.groups[group].scale[0] + at), scale * wide(p.groups[group].scale[1] + at)}, v16f{}};
+    static Factors<2> factors(const Packed& p, int group, int lane) {
+        const vf scale = from_half(load<vh>(p.scale + lane));
+        return {{scale * wide(p.groups[group].scale[0] + lane), scale * wide(p.groups[group].scale[1] + lane)}, vf{}};
     }
 };
 

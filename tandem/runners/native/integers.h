@@ -10,102 +10,107 @@ namespace tandem {
 
 constexpr int FOUR = 4;  // neighbouring inputs in a lane of 32 bits
 
-// Sums of products, in each of 16 lanes: of unsigned numbers up to MOST, four to a lane, and four signed bytes. Those of
-// all lanes begin at `start`. `ready` prepares numbers that are multiplied with several tokens' bytes.
+// Sums of products, in each lane of a register: of unsigned numbers up to MOST, four to a lane, and four signed bytes; of
+// STEP neighbouring units at a time. `ready` prepares numbers that are multiplied with several tokens' bytes, TOGETHER of
+// them in registers at once. A sum begins at `start`, which begin() and total() are both told.
 #if defined(__AVX512VNNI__)
 template <int MOST> struct Products {
-    typedef v16u Ready;
-    typedef v16i Bytes;
-    v16i sum;
+    static constexpr int STEP = 1, TOGETHER = 2;
+    typedef vu Ready;
+    typedef vi Bytes;
+    vi sum;
 
-    static Ready ready(v16u numbers) { return numbers; }
-    static Bytes bytes(const int8_t* from) { return v16i{} + load<int32_t>(from); }
-    void begin(int32_t start) { sum = v16i{} + start; }
-    void add(Ready w, Bytes x) { sum = (v16i)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)x); }
-    v16i total() const { return sum; }
+    static Ready ready(const vu (&numbers)[STEP]) { return numbers[0]; }
+    static Bytes bytes(const int8_t* from) { return vi{} + load<int32_t>(from); }
+    void begin(int32_t start) { sum = vi{} + start; }
+    void add(Ready w, Bytes x) { sum = (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)x); }
+    vi total(int32_t) const { return sum; }
 };
 #elif defined(__AVX2__)
-// Two neighbouring products fit in 16 bits: numbers up to 15 even those of a whole group, 8 * 2 * 15 * 127. Numbers up
-// to 255 are 128 too large on purpose: without that, their magnitudes fit, and the sign goes to the other factor.
+// `vpmaddubsw` adds two neighbouring products in 16 bits. Numbers up to 15 leave room there for a whole group,
+// 8 * 2 * 15 * 127, and those up to 255 are two of them; numbers up to 63 leave room for two units.
 template <int MOST> struct Products {
-    static constexpr bool SHORT = MOST == 15, SIGNED = MOST == 255;
+    static constexpr int STEP = MOST == 63 ? 2 : 1, HALVES = MOST > 63 ? 2 : 1, TOGETHER = MOST == 15 ? 2 : 1;
     struct Ready {
-        __m256i numbers[2], sizes[2];
+        __m256i numbers[STEP * HALVES];
     };
-    typedef __m256i Bytes;
-    __m256i sums[2];
-    int32_t from;
+    struct Bytes {
+        __m256i units[STEP];
+    };
+    __m256i sums[HALVES];
 
-    static Ready ready(v16u numbers) {
-        Ready made;
-        if (SIGNED) numbers ^= 0x80808080u;
-        std::memcpy(made.numbers, &numbers, sizeof(numbers));
-        for (int i = 0; i < 2; i++) made.sizes[i] = SIGNED ? _mm256_abs_epi8(made.numbers[i]) : made.numbers[i];
+    static __m256i ones(int value) { return _mm256_set1_epi16(short(value)); }
+    static Ready ready(const vu (&numbers)[STEP]) {
+        if constexpr (HALVES == 2) return {{(__m256i)(numbers[0] & 0x0f0f0f0fu), (__m256i)(numbers[0] >> 4 & 0x0f0f0f0fu)}};
+        else if constexpr (STEP == 2) return {{(__m256i)numbers[0], (__m256i)numbers[1]}};
+        else return {{(__m256i)numbers[0]}};
+    }
+    static Bytes bytes(const int8_t* from) {
+        Bytes made;
+        for (int i = 0; i < STEP; i++) made.units[i] = _mm256_set1_epi32(load<int32_t>(from + FOUR * i));
         return made;
     }
-    static Bytes bytes(const int8_t* from) { return _mm256_set1_epi32(load<int32_t>(from)); }
-    void begin(int32_t start) {
-        from = SIGNED ? 0 : start;
-        sums[0] = sums[1] = _mm256_set1_epi32(SHORT ? 0 : from);
+    void begin(int32_t) {
+        for (__m256i& sum : sums) sum = _mm256_setzero_si256();
     }
-    void add(const Ready& w, Bytes x) {
-        const __m256i ones = _mm256_set1_epi16(1);
-        for (int i = 0; i < 2; i++) {
-            const __m256i pairs = _mm256_maddubs_epi16(w.sizes[i], SIGNED ? _mm256_sign_epi8(x, w.numbers[i]) : x);
-            sums[i] = SHORT ? _mm256_add_epi16(sums[i], pairs) : _mm256_add_epi32(sums[i], _mm256_madd_epi16(pairs, ones));
-        }
+    void add(const Ready& w, const Bytes& x) {
+        if constexpr (STEP == 2) {
+            const __m256i pairs = _mm256_add_epi16(_mm256_maddubs_epi16(w.numbers[0], x.units[0]), _mm256_maddubs_epi16(w.numbers[1], x.units[1]));
+            sums[0] = _mm256_add_epi32(sums[0], _mm256_madd_epi16(pairs, ones(1)));
+        } else
+            for (int i = 0; i < HALVES; i++) sums[i] = _mm256_add_epi16(sums[i], _mm256_maddubs_epi16(w.numbers[i], x.units[0]));
+        for (__m256i& sum : sums) asm("" : "+x"(sum));  // added now: GCC would keep products for later, in memory
     }
-    v16i total() const {
-        if (!SHORT) return load<v16i>(sums);
-        __m256i wide[2];
-        for (int i = 0; i < 2; i++) wide[i] = _mm256_add_epi32(_mm256_madd_epi16(sums[i], _mm256_set1_epi16(1)), _mm256_set1_epi32(from));
-        return load<v16i>(wide);
+    vi total(int32_t start) const {
+        vi sum = (vi)(STEP == 2 ? sums[0] : _mm256_madd_epi16(sums[0], ones(1)));
+        if constexpr (HALVES == 2) sum += (vi)_mm256_madd_epi16(sums[1], ones(16));
+        return sum + start;
     }
 };
 #elif defined(__ARM_FEATURE_MATMUL_INT8)
 template <int MOST> struct Products {
-    struct Ready {
-        uint8x16_t quarters[4];
-    };
+    static constexpr int STEP = 1, TOGETHER = 4;
+    typedef uint8x16_t Ready;
     typedef int8x16_t Bytes;
-    int32x4_t sums[4];
+    int32x4_t sum;
 
-    static Ready ready(v16u numbers) { return load<Ready>(&numbers); }
+    static Ready ready(const vu (&numbers)[STEP]) { return (uint8x16_t)numbers[0]; }
     static Bytes bytes(const int8_t* from) { return vreinterpretq_s8_u32(vdupq_n_u32(load<uint32_t>(from))); }
-    void begin(int32_t start) { sums[0] = sums[1] = sums[2] = sums[3] = vdupq_n_s32(start); }
-    void add(const Ready& w, Bytes x) {
-        for (int i = 0; i < 4; i++) sums[i] = vusdotq_s32(sums[i], w.quarters[i], x);
-    }
-    v16i total() const { return load<v16i>(sums); }
+    void begin(int32_t start) { sum = vdupq_n_s32(start); }
+    void add(Ready w, Bytes x) { sum = vusdotq_s32(sum, w, x); }
+    vi total(int32_t) const { return (vi)sum; }
 };
 #else
 template <int MOST> struct Products {
-    typedef v16u Ready;
+    static constexpr int STEP = 1, TOGETHER = 2;
+    typedef vu Ready;
     typedef const int8_t* Bytes;
-    v16i sum;
+    vi sum;
 
-    static Ready ready(v16u numbers) { return numbers; }
+    static Ready ready(const vu (&numbers)[STEP]) { return numbers[0]; }
     static Bytes bytes(const int8_t* from) { return from; }
-    void begin(int32_t start) { sum = v16i{} + start; }
+    void begin(int32_t start) { sum = vi{} + start; }
     void add(Ready w, Bytes x) {
-        for (int i = 0; i < FOUR; i++) sum += (v16i)((w >> (8 * i)) & 255u) * int32_t(x[i]);
+        for (int i = 0; i < FOUR; i++) sum += (vi)((w >> (8 * i)) & 255u) * int32_t(x[i]);
     }
-    v16i total() const { return sum; }
+    vi total(int32_t) const { return sum; }
 };
 #endif
 
 // float16 to float32, exactly.
-inline v16f from_half(v16h value) {
-#if defined(__AVX512F__)
-    return (v16f)_mm512_cvtph_ps((__m256i)value);
+inline vf from_half(vh value) {
+#if defined(__AVX512VNNI__)
+    return (vf)_mm512_cvtph_ps((__m256i)value);
+#elif defined(__AVX2__) && defined(__F16C__)
+    return (vf)_mm256_cvtph_ps((__m128i)value);
 #else
-    const v16u bits = __builtin_convertvector(value, v16u), magnitude = (bits & 0x7fffu) << 13;
-    const v16u special = (v16u)(magnitude >= 0x0f800000u) & 0x7f800000u;  // infinity and NaN
-    const v16f scaled = (v16f)magnitude * 0x1p112f;
-    return (v16f)((v16u)scaled | special | ((bits & 0x8000u) << 16));
+    const vu bits = __builtin_convertvector(value, vu), magnitude = (bits & 0x7fffu) << 13;
+    const vu special = (vu)(magnitude >= 0x0f800000u) & 0x7f800000u;  // infinity and NaN
+    const vf scaled = (vf)magnitude * 0x1p112f;
+    return (vf)((vu)scaled | special | ((bits & 0x8000u) << 16));
 #endif
 }
-inline float from_half(uint16_t value) { return from_half(v16h{} + value)[0]; }
+inline float from_half(uint16_t value) { return from_half(vh{} + value)[0]; }
 
 // The nearest float16, the even one of two; NaN for what is too large.
 inline uint16_t to_half(float value) {
@@ -116,15 +121,18 @@ inline uint16_t to_half(float value) {
     return uint16_t(sign | (size < 0x1p-14f ? load<uint32_t>(&shifted) - load<uint32_t>(&half) : normal));
 }
 
-inline v16f floats(v16i value) { return __builtin_convertvector(value, v16f); }
+inline vf floats(vi value) { return __builtin_convertvector(value, vf); }
 
 // Bytes as floats; GCC would convert them one by one.
-#if defined(__AVX512F__)
-inline v16f wide(const int8_t* from) { return floats((v16i)_mm512_cvtepi8_epi32((__m128i)load<v16b>(from))); }
-inline v16f wide(const uint8_t* from) { return floats((v16i)_mm512_cvtepu8_epi32((__m128i)load<v16c>(from))); }
+#if defined(__AVX512VNNI__)
+inline vf wide(const int8_t* from) { return floats((vi)_mm512_cvtepi8_epi32((__m128i)load<vb>(from))); }
+inline vf wide(const uint8_t* from) { return floats((vi)_mm512_cvtepu8_epi32((__m128i)load<vc>(from))); }
+#elif defined(__AVX2__)
+inline vf wide(const int8_t* from) { return floats((vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)))); }
+inline vf wide(const uint8_t* from) { return floats((vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)))); }
 #else
-inline v16f wide(const int8_t* from) { return floats(__builtin_convertvector(load<v16b>(from), v16i)); }
-inline v16f wide(const uint8_t* from) { return floats(__builtin_convertvector(load<v16c>(from), v16i)); }
+inline vf wide(const int8_t* from) { return floats(__builtin_convertvector(load<vb>(from), vi)); }
+inline vf wide(const uint8_t* from) { return floats(__builtin_convertvector(load<vc>(from), vi)); }
 #endif
 
 }  // namespace tandem

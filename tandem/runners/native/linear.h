@@ -8,8 +8,6 @@
 
 namespace tandem {
 
-constexpr int TILE = 8;  // tokens whose sums are held in registers at once
-
 // The weights of one output, or zeros where `at` is null: stored in one format, packed in the same, or dense ones in blocks.
 struct Row {
     const void* at = nullptr;
@@ -62,10 +60,14 @@ public:
     // Calls done(token, first 16 outputs, last 16 outputs) for each of `tokens` rows of x, in tiles as equal as can be.
     // Meanwhile `then`, the panel after this one, is fetched, as much of it in one tile as in another.
     template <class Done> void panel(int which, const Input<D>& x, int tokens, Soon then, Done done) const {
+        const v16f near = load<v16f>(&bias_[size_t(which) * PANEL]), far = load<v16f>(&bias_[size_t(which) * PANEL + LANES]);
         const int tiles = (tokens + TILE - 1) / TILE;
+        alignas(64) float sums[TILE][PANEL];
         for (int at = 0, left = tiles; left; left--) {
             const int count = (tokens - at + left - 1) / left;
-            sized<TILE>(count, which, x, at, then, tiles, done);
+            tile(which, x, at, count, then, tiles, sums);
+            for (int m = 0; m < count; m++)
+                done(at + m, D::rounded(load<v16f>(sums[m]) + near), D::rounded(load<v16f>(sums[m] + LANES) + far));
             at += count;
         }
     }
@@ -111,48 +113,52 @@ private:
         return {format, reinterpret_cast<const char*>(to), count * sizeof(typename B::Packed)};
     }
 
-    template <int N, class Done>
-    void sized(int count, int which, const Input<D>& x, int at, Soon& then, int tiles, Done& done) const {
-        if (count == N) tile<N>(which, x, at, then, tiles, done);
-        else if constexpr (N > 1) sized<N - 1>(count, which, x, at, then, tiles, done);
-    }
-
-    template <int N, class Done> void tile(int which, const Input<D>& x, int at, Soon& then, int tiles, Done& done) const {
-        v16f first[N], last[N];
+    void tile(int which, const Input<D>& x, int at, int count, Soon& then, int tiles, float (*sums)[PANEL]) const {
         const Panel& panel = panels_[which];
-        if (panel.format == DENSE) dense<N>(panel, x.values + at * x.stride, x.stride, then, tiles, first, last);
-        else
-            with_blocks(panel.format, [&](auto blocks) {
-                typedef decltype(blocks) B;
-                typedef typename B::Packed Packed;
-                const int count = int(panel.bytes / sizeof(Packed)), lines = lines_of(sizeof(Packed) * GROUP / B::INPUTS, tiles);
-                multiply_blocks<B, N>(reinterpret_cast<const Packed*>(panel.at), count, x.groups + at, x.tokens, then, lines, first, last);
-            });
-        v16f near = load<v16f>(&bias_[size_t(which) * PANEL]), far = load<v16f>(&bias_[size_t(which) * PANEL + LANES]);
-#pragma GCC unroll 8
-        for (int m = 0; m < N; m++) done(at + m, D::rounded(first[m] + near), D::rounded(last[m] + far));
+        if (panel.format == DENSE) return sized<TILE>(count, panel, x.values + at * x.stride, x.stride, then, tiles, sums);
+        const auto [size, inputs] = with_blocks(panel.format, [](auto blocks) {
+            return std::pair(sizeof(typename decltype(blocks)::Packed), decltype(blocks)::INPUTS);
+        });
+        const int lines = lines_of(size * GROUP / inputs, tiles);
+        multiply_blocks(panel.format, count, panel.at, int(panel.bytes / size), x.groups + at, x.tokens, then, lines, sums);
     }
 
-    template <int N> void dense(const Panel& panel, const stored* x, size_t stride, Soon& then, int tiles, v16f* firsts, v16f* lasts) const {
-        const unit* w = reinterpret_cast<const unit*>(panel.at);
-        const int units = inputs_ / D::PER_UNIT, lines = lines_of(BURST * PANEL * sizeof(unit), tiles);
-        v16f first[N], last[N];
+    template <int N>
+    void sized(int count, const Panel& panel, const stored* x, size_t stride, Soon& then, int tiles, float (*sums)[PANEL]) const {
+        if (count == N) return dense<N>(panel, x, stride, then, tiles, sums);
+        if constexpr (N > 1) sized<N - 1>(count, panel, x, stride, then, tiles, sums);
+    }
+
+    // As many outputs at a time as registers hold the sums of.
+    template <int N> [[gnu::noinline]] void dense(const Panel& panel, const stored* x, size_t stride, Soon& then, int tiles, float (*to)[PANEL]) const {
+        constexpr int TOGETHER = N * REGISTERS <= 16 - 8 * (WIDTH == 8) ? REGISTERS : REGISTERS / 2;
+        const int units = inputs_ / D::PER_UNIT, lines = lines_of(BURST * WIDTH * TOGETHER * sizeof(unit), tiles);
+        for (int from = 0; from < PANEL; from += TOGETHER * WIDTH) {
+            const unit* w = reinterpret_cast<const unit*>(panel.at) + from;
+            vf sums[TOGETHER][N];
 #pragma GCC unroll 8  // all of these loops, or else the sums lie in memory
-        for (int m = 0; m < N; m++) first[m] = last[m] = v16f{};
-        for (int i = 0; i < units;) {
-            then.fetch(lines);
-            for (const int end = std::min(i + BURST, units); i < end; i++, w += PANEL) {
-                v16u near = load<v16u>(w), far = load<v16u>(w + LANES);
+            for (int r = 0; r < TOGETHER; r++)
 #pragma GCC unroll 8
-                for (int m = 0; m < N; m++) {
-                    unit value = load<unit>(x + m * stride + size_t(i) * D::PER_UNIT);
-                    first[m] = D::multiply_add(first[m], value, near);
-                    last[m] = D::multiply_add(last[m], value, far);
+                for (int m = 0; m < N; m++) sums[r][m] = vf{};
+            for (int i = 0; i < units;) {
+                then.fetch(lines);
+                for (const int end = std::min(i + BURST, units); i < end; i++, w += PANEL) {
+                    vu numbers[TOGETHER];
+#pragma GCC unroll 8
+                    for (int r = 0; r < TOGETHER; r++) numbers[r] = load<vu>(w + r * WIDTH);
+#pragma GCC unroll 8
+                    for (int m = 0; m < N; m++) {
+                        const unit value = load<unit>(x + m * stride + size_t(i) * D::PER_UNIT);
+#pragma GCC unroll 8
+                        for (int r = 0; r < TOGETHER; r++) sums[r][m] = D::multiply_add(sums[r][m], value, numbers[r]);
+                    }
                 }
             }
-        }
 #pragma GCC unroll 8
-        for (int m = 0; m < N; m++) firsts[m] = first[m], lasts[m] = last[m];
+            for (int r = 0; r < TOGETHER; r++)
+#pragma GCC unroll 8
+                for (int m = 0; m < N; m++) store(to[m] + from + r * WIDTH, sums[r][m]);
+        }
     }
 
     int inputs_ = 0;

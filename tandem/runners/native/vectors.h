@@ -19,6 +19,21 @@ typedef int8_t v16b __attribute__((vector_size(16)));
 typedef uint8_t v16c __attribute__((vector_size(16)));
 constexpr int LANES = 16;
 
+// The same, as wide as a register of this CPU: what the sums of linear layers are held in.
+#if defined(__AVX512VNNI__)
+constexpr int WIDTH = 16;
+#elif defined(__AVX2__)
+constexpr int WIDTH = 8;
+#else
+constexpr int WIDTH = 4;
+#endif
+typedef float vf __attribute__((vector_size(4 * WIDTH)));
+typedef int32_t vi __attribute__((vector_size(4 * WIDTH)));
+typedef uint32_t vu __attribute__((vector_size(4 * WIDTH)));
+typedef uint16_t vh __attribute__((vector_size(2 * WIDTH)));
+typedef int8_t vb __attribute__((vector_size(WIDTH)));
+typedef uint8_t vc __attribute__((vector_size(WIDTH)));
+
 template <class V> inline V load(const void* from) {
     V value;
     std::memcpy(&value, from, sizeof(V));
@@ -26,7 +41,7 @@ template <class V> inline V load(const void* from) {
 }
 template <class V> inline void store(void* to, V value) { std::memcpy(to, &value, sizeof(V)); }
 inline v16f all(float value) { return v16f{} + value; }
-inline v16f select(v16i mask, v16f yes, v16f no) { return (v16f)((mask & (v16i)yes) | (~mask & (v16i)no)); }
+template <class I, class F> inline F select(I mask, F yes, F no) { return (F)((mask & (I)yes) | (~mask & (I)no)); }
 
 inline float widen(uint16_t value) {
     uint32_t bits = uint32_t(value) << 16;
@@ -48,17 +63,29 @@ inline v16f widen(v16h value) { return (v16f)(__builtin_convertvector(value, v16
 
 // a * b + c, rounded once where the CPU can. The compiler is told to fuse nothing by itself (-ffp-contract=off): what is
 // fused must not depend on the loop around it.
-inline v16f fused(v16f a, v16f b, v16f c) {
-#if defined(__AVX512F__)
-    return (v16f)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#if defined(__AVX512VNNI__)
+inline v16f fused(v16f a, v16f b, v16f c) { return (v16f)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+#else
+inline vf fused(vf a, vf b, vf c) {
+#if defined(__AVX2__) && defined(__FMA__)
+    return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #elif defined(__FP_FAST_FMAF)
-    v16f result;
-    for (int i = 0; i < LANES; i++) result[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    vf result;
+    for (int i = 0; i < WIDTH; i++) result[i] = __builtin_fmaf(a[i], b[i], c[i]);
     return result;
 #else
     return a * b + c;
 #endif
 }
+inline v16f fused(v16f a, v16f b, v16f c) {
+    vf parts[3][LANES / WIDTH];
+    std::memcpy(parts[0], &a, sizeof(a));
+    std::memcpy(parts[1], &b, sizeof(b));
+    std::memcpy(parts[2], &c, sizeof(c));
+    for (int i = 0; i < LANES / WIDTH; i++) parts[2][i] = fused(parts[0][i], parts[1][i], parts[2][i]);
+    return load<v16f>(parts[2]);
+}
+#endif
 
 // e^x for x <= 0 and moderate x above (Cephes' expf: relative error below 2e-7); -inf gives 0.
 inline v16f exponential(v16f x) {
@@ -89,9 +116,9 @@ inline float sum(v16f value) {
     for (int i = 0; i < LANES; i++) total += value[i];
     return total;
 }
-inline float largest(v16f value) {
+template <class F> inline float largest(F value) {
     float best = value[0];
-    for (int i = 1; i < LANES; i++) best = value[i] > best ? value[i] : best;
+    for (size_t i = 1; i < sizeof(F) / sizeof(float); i++) best = value[i] > best ? value[i] : best;
     return best;
 }
 
@@ -104,13 +131,13 @@ struct Bfloat16 {
     static inline float wide1(stored value) { return widen(value); }
     static inline void keep(stored* to, v16f value) { store(to, narrow(value)); }
     static inline v16f rounded(v16f value) { return widen(narrow(value)); }
-    static inline v16f multiply_add(v16f sum, unit x, v16u w) {
+    template <class F, class U> static inline F multiply_add(F sum, unit x, U w) {
 #ifdef __AVX512BF16__
-        return (v16f)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(int(x)), (__m512bh)w);
+        return (F)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(int(x)), (__m512bh)w);
 #else
         uint32_t even = x << 16, odd = x & 0xffff0000u;
-        sum = fused(all(load<float>(&even)), (v16f)(w << 16), sum);
-        return fused(all(load<float>(&odd)), (v16f)(w & 0xffff0000u), sum);
+        sum = fused(F{} + load<float>(&even), (F)(w << 16), sum);
+        return fused(F{} + load<float>(&odd), (F)(w & 0xffff0000u), sum);
 #endif
     }
 };
@@ -123,7 +150,7 @@ struct Float32 {
     static inline float wide1(stored value) { return value; }
     static inline void keep(stored* to, v16f value) { store(to, value); }
     static inline v16f rounded(v16f value) { return value; }
-    static inline v16f multiply_add(v16f sum, unit x, v16u w) { return fused(all(x), (v16f)w, sum); }
+    template <class F, class U> static inline F multiply_add(F sum, unit x, U w) { return fused(F{} + x, (F)w, sum); }
 };
 
 }  // namespace tandem
