@@ -17,6 +17,7 @@ from tandem.engine.fair_turns import TooManyWaiting
 from tandem.engine.feature_output import HandedFeatures, hand_out
 from tandem.engine.prefix_cache import PrefixCache
 from tandem.engine.remote_prefill import RemotePrefill
+from tandem.engine.run_ahead import RunAhead
 from tandem.engine.slots import SlotPool
 from tandem.engine.structures import Structures
 from tandem.runners.capabilities import No
@@ -66,9 +67,14 @@ class Engine:
         self.verify = functools.partial(self.features.verify, self.verify)
 
     async def run(
-        self, step: Step, row: Any, prefill: bool = False, sequence: KVSequence | None = None
+        self,
+        step: Step,
+        row: Any,
+        prefill: bool = False,
+        sequence: KVSequence | None = None,
+        ahead: RunAhead | None = None,
     ) -> TimedResult[Any]:
-        """Runs `row` in the next `step` that has room. Raises RowFailed, StepHung, or DeviceLost.
+        """Runs `row` in the next `step` that has room, unless `ahead` has. Raises RowFailed, StepHung, or DeviceLost.
 
         After a step that hung the content of the slot of `sequence` is unknown, so it counts as empty. After a row that
         failed it is processed again, since what was copied to it may be the cause.
@@ -76,9 +82,12 @@ class Engine:
         if self.lost.is_set():
             raise DeviceLost(self._cause)
         try:
-            return await self.batcher.run(step, row, 1 if prefill else self.runner.limits.slots, prefill)
+            if ahead and (begun := ahead.take(row)):
+                return await begun
+            return await self.batcher.run(step, row, 1 if prefill else self.runner.limits.slots, prefill, ahead)
         except StepHung:
             if sequence:
+                sequence.stop_ahead()
                 sequence.held.clear()
             raise
         except RowFailed:

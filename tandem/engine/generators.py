@@ -77,9 +77,11 @@ def plain_generator(loaded: Loaded) -> Generator:
 
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
         check_drafts(request, ())
-        return DraftThenVerify(LocalVerifier(loaded.engine, replace(request.of_models, rule=Rule.AGREEMENT), stats))
+        plain, stops = replace(request.of_models, rule=Rule.AGREEMENT), stop_tokens(request, info)
+        return DraftThenVerify(LocalVerifier(loaded.engine, plain, stats, None if request.stop_strings else stops))
 
-    return Generator(target_info(loaded, 0), loaded.tokenizer, rounds, speculates=False)
+    info = target_info(loaded, 0)
+    return Generator(info, loaded.tokenizer, rounds, speculates=False)
 
 
 def drafted_generator(
