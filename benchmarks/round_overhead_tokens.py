@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
 from benchmarks.figures import quantile
-from benchmarks.round_overhead_rows import SEQUENCE_LENGTH, Row, direct, of_medians
+from benchmarks.round_overhead_rows import SEQUENCE_LENGTH, Row, direct
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.generator import Generator
@@ -84,15 +84,11 @@ async def token_rows(repeats: int) -> list[Row]:
                     await _timed(asked, runner, generator, rows)
                 await _timed(ahead, runner, generator, rows)
             for name, timed in (("asked for each step", asked), ("device goes on", ahead)):
+                over = 1 + quantile(timed.idle, 0.5) / STEP_SECONDS
                 found += [
-                    direct(f"{rows} at once, {name}: idle", timed.idle, "the device between two steps"),
+                    direct(f"{rows} at once, {name}: idle", timed.idle, f"between two steps: {over:.2f} of the step"),
                     direct(f"{rows} at once, {name}: wall", timed.wall, "of a step and all beside it"),
                     direct(f"{rows} at once, {name}: CPU", timed.cpu, "of the process, a token"),
-                    of_medians(
-                        f"{rows} at once, {name}: over the step",
-                        quantile(timed.wall, 0.5) / STEP_SECONDS / 1000,
-                        "not ms: a token's time over its step's own",
-                    ),
                 ]
     finally:
         await batcher.close()

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from tandem.engine.batch_window import BatchWindow
-from tandem.engine.run_ahead import RunAhead
+from tandem.engine.run_ahead import RunAhead, Waiting, following
 from tandem.engine.slots import SlotPool
 from tandem.runners.protocol import RowFailed
 
@@ -62,19 +62,6 @@ class TimedResult(Generic[Result]):
     queue_seconds: float
     compute_seconds: float
     rows: int = 1
-
-
-@dataclass(slots=True)
-class Waiting:
-    """A row and its result to come. `ahead`: goes on with its sequence by itself."""
-
-    step: Step
-    row: Any
-    limit: int
-    since: float
-    prefill: bool
-    done: asyncio.Future[TimedResult[Any]]
-    ahead: RunAhead | None = None
 
 
 class Batcher:
@@ -231,34 +218,20 @@ class Batcher:
             while True:
                 ran = _run(rows)
                 self.failures += any(isinstance(result, DeviceLost) for result in ran.value)
-                following = self._following(rows, ran, loop)
-                if not following:
+                new = [] if self._decides(rows) else following(rows, ran.value, loop)
+                if not new:
                     tell(self._ended, rows, ran)
                     return
-                self._running = following
+                self._running = new
                 tell(self._hand_out, rows, ran)
-                rows = following
+                rows = new
 
-    def _following(
-        self, rows: list[Waiting], ran: TimedResult[Sequence[Any]], loop: asyncio.AbstractEventLoop
-    ) -> list[Waiting]:
-        """Returns the rows of the next step, on the device thread; none if the event loop has to decide.
+    def _decides(self, rows: list[Waiting]) -> bool:
+        """Whether the event loop decides what runs next, for the device thread: a row joins, leaves, or is missing.
 
-        It has if any row joins, leaves, or is missing, or if other work waits for the device.
+        It does too if other work waits for the device.
         """
-        if self._ready or self._between or self._hung or self._closed or self._sequences() > len(rows):
-            return []
-        now, following = time.perf_counter(), list[Waiting]()
-        for old, result in zip(rows, ran.value, strict=True):
-            row = old.ahead.after(old.row, result) if old.ahead else None
-            if row is None:
-                return []
-            done = asyncio.Future[TimedResult[Any]](loop=loop)
-            following.append(Waiting(old.step, row, old.limit, now, False, done, old.ahead))
-        for new in following:
-            assert new.ahead is not None
-            new.ahead.foreseen(new)
-        return following
+        return bool(self._ready or self._between or self._hung or self._closed or self._sequences() > len(rows))
 
     def _ended(self, rows: list[Waiting], ran: TimedResult[Sequence[Any]]) -> None:
         self._running, self._turns = [], _TURNS

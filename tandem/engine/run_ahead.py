@@ -6,23 +6,34 @@ the run: what was foreseen is dropped, and costs nothing but its step, since the
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections import deque
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from tandem.runners.protocol import VerifyRow
 from tandem.speculation.types import Verdict
-
-if TYPE_CHECKING:
-    import asyncio
-
-    from tandem.engine.batcher import Waiting
 
 MOST_AHEAD = 16
 """Rows that may have run before anybody asked for them."""
 
 Follow = Callable[[Any, Any], Any]
 """Returns the row after a row and its result, on the device thread; None if somebody must look at the result first."""
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A row that waits for its step, and its result to come. `ahead`: goes on with its sequence by itself."""
+
+    step: Callable[[Sequence[Any]], Sequence[Any]]
+    row: Any
+    limit: int
+    since: float
+    prefill: bool
+    done: asyncio.Future[Any]
+    ahead: RunAhead | None = None
 
 
 class RunAhead:
@@ -37,7 +48,7 @@ class RunAhead:
         """Returns the row to go on with, on the device thread; None to wait for the event loop."""
         return self._follow(row, result) if self._open and len(self._rows) < MOST_AHEAD else None
 
-    def foreseen(self, waiting: Waiting) -> None:
+    def foresee(self, waiting: Waiting) -> None:
         """Records a row that runs next, before anybody can know the result of the one before."""
         self._rows.append(waiting)
 
@@ -58,6 +69,20 @@ class RunAhead:
     @property
     def over(self) -> bool:
         return not self._open
+
+
+def following(rows: Sequence[Waiting], results: Sequence[Any], loop: asyncio.AbstractEventLoop) -> list[Waiting]:
+    """Returns the rows of the step after that of `rows`, on the device thread; none if not all of them go on."""
+    now, found = time.perf_counter(), list[tuple[RunAhead, Waiting]]()
+    for old, result in zip(rows, results, strict=True):
+        row = old.ahead.after(old.row, result) if old.ahead else None
+        if old.ahead is None or row is None:
+            return []
+        new = Waiting(old.step, row, old.limit, now, False, asyncio.Future(loop=loop), old.ahead)
+        found.append((old.ahead, new))
+    for ahead, new in found:
+        ahead.foresee(new)
+    return [new for _, new in found]
 
 
 def plain_steps(stops: Collection[int], end: int) -> Follow:
