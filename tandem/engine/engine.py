@@ -17,7 +17,6 @@ from tandem.engine.fair_turns import TooManyWaiting
 from tandem.engine.feature_output import HandedFeatures, hand_out
 from tandem.engine.prefix_cache import PrefixCache
 from tandem.engine.remote_prefill import RemotePrefill
-from tandem.engine.run_ahead import RunAhead
 from tandem.engine.slots import SlotPool
 from tandem.engine.structures import Structures
 from tandem.runners.capabilities import No
@@ -67,20 +66,16 @@ class Engine:
         self.verify = functools.partial(self.features.verify, self.verify)
 
     async def run(
-        self,
-        step: Step,
-        row: Any,
-        prefill: bool = False,
-        sequence: KVSequence | None = None,
-        ahead: RunAhead | None = None,
+        self, step: Step, row: Any, prefill: bool = False, sequence: KVSequence | None = None
     ) -> TimedResult[Any]:
-        """Runs `row` in the next `step` that has room, unless `ahead` has. Raises RowFailed, StepHung, or DeviceLost.
+        """Runs `row` in the next `step` that has room, unless it ran ahead. Raises RowFailed, StepHung, or DeviceLost.
 
         After a step that hung the content of the slot of `sequence` is unknown, so it counts as empty. After a row that
         failed it is processed again, since what was copied to it may be the cause.
         """
         if self.lost.is_set():
             raise DeviceLost(self._cause)
+        ahead = sequence.ahead(prefill) if sequence else None
         try:
             if ahead and (begun := ahead.take(row)):
                 return await begun

@@ -77,8 +77,9 @@ def plain_generator(loaded: Loaded) -> Generator:
 
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
         check_drafts(request, ())
-        plain, stops = replace(request.of_models, rule=Rule.AGREEMENT), stop_tokens(request, info)
-        return DraftThenVerify(LocalVerifier(loaded.engine, plain, stats, None if request.stop_strings else stops))
+        verifier = LocalVerifier(loaded.engine, replace(request.of_models, rule=Rule.AGREEMENT), stats)
+        verifier.stops = None if request.stop_strings else stop_tokens(request, info)
+        return DraftThenVerify(verifier)
 
     info = target_info(loaded, 0)
     return Generator(info, loaded.tokenizer, rounds, speculates=False)

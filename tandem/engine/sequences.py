@@ -81,11 +81,15 @@ class KVSequence:
 
     def step(self, step: Step, row: Any, prefill: bool = False) -> Coroutine[Any, Any, TimedResult[Any]]:
         """Runs a row of this sequence (see Engine.run)."""
-        if prefill or (self._ahead and self._ahead.over):
+        return self.engine.run(step, row, prefill, self)
+
+    def ahead(self, prefill: bool) -> RunAhead | None:
+        """Returns what the device thread may have run of the next row; a prefill row drops it."""
+        if prefill:
             self.stop_ahead()
-        if self.follow and not prefill and not self._ahead:
+        elif self.follow and (self._ahead is None or self._ahead.over):
             self._ahead = RunAhead(self.follow)
-        return self.engine.run(step, row, prefill, self, self._ahead)
+        return self._ahead
 
     def stop_ahead(self) -> None:
         """Drops what the device thread has foreseen."""
@@ -222,19 +226,13 @@ class TargetSequence(KVSequence):
 
 
 class LocalVerifier:
-    """A local target for one request; `open` waits for a slot if all are taken. `stats` gets what was cached.
+    """A local target for one request; `open` waits for a slot if all are taken. `stats` gets what was cached."""
 
-    `stops`: the tokens that end its text, if all its steps are plain and nothing else does: it may step on by itself.
-    """
+    stops: Collection[int] | None = None
+    """The tokens that end its text, if all steps are plain and only they or its length end it: it may step on alone."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        request: Request,
-        stats: SpeculationStats | None = None,
-        stops: Collection[int] | None = None,
-    ) -> None:
-        self._engine, self._request, self._stops = engine, request, stops
+    def __init__(self, engine: Engine, request: Request, stats: SpeculationStats | None = None) -> None:
+        self._engine, self._request = engine, request
         self._stats = stats if stats is not None else SpeculationStats()
         self._sequence: TargetSequence | None = None
 
@@ -244,9 +242,9 @@ class LocalVerifier:
             self._sequence = await TargetSequence.admitted(self._engine, self._request, len(prompt))
             self._sequence.processing = await self._engine.processing(self._request, len(prompt))
             self._stats.cached_prompt_tokens = await self._sequence.fill(prompt[:-1])
-            if self._stops is not None:
+            if self.stops is not None:
                 most = self._engine.runner.limits.max_length
-                self._sequence.follow = plain_steps(self._stops, self._request.most_tokens(len(prompt)) or most)
+                self._sequence.follow = plain_steps(self.stops, self._request.most_tokens(len(prompt)) or most)
 
     async def verify(
         self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()

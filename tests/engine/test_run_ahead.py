@@ -75,7 +75,9 @@ async def ahead_of(runner: Slow, began: int) -> int:
 
 
 def opened(device: Engine, stops: Sequence[int] = (), most: int = 60) -> LocalVerifier:
-    return LocalVerifier(device, Request(GREEDY, max_new_tokens=most), stops=stops)
+    verifier = LocalVerifier(device, Request(GREEDY, max_new_tokens=most))
+    verifier.stops = stops
+    return verifier
 
 
 def test_the_device_goes_on_by_itself_up_to_a_bound() -> None:
