@@ -30,6 +30,7 @@ from benchmarks.round_overhead_rows import (
     direct,
     of_medians,
 )
+from benchmarks.round_overhead_tokens import token_rows
 from benchmarks.round_overhead_wire import empty_calls, round_rows, rounds_over
 from tandem.comparison.measuring.config import DTYPES
 from tandem.comparison.measuring.environment import these_versions, this_machine
@@ -94,6 +95,7 @@ async def measure(args: argparse.Namespace, say: Callable[[str], None]) -> Repor
         "Serialisation alone": serialisation_rows(k, count),
         "The server's side alone": await server_rows(k, count),
         "A draft's row alone": await draft_rows(min(count, 200)),
+        "A token of plain decoding beside a step that sleeps 3 ms": await token_rows(max(1, count // 100)),
     }
     overheads = {"toy server": toy_overhead}
     if args.real_rounds:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from tandem.engine.batch_window import BatchWindow
+from tandem.engine.run_ahead import RunAhead, Waiting, following
 from tandem.engine.slots import SlotPool
 from tandem.runners.protocol import RowFailed
 
@@ -63,23 +64,13 @@ class TimedResult(Generic[Result]):
     rows: int = 1
 
 
-@dataclass(slots=True)
-class _Waiting:
-    step: Step
-    row: Any
-    limit: int
-    since: float
-    prefill: bool
-    done: asyncio.Future[TimedResult[Any]]
-
-
 class Batcher:
     """Gathers rows of the same step, runs the step on the device thread, and distributes the results."""
 
     def __init__(self, name: str) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"device-{name}")
-        self._ready: list[_Waiting] = []
-        self._running: list[_Waiting] = []  # rows of the running step
+        self._ready: list[Waiting] = []
+        self._running: list[Waiting] = []  # rows of the running step
         self._between: set[Future[Any]] = set()  # work between steps that has not ended
         self._hung = ""
         self._again: asyncio.Handle | None = None
@@ -119,10 +110,13 @@ class Batcher:
         """
         self._hung = why
         self.hung_steps += 1
-        for waiting in (*self._running, *self._ready):
-            if not waiting.done.done():
-                waiting.done.set_exception(StepHung(why))
+        self._fail([*self._running, *self._ready])
         self._ready.clear()
+
+    def _fail(self, rows: list[Waiting]) -> None:
+        for waiting in rows:
+            if not waiting.done.done():
+                waiting.done.set_exception(StepHung(self._hung))
 
     @contextlib.contextmanager
     def excluded_from_wait(self) -> Iterator[None]:
@@ -158,8 +152,11 @@ class Batcher:
         row: Row,
         limit: int,
         prefill: bool = False,
+        ahead: RunAhead | None = None,
     ) -> asyncio.Future[TimedResult[Result]]:
         """Runs `row` in the next `step` that has room (at most `limit` rows). Raises RowFailed, StepHung or DeviceLost.
+
+        With `ahead`, the device thread goes on after it while no other row comes, goes or waits.
 
         Two steps of `prefill` rows never run in succession while other rows wait, so new requests delay a round by at
         most one chunk.
@@ -168,7 +165,7 @@ class Batcher:
             raise StepHung(self._hung)
         future: asyncio.Future[TimedResult[Result]] = asyncio.get_running_loop().create_future()
         now = time.perf_counter()
-        self._ready.append(_Waiting(step, row, limit, now, prefill, future))
+        self._ready.append(Waiting(step, row, limit, now, prefill, future, ahead))
         if not prefill:
             self._window.returned(now, bool(self._running))
         self._begin_if_ready()
@@ -207,26 +204,39 @@ class Batcher:
         self._prefilled = first.prefill
         self._running = rows = [r for r in self._ready if r.step == first.step][: first.limit]
         self._ready = [r for r in self._ready if r not in rows]
-        tell = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, context=self._context)
         begun = threading.Lock()
         begun.acquire()
-        self._thread.submit(self._run_and_tell, rows, begun, functools.partial(tell, self._ended, rows))
+        self._thread.submit(self._run_and_tell, rows, begun, asyncio.get_running_loop())
         if not self._between:
             begun.acquire(timeout=_BEGINS)
 
-    def _run_and_tell(
-        self, rows: list[_Waiting], begun: threading.Lock, tell: Callable[[TimedResult[Sequence[Any]]], object]
-    ) -> None:
-        """Runs the rows' step on the device thread and passes the result to `tell`."""
+    def _run_and_tell(self, rows: list[Waiting], begun: threading.Lock, loop: asyncio.AbstractEventLoop) -> None:
+        """Runs the rows' step on the device thread, and those that follow while nothing else is to be done."""
         begun.release()
-        ran = _run(rows)
-        self.failures += any(isinstance(result, DeviceLost) for result in ran.value)
+        tell = functools.partial(loop.call_soon_threadsafe, context=self._context)
         with contextlib.suppress(RuntimeError):  # the event loop is closed
-            tell(ran)
+            while True:
+                ran = _run(rows)
+                self.failures += any(isinstance(result, DeviceLost) for result in ran.value)
+                new = [] if self._decides(rows) else following(rows, ran.value, loop)
+                if not new:
+                    tell(self._ended, rows, ran)
+                    return
+                self._running = new
+                tell(self._hand_out, rows, ran)
+                rows = new
 
-    def _ended(self, rows: list[_Waiting], ran: TimedResult[Sequence[Any]]) -> None:
+    def _decides(self, rows: list[Waiting]) -> bool:
+        """Whether the event loop decides what runs next, for the device thread: a row joins, leaves, or is missing.
+
+        It does too if other work waits for the device.
+        """
+        return bool(self._ready or self._between or self._hung or self._closed or self._sequences() > len(rows))
+
+    def _ended(self, rows: list[Waiting], ran: TimedResult[Sequence[Any]]) -> None:
         self._running, self._turns = [], _TURNS
         if self._hung:
+            self._fail(rows)
             return self._returned(ran)
         if not rows[0].prefill:
             self._window.answered(len(rows), time.perf_counter(), ran.compute_seconds)
@@ -242,7 +252,7 @@ class Batcher:
         if self.came_back:
             self.came_back(failed)
 
-    def _first(self) -> _Waiting:
+    def _first(self) -> Waiting:
         """Returns the row that has waited longest.
 
         After a prefill step, the longest-waiting other row if there is one.
@@ -250,7 +260,7 @@ class Batcher:
         others = (row for row in self._ready if not row.prefill)
         return next(others, self._ready[0]) if self._prefilled else self._ready[0]
 
-    def _hand_out(self, rows: list[_Waiting], ran: TimedResult[Sequence[Any]]) -> None:
+    def _hand_out(self, rows: list[Waiting], ran: TimedResult[Sequence[Any]]) -> None:
         self.steps += 1
         self.rows += len(rows)
         if self.learn:
@@ -262,6 +272,7 @@ class Batcher:
                 continue
             if isinstance(result, Exception):
                 waiting.done.set_exception(result)
+                waiting.done.exception()  # nobody may ever ask for a row that was foreseen
             else:
                 queued = ran.queue_seconds + rows[0].since - waiting.since
                 waiting.done.set_result(TimedResult(result, queued, ran.compute_seconds, len(rows)))
@@ -286,7 +297,7 @@ class Batcher:
         self._thread.shutdown(wait=not self.stuck)
 
 
-def _run(rows: list[_Waiting]) -> TimedResult[Sequence[Any]]:
+def _run(rows: list[Waiting]) -> TimedResult[Sequence[Any]]:
     """Runs the rows' step on the device thread; the queue time is that of the first row."""
     began = time.perf_counter()
     try:

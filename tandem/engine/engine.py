@@ -73,17 +73,21 @@ class Engine:
     async def run(
         self, step: Step, row: Any, prefill: bool = False, sequence: KVSequence | None = None
     ) -> TimedResult[Any]:
-        """Runs `row` in the next `step` that has room. Raises RowFailed, StepHung, or DeviceLost.
+        """Runs `row` in the next `step` that has room, unless it ran ahead. Raises RowFailed, StepHung, or DeviceLost.
 
         After a step that hung the content of the slot of `sequence` is unknown, so it counts as empty. After a row that
         failed it is processed again, since what was copied to it may be the cause.
         """
         if self.lost.is_set():
             raise DeviceLost(self._cause)
+        ahead = sequence.ahead(prefill) if sequence else None
         try:
-            return await self.batcher.run(step, row, 1 if prefill else self.runner.limits.slots, prefill)
+            if ahead and (begun := ahead.take(row)):
+                return await begun
+            return await self.batcher.run(step, row, 1 if prefill else self.runner.limits.slots, prefill, ahead)
         except StepHung:
             if sequence:
+                sequence.stop_ahead()
                 sequence.held.clear()
             raise
         except RowFailed:

@@ -78,9 +78,12 @@ def plain_generator(loaded: Loaded) -> Generator:
 
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
         check_drafts(request, ())
-        return DraftThenVerify(LocalVerifier(loaded.engine, replace(request.of_models, rule=Rule.AGREEMENT), stats))
+        verifier = LocalVerifier(loaded.engine, replace(request.of_models, rule=Rule.AGREEMENT), stats)
+        verifier.stops = None if request.stop_strings else stop_tokens(request, info)
+        return DraftThenVerify(verifier)
 
-    return Generator(target_info(loaded, 0), loaded.tokenizer, rounds, speculates=False)
+    info = target_info(loaded, 0)
+    return Generator(info, loaded.tokenizer, rounds, speculates=False)
 
 
 def drafted_generator(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Coroutine, Hashable, Sequence
+from collections.abc import Collection, Coroutine, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tandem.engine.batcher import Step, TimedResult
 from tandem.engine.engine import Engine
+from tandem.engine.run_ahead import Follow, RunAhead, plain_steps
 from tandem.runners.feature_rows import FeatureRow
 from tandem.runners.pages import PAGE
 from tandem.runners.protocol import PrefillRow, RowFailed, StructureEnded, VerifyRow
@@ -32,9 +33,13 @@ class KVSequence:
 
     processing: Processing | None = None
 
+    follow: Follow | None = None
+    """With it, the device thread goes on by itself after the rows that are not prefill."""
+
     def __init__(self, engine: Engine, slot: int, request: Request, adapter: int = 0) -> None:
         self.engine, self.slot, self.request, self.adapter = engine, slot, request, adapter
         self.held: list[int] = []
+        self._ahead: RunAhead | None = None
         self.scope = engine.prefixes.scope(adapter) if engine.prefixes else None
         self._failures = engine.batcher.failures
         self._invalid = False
@@ -78,6 +83,20 @@ class KVSequence:
         """Runs a row of this sequence (see Engine.run)."""
         return self.engine.run(step, row, prefill, self)
 
+    def ahead(self, prefill: bool) -> RunAhead | None:
+        """Returns what the device thread may have run of the next row; a prefill row drops it."""
+        if prefill:
+            self.stop_ahead()
+        elif self.follow and (self._ahead is None or self._ahead.over):
+            self._ahead = RunAhead(self.follow)
+        return self._ahead
+
+    def stop_ahead(self) -> None:
+        """Drops what the device thread has foreseen."""
+        if self._ahead:
+            self._ahead.end()
+            self._ahead = None
+
     async def fill(self, tokens: Sequence[int]) -> int:
         """Processes the part of `tokens` that is not held yet, in chunks, between which other rows' steps run.
 
@@ -109,6 +128,7 @@ class KVSequence:
 
     def invalidate(self) -> None:
         """Forgets what is held, since it may be unsound: it is processed again, not copied."""
+        self.stop_ahead()
         self.held.clear()
         self._invalid = True
         if self.engine.prefixes:
@@ -124,6 +144,7 @@ class KVSequence:
 
         The slot may be given to others at once.
         """
+        self.stop_ahead()
         self.engine.adapters.give_back(self.adapter)
         prefixes, batcher = self.engine.prefixes, self.engine.batcher
         if prefixes is None or not self.cacheable or len(self.held) < PAGE or self.engine.lost.is_set():
@@ -207,6 +228,9 @@ class TargetSequence(KVSequence):
 class LocalVerifier:
     """A local target for one request; `open` waits for a slot if all are taken. `stats` gets what was cached."""
 
+    stops: Collection[int] | None = None
+    """The tokens that end its text, if all steps are plain and only they or its length end it: it may step on alone."""
+
     def __init__(self, engine: Engine, request: Request, stats: SpeculationStats | None = None) -> None:
         self._engine, self._request = engine, request
         self._stats = stats if stats is not None else SpeculationStats()
@@ -218,6 +242,9 @@ class LocalVerifier:
             self._sequence = await TargetSequence.admitted(self._engine, self._request, len(prompt))
             self._sequence.processing = await self._engine.processing(self._request, len(prompt))
             self._stats.cached_prompt_tokens = await self._sequence.fill(prompt[:-1])
+            if self.stops is not None:
+                most = self._engine.runner.limits.max_length
+                self._sequence.follow = plain_steps(self.stops, self._request.most_tokens(len(prompt)) or most)
 
     async def verify(
         self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()

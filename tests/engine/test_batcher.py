@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tandem.engine.batcher import Batcher, DeviceLost, TimedResult, _Waiting
+from tandem.engine.batcher import Batcher, DeviceLost, TimedResult
+from tandem.engine.run_ahead import Waiting
 from tandem.engine.slots import SlotPool
 from tandem.runners.protocol import RowFailed
 from tests.reliability.mutants import QUEUE_SECONDS, Mutant, planted
@@ -329,7 +330,7 @@ def test_two_that_come_back_from_elsewhere_share_steps_however_they_began() -> N
 async def each_waited(came: Sequence[float], began: float) -> list[float]:
     """Queue seconds of rows of one step that came at these times."""
     batcher, loop = Batcher("test"), asyncio.get_running_loop()
-    rows = [_Waiting(len, None, 4, since, False, loop.create_future()) for since in came]
+    rows = [Waiting(len, None, 4, since, False, loop.create_future()) for since in came]
     batcher._hand_out(rows, TimedResult([0] * len(rows), began - came[0], 0.5))
     await batcher.close()
     return [row.done.result().queue_seconds for row in rows]

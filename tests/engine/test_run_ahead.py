@@ -1,0 +1,248 @@
+"""The device thread goes on by itself: tokens are those of steps asked for, and who comes or goes waits one step."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tandem.engine.batcher import Batcher, StepHung
+from tandem.engine.engine import Engine
+from tandem.engine.generators import plain_generator
+from tandem.engine.loading import Loaded
+from tandem.engine.run_ahead import MOST_AHEAD
+from tandem.engine.sequences import LocalVerifier
+from tandem.runners.toy import ToyRunner, ToyTokenizer
+from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, Request
+from tests.planting import planted
+from tests.support import GREEDY, SAMPLED, oracle, run, toy
+
+PROMPT = list(b"a prompt")
+
+
+class Slow(ToyRunner):
+    """Notes the slots of each step, prefill or not, which takes a moment."""
+
+    seconds = 0.002
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.ran: list[tuple[str, tuple[int, ...]]] = []
+
+    def prefill(self, rows: Sequence[Any]) -> Any:
+        self.ran.append(("prefill", tuple(row.slot for row in rows)))
+        return super().prefill(rows)
+
+    def verify(self, rows: Sequence[Any]) -> Any:
+        self.ran.append(("verify", tuple(row.slot for row in rows)))
+        time.sleep(self.seconds)
+        return super().verify(rows)
+
+    @property
+    def verified(self) -> int:
+        return sum(kind == "verify" for kind, _ in self.ran)
+
+
+def engine() -> tuple[Engine, Slow]:
+    runner = toy(kind=Slow)
+    return Engine(runner, Batcher("test")), runner
+
+
+def expected_of(prompt: list[int], sampling: Any, count: int) -> list[int]:
+    return list(oracle(prompt, sampling, count, past_the_end=True))
+
+
+async def generated(engine: Engine, **options: Any) -> tuple[list[int], GenerationEnd]:
+    tokens = list[int]()
+    generator = plain_generator(Loaded(engine, ToyTokenizer()))
+    async for event in generator.generate(GenerationRequest(**{"token_ids": tuple(PROMPT), **options})):
+        if isinstance(event, Chunk):
+            tokens += event.token_ids
+    assert isinstance(event, GenerationEnd)
+    return tokens, event
+
+
+async def ahead_of(runner: Slow, began: int) -> int:
+    """Holds the event loop until the device has stopped by itself; returns the steps that it took meanwhile."""
+    at = -1
+    while at != runner.verified:
+        at = runner.verified
+        time.sleep(20 * runner.seconds)
+    return at - began
+
+
+def opened(device: Engine, stops: Sequence[int] = (), most: int = 60) -> LocalVerifier:
+    verifier = LocalVerifier(device, Request(GREEDY, max_new_tokens=most))
+    verifier.stops = stops
+    return verifier
+
+
+def test_the_device_goes_on_by_itself_up_to_a_bound() -> None:
+    async def test() -> None:
+        device, runner = engine()
+        verifier, tokens = opened(device), list(PROMPT)
+        await verifier.open(tokens)
+        tokens += (await verifier.verify(tokens, ())).token_ids
+        taken = await ahead_of(runner, 0)
+        assert MOST_AHEAD <= taken <= MOST_AHEAD + 2
+        while len(tokens) < len(PROMPT) + 60:
+            tokens += (await verifier.verify(tokens, ())).token_ids
+        assert tokens == PROMPT + expected_of(PROMPT, GREEDY, 60)
+        assert runner.verified == 60 > taken
+        await verifier.close()
+        await device.batcher.close()
+
+    run(test())
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
+def test_several_requests_share_the_steps_that_the_device_takes_by_itself(sampling: Any) -> None:
+    async def test() -> None:
+        device, runner = engine()
+        asked = [generated(device, sampling=sampling, max_new_tokens=20, ignore_end_of_sequence=True) for _ in range(3)]
+        for tokens, end in await asyncio.gather(*asked):
+            assert tokens == expected_of(PROMPT, sampling, 20)
+            assert (end.stats.rounds, end.stats.drafted) == (20, 0)
+        assert device.batcher.rows == 60 + 3
+        assert runner.verified < 40
+        await device.batcher.close()
+
+    run(test())
+
+
+def test_no_step_runs_past_a_stop_token_or_the_length() -> None:
+    async def test() -> None:
+        expected = expected_of(PROMPT, GREEDY, 30)
+        stop = expected[12]
+        for options, count in (
+            ({"max_new_tokens": 30, "stop_token_ids": (stop,)}, expected.index(stop) + 1),
+            ({"max_new_tokens": 9}, 9),
+        ):
+            device, runner = engine()
+            tokens, _ = await generated(device, ignore_end_of_sequence=True, **options)
+            await device.batcher.close()
+            assert tokens == expected[:count]
+            assert runner.verified == count
+
+    run(test())
+
+
+def test_a_newcomer_waits_for_the_step_that_runs_and_no_longer() -> None:
+    async def test() -> None:
+        device, runner = engine()
+        first = asyncio.create_task(generated(device, max_new_tokens=140, ignore_end_of_sequence=True))
+        while runner.verified < 10:
+            await asyncio.sleep(0.001)
+        second, before = opened(device, most=5), len(runner.ran)
+        opening = asyncio.create_task(second.open(PROMPT))
+        await opening
+        new = runner.ran[before:]
+        assert new.index(("prefill", (1,))) <= 2
+        await second.close()
+        tokens, _ = await first
+        assert tokens == expected_of(PROMPT, GREEDY, 140)
+        await device.batcher.close()
+
+    run(test())
+
+
+def test_a_row_that_was_not_foreseen_ends_the_run_and_is_exact() -> None:
+    async def test() -> None:
+        device, runner = engine()
+        expected = PROMPT + expected_of(PROMPT, GREEDY, 40)
+        verifier, tokens = opened(device), list(PROMPT)
+        await verifier.open(tokens)
+        while len(tokens) < len(expected):
+            left = len(expected) - len(tokens)
+            draft = expected[len(tokens) : len(tokens) + min(2, left - 1)] if len(tokens) % 5 == 0 else []
+            tokens += (await verifier.verify(tokens, draft)).token_ids
+            await ahead_of(runner, 0)
+        assert tokens == expected
+        await verifier.close()
+        await device.batcher.close()
+
+    run(test())
+
+
+def test_who_leaves_waits_for_one_step_and_leaves_a_clean_slot() -> None:
+    async def test() -> None:
+        device, runner = engine()
+        leaving = asyncio.create_task(generated(device, max_new_tokens=140, ignore_end_of_sequence=True))
+        while runner.verified < 10:
+            await asyncio.sleep(0.001)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        at = runner.verified
+        assert await ahead_of(runner, at) <= 1
+        other = list(b"another prompt")
+        tokens, _ = await generated(device, token_ids=tuple(other), max_new_tokens=20, ignore_end_of_sequence=True)
+        assert tokens == expected_of(other, GREEDY, 20)
+        assert {slots for _, slots in runner.ran} == {(0,)}
+        await device.batcher.close()
+
+    run(test())
+
+
+def test_a_run_whose_step_hangs_is_told_and_its_sequence_goes_on_exactly() -> None:
+    async def test() -> None:
+        device, _ = engine()
+        verifier, tokens = opened(device), list(PROMPT)
+        await verifier.open(tokens)
+        tokens += (await verifier.verify(tokens, ())).token_ids
+        device.batcher.abandon("a step hangs")
+        with pytest.raises(StepHung):
+            for _ in range(MOST_AHEAD + 2):
+                tokens += (await verifier.verify(tokens, ())).token_ids
+        while device.batcher.running[1]:
+            await asyncio.sleep(0.001)
+        while len(tokens) < len(PROMPT) + 30:
+            tokens += (await verifier.verify(tokens, ())).token_ids
+        assert tokens == PROMPT + expected_of(PROMPT, GREEDY, 30)
+        await verifier.close()
+        await device.batcher.close()
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("where", "old", "new", "caught"),
+    [
+        ("run_ahead:RunAhead.after", "self._open and", "False and", test_the_device_goes_on_by_itself_up_to_a_bound),
+        (
+            "run_ahead:RunAhead.after",
+            "< MOST_AHEAD",
+            "< 9 * MOST_AHEAD",
+            test_the_device_goes_on_by_itself_up_to_a_bound,
+        ),
+        (
+            "run_ahead:plain_steps",
+            " or result.token_ids[-1] in stops",
+            "",
+            test_no_step_runs_past_a_stop_token_or_the_length,
+        ),
+        (
+            "run_ahead:plain_steps",
+            "position + 1 >= end",
+            "position >= end",
+            test_no_step_runs_past_a_stop_token_or_the_length,
+        ),
+        (
+            "batcher:Batcher._decides",
+            "self._ready or self._between or self._hung or self._closed or self._sequences() > len(rows)",
+            "self._hung",
+            test_a_newcomer_waits_for_the_step_that_runs_and_no_longer,
+        ),
+        (
+            "run_ahead:RunAhead.end",
+            "self._open = False",
+            "pass",
+            test_who_leaves_waits_for_one_step_and_leaves_a_clean_slot,
+        ),
+    ],
+)
+def test_planted_mistakes_are_found(where: str, old: str, new: str, caught: Any) -> None:
+    with planted("", f"tandem.engine.{where}", old, new), pytest.raises(AssertionError):
+        caught()
