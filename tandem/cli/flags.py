@@ -460,6 +460,7 @@ class Options:
     )
     modules_to_not_convert: LIST = option("modules to leave unquantized", ("plan",), default="lm_head")
     compile_minutes: float = option("minutes to assume for compiling a graph", ("plan",), default=10.0)
+    log: FILE | None = option("a log: name its known errors, with cause and next command (docs/errors.md)", ("doctor",))
     json: bool = switch("print JSON", ("plan", "doctor", "check"))
 
     metrics_port: int | None = option(

@@ -191,6 +191,11 @@ def plan(args: Options) -> Run:
 
 
 def doctor(args: Options) -> Run:
+    """Examines this machine, or a log of another. Raises ValueError."""
+    if args.log is not None:
+        from tandem.workshops.planning.log_reading import run_log
+
+        return _at_once(run_log, Path(args.log), args.json)
     from tandem.workshops.planning.doctor import run_doctor
 
     return _at_once(run_doctor, args.json)

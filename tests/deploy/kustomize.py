@@ -66,7 +66,8 @@ def _apply(patch: Object, objects: list[Object]) -> None:
 
 def _operate(operation: Object, target: Object) -> None:
     """RFC 6902: add, replace, remove, with members and indices that exist but for the last of `add`, `-` at the end."""
-    *path, last = operation["path"].lstrip("/").split("/")
+    steps = operation["path"].lstrip("/").split("/")
+    *path, last = (step.replace("~1", "/").replace("~0", "~") for step in steps)  # RFC 6901
     place: Any = target
     for step in path:
         place = place[int(step)] if isinstance(place, list) else place[step]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import Any
 
@@ -313,3 +314,18 @@ def test_pods_run_where_the_node_pool_has_nodes() -> None:
         for name, pod in pods(f"overlays/{overlay}").items():
             assert pod["spec"].get("nodeSelector", {}).items() <= template["metadata"]["labels"].items()
             assert name == "gateway" or any(each["key"] == taint["key"] for each in pod["spec"]["tolerations"])
+
+
+def test_the_fallback_for_locked_memory_differs_in_the_capability_and_the_level_alone() -> None:
+    plain, fallback = (copy.deepcopy(objects(f"overlays/{name}")) for name in ("same-node", "same-node-ipc-lock"))
+    allowed = [
+        pod for each in fallback if (pod := each.get("spec", {}).get("template")) and each["kind"] == "StatefulSet"
+    ]
+    added = [pod["spec"]["containers"][0]["securityContext"]["capabilities"].pop("add") for pod in allowed]
+    assert added == [["IPC_LOCK"]] * 3
+    level = "pod-security.kubernetes.io/enforce"
+    (namespace,) = (each for each in fallback if each["kind"] == "Namespace")
+    assert namespace["metadata"]["labels"].pop(level) == "privileged"
+    (restricted,) = (each for each in plain if each["kind"] == "Namespace")
+    assert restricted["metadata"]["labels"].pop(level) == "restricted"
+    assert fallback == plain

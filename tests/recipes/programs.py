@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 from packaging.requirements import Requirement
 
+from tandem.cli import main as cli
 from tests.deploy.kustomize import build, containers
 from tests.deploy.manifests import FOLDERS, objects, valid
 
@@ -40,6 +41,7 @@ KNOWN: dict[str, str] = {
     "docker build": "-f --target -t",
     "docker login": "--username --password-stdin",
     "docker push": "",
+    "docker run": "--rm --device --network --shm-size --cap-add -v",
     "docker tag": "",
     "eksctl create addon": "--cluster --name",
     "eksctl create cluster": "-f --install-neuron-plugin",
@@ -78,11 +80,21 @@ def check(words: list[str]) -> str:
         return f"{check(words[:at])} | {check(words[at + 1 :])}"
     if words[0] == "curl":
         return _curl(words[1:])
+    if words[:2] == ["docker", "run"]:
+        at = next(i for i, word in enumerate(words) if word.startswith("tandem:"))
+        _in_the_container(words[at], words[at + 1 :])
+        words = words[:at]
     name = _name_of(words)
     flags = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
     assert flags <= set(KNOWN[name].split()), f"{name}: {flags - set(KNOWN[name].split())}"
     more = MORE.get(words[0])
     return f"table of flags{', ' + more(name, words) if more else ''}"
+
+
+def _in_the_container(image: str, words: list[str]) -> None:
+    """A program of ours in an image that the container file says how to build."""
+    assert f"-t {image} " in (ROOT / "deploy/Dockerfile").read_text(encoding="utf-8"), image
+    assert cli.parser().parse_args(words[words.index("main.py") + 1 :]).role
 
 
 def values(words: list[str], flag: str) -> list[str]:
@@ -132,6 +144,9 @@ REGISTRY = "123456789012.dkr.ecr.us-west-2.amazonaws.com"
 
 
 def _docker(name: str, words: list[str]) -> str:
+    if name == "docker run":
+        assert all(device.startswith("/dev/neuron") for device in values(words, "--device"))
+        return "devices, image and our own flags"
     if name == "docker login":
         assert words[-1] == REGISTRY
         return "registry of the manifests"

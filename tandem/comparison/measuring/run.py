@@ -40,7 +40,7 @@ class Contender:
     split: bool = False
     timeout_s: float | None = None
     all_ours: bool = True
-    own: tuple[GenerationClient, ...] = ()
+    own: tuple[GenerationClient | OpenAIClient, ...] = ()
 
     def of(self, user: int) -> Contender:
         """Returns what a user asks: a draft worker of its own, if there is one."""

@@ -1,0 +1,164 @@
+"""One hour on one Trainium instance, from `doctor` to a bundle to send back. README.md of this folder says how.
+
+    python deploy/first-hour/first_hour.py trn2.3xlarge           # every step that is not done yet
+    python deploy/first-hour/first_hour.py trn2.3xlarge --print   # only says what would be typed
+    python deploy/first-hour/first_hour.py add BUNDLE.tar.gz      # a row of devices.md from a bundle
+
+Each step is a command of its own, is timed, and writes its log and its state; done steps are not repeated. It needs
+nothing but Python: Tandem's own commands do the work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from bundle import add_bundle, make_bundle
+from plans import PLANS, Plan, Step, minutes_of, price_of
+
+ROOT = Path(__file__).resolve().parents[2]
+STATE = "state.json"
+TAIL = 15
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a step: done or failed, and in how many seconds."""
+
+    status: str
+    seconds: float
+
+
+def read_state(folder: Path) -> dict[str, Outcome]:
+    """The steps that were taken. Raises ValueError if the file is another's."""
+    file = folder / STATE
+    if not file.exists():
+        return {}
+    try:
+        return {
+            name: Outcome(str(s["status"]), float(s["seconds"])) for name, s in json.loads(file.read_text()).items()
+        }
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{file}: is not a state of this script ({error}); remove it, or give another --folder"
+        ) from None
+
+
+def write_state(folder: Path, state: dict[str, Outcome]) -> None:
+    """Replaces the state as a whole, so that a step which is cut off leaves the one before it."""
+    fresh = folder / f"{STATE}.new"
+    fresh.write_text(json.dumps({name: vars(one) for name, one in state.items()}, indent=2) + "\n")
+    fresh.replace(folder / STATE)
+
+
+def run_step(step: Step, folder: Path) -> Outcome:
+    """Runs the commands of a step, with their output in its log and on the terminal."""
+    began = time.monotonic()
+    with (folder / f"{step.name}.log").open("w", encoding="utf-8") as log:
+        for command in step.commands:
+            print(f"\n[{step.name}] {shlex.join(command)}", flush=True)
+            with subprocess.Popen(
+                [sys.executable if word == "python" else word for word in command],
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+            ) as process:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    log.write(line)
+                    if step.shown:
+                        print(line, end="", flush=True)
+            if process.returncode:
+                return Outcome("failed", time.monotonic() - began)
+    return Outcome("done", time.monotonic() - began)
+
+
+def failure(plan: Plan, step: Step, folder: Path) -> str:
+    """What a failed step leaves: the end of its log, what is known of the error, and the next command to type."""
+    log = folder / f"{step.name}.log"
+    tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:])
+    again = shlex.join(["python", "deploy/first-hour/first_hour.py", plan.name, "--folder", str(folder)])
+    doctor = ["main.py", "--role", "doctor", "--log", str(log)]
+    known = subprocess.run([sys.executable, *doctor], cwd=ROOT, capture_output=True, text=True, check=False)
+    said = known.stdout if known.returncode == 0 else ""
+    return f"{tail}\n{said}step {step.name} failed; all of it is in {log}\nnext: {step.hint}\nthen: {again}"
+
+
+def run_plan(plan: Plan, folder: Path, dollars: float | None) -> int:
+    """Takes the steps that are not done. Returns 0, or 1 at the first that fails."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state = read_state(folder)
+    for step in plan.steps(folder):
+        if step.name in state and state[step.name].status == "done":
+            print(f"[{step.name}] done before, in {state[step.name].seconds:.0f} s")
+            continue
+        state[step.name] = run_step(step, folder)
+        write_state(folder, state)
+        took = state[step.name].seconds
+        if state[step.name].status != "done":
+            print(failure(plan, step, folder))
+            return 1
+        late = "" if took <= 60 * step.minutes else f", above the {step.minutes:g} minutes that were allowed for"
+        print(f"[{step.name}] done in {took:.0f} s{late}")
+    seconds = sum(one.seconds for one in state.values())
+    bundle = make_bundle(plan, folder, {name: vars(one) for name, one in state.items()})
+    rate = plan.dollars if dollars is None else dollars
+    print(f"\n{seconds / 60:.1f} minutes, {price_of(seconds / 60, rate)} at ${rate:g} an hour")
+    print(add_bundle(bundle, folder / "devices.md"))
+    print(
+        f"read {folder / 'measured' / 'report.html'}; send back {bundle}, which has no secrets; then end the instance"
+    )
+    return 0
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    words = argparse.ArgumentParser(prog="first_hour.py", description=__doc__.partition("\n")[0] if __doc__ else None)
+    words.add_argument("plan", choices=[*PLANS, "add"], help="where this runs; add: take a bundle into devices.md")
+    words.add_argument("bundles", nargs="*", type=Path, help="of add: bundles that came back")
+    words.add_argument(
+        "--folder", type=Path, help="where state, logs and results are (default: results/first-hour-PLAN)"
+    )
+    words.add_argument("--models", type=Path, default=Path("/models"), help="folder of the models (default: /models)")
+    words.add_argument("--table", type=Path, default=Path(__file__).parent / "devices.md", help="of add: the table")
+    words.add_argument("--dollars", type=float, help="what an hour costs you (default: the page's)")
+    words.add_argument("--print", action="store_true", dest="dry", help="print the commands, and run none")
+    return words.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
+    try:
+        if args.plan == "add":
+            for bundle in args.bundles:
+                print(add_bundle(bundle, args.table))
+            return 0
+        if args.bundles:
+            raise ValueError(f"{args.bundles[0]}: only add takes bundles")
+        plan = PLANS[args.plan](args.models)
+        folder = (args.folder or ROOT / "results" / f"first-hour-{plan.name}").resolve()
+        if args.dry:
+            for step in plan.steps(folder):
+                print(f"# {step.name}: at most {step.minutes:g} minutes")
+                print("\n".join(shlex.join(command) for command in step.commands))
+            print(f"# {minutes_of(plan):g} minutes at most, {price_of(minutes_of(plan), args.dollars or plan.dollars)}")
+            return 0
+        return run_plan(plan, folder, args.dollars)
+    except ValueError as error:
+        print(f"first_hour.py: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

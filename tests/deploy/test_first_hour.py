@@ -1,0 +1,227 @@
+"""The script of the first hour: taken end to end, resumed, refused; its commands for devices, its page, its bundle."""
+
+from __future__ import annotations
+
+import io
+import json
+import shlex
+import subprocess
+import sys
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.recipes import ours, programs
+from tests.recipes.page import Command, commands_of
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "deploy/first-hour"
+PAGE = FOLDER / "README.md"
+SCRIPT = "deploy/first-hour/first_hour.py"
+
+
+@pytest.fixture(name="script")
+def the_script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import first_hour  # type: ignore[import-not-found]
+
+    return first_hour
+
+
+@pytest.mark.thorough
+def test_the_first_hour_is_taken_here_to_a_row_of_the_table(tmp_path: Path) -> None:
+    command = [sys.executable, SCRIPT, "toy", "--folder", str(tmp_path / "hour")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    with tarfile.open(tmp_path / "hour.tar.gz") as bundle:
+        names = set(bundle.getnames())
+    assert names >= {"about.json", "measured/records.jsonl", "measured/comparison.json", "versions.log", "doctor.log"}
+    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert again.stdout.count("done before") == 4 and "[measure] python" not in again.stdout
+    rows = (tmp_path / "hour" / "devices.md").read_text(encoding="utf-8").splitlines()[-2:]
+    assert rows[0].startswith("|---"), "the row is there once, although it was added twice"
+    cells = [cell.strip() for cell in rows[1].strip("|").split("|")]
+    assert cells[0] == "toy (toy)" and cells[7] == "12 of 12" and cells[8] == "true"
+    assert "-" not in cells[3:7] and all(len(cell.split(" / ")) == 3 for cell in cells[5:7])
+
+
+def of_steps(script: ModuleType, plan: str, **commands: str) -> object:
+    """A plan whose steps are Python programs."""
+    from plans import PLANS, Plan, Step  # type: ignore[import-not-found]
+
+    steps = [Step(name, (("python", "-c", program),), 1, f"mend {name}") for name, program in commands.items()]
+    base = PLANS[plan](Path("/models"))
+
+    class Made(Plan):
+        def steps(self, folder: Path) -> list[object]:
+            return steps
+
+    return Made(base.name, 60.0, base.pair, base.shape)
+
+
+def test_a_step_that_fails_says_what_to_type_and_is_the_first_that_is_taken_again(
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    marker, folder = tmp_path / "mended", tmp_path / "hour"
+    fails = (
+        f"import pathlib, sys; print('neuronx-cc failed with -9'); sys.exit(not pathlib.Path({str(marker)!r}).exists())"
+    )
+    plan = of_steps(script, "toy", one="print('first')", two=fails, three="raise SystemExit(3)")
+    assert script.run_plan(plan, folder, None) == 1
+    said = capsys.readouterr().out
+    assert "step two failed" in said and "next: mend two" in said and "[three]" not in said
+    assert f"then: python {SCRIPT} toy --folder {folder}" in said
+    assert "The host's memory ran out" in said, "what doctor --log knows of it"
+    marker.touch()
+    assert script.run_plan(plan, folder, None) == 1
+    said = capsys.readouterr().out
+    assert "[one] done before" in said and "[two] done in" in said and "step three failed" in said
+    assert {name: one["status"] for name, one in json.loads((folder / "state.json").read_text()).items()} == {
+        "one": "done",
+        "two": "done",
+        "three": "failed",
+    }
+
+
+def test_a_state_of_something_else_is_refused_by_its_file(
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "state.json").write_text('["?"]', "utf-8")
+    assert script.main(["toy", "--folder", str(tmp_path)]) == 2
+    assert "state.json: is not a state of this script" in capsys.readouterr().err
+
+
+def test_a_bundle_has_no_secrets(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bundle import make_bundle  # type: ignore[import-not-found]
+
+    monkeypatch.setenv("HOME", "/home/someone")
+    folder = tmp_path / "hour"
+    folder.mkdir()
+    secrets = (
+        "hf_AbCdEfGhIjKlMn",
+        "AKIAABCDEFGHIJKLMNOP",
+        "Bearer s3cr3t-t0ken",
+        "token=s3cr3t",
+        "/home/someone/models",
+    )
+    key = "-----BEGIN PRIVATE KEY-----\nMIIEvQ\n-----END PRIVATE KEY-----"
+    (folder / "serve.log").write_text("\n".join([*secrets, key, "serving at 127.0.0.1:50051"]), "utf-8")
+    (folder / "weights.safetensors").write_text("weights", "utf-8")
+    with tarfile.open(make_bundle(of_steps(script, "toy"), folder, {})) as bundle:
+        assert bundle.getnames() == ["about.json", "serve.log"]
+        member = bundle.extractfile("serve.log")
+        assert member is not None
+        text = member.read().decode()
+    assert not [part for part in ("AbCd", "AKIA", "s3cr3t", "someone", "MIIE") if part in text], text
+    assert "serving at 127.0.0.1:50051" in text
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({}, "has no about.json"),
+        ({"about.json": '{"format": "other"}'}, "is not of format"),
+        ({"about.json": '{"format": "tandem-first-hour-1"}'}, "has no measured/records.jsonl"),
+        ({"about.json": '{"format": "tandem-first-hour-1"}', "measured/records.jsonl": "?"}, "refused its records"),
+    ],
+)
+def test_a_bundle_that_is_none_is_refused(
+    script: ModuleType, tmp_path: Path, files: dict[str, str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with tarfile.open(tmp_path / "bundle.tar.gz", "w:gz") as bundle:
+        for name, text in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(text)
+            bundle.addfile(member, io.BytesIO(text.encode()))
+    table = tmp_path / "devices.md"
+    assert script.main(["add", str(tmp_path / "bundle.tar.gz"), "--table", str(table)]) == 2
+    assert said in capsys.readouterr().err and not table.exists()
+
+
+def commands_for(instance: str) -> list[str]:
+    printed = subprocess.run(
+        [sys.executable, SCRIPT, instance, "--print"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    return [line for line in printed.splitlines() if not line.startswith(("#", "python -m pip"))]
+
+
+@pytest.mark.parametrize("instance", ["trn2.3xlarge", "trn1.2xlarge"])
+def test_the_commands_for_a_device_are_understood(instance: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = commands_for(instance)
+    assert len(lines) >= 7
+    monkeypatch.setattr(Command, "instance", instance)
+    for line in lines:
+        with monkeypatch.context() as alone:  # torchrun's variables are those of one command
+            assert ours.check(Command(PAGE, line), alone)
+
+
+def test_what_is_compiled_is_what_the_comparison_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On TorchNeuron: the degrees, rows, lengths and drafts of each server are among those compiled."""
+    from tandem.cli import compare, compare_placement, main
+    from tandem.host.devices import Devices
+    from tandem.host.instances import instance_named
+    from tests.planning.support import CONFIGS
+
+    instance = instance_named("trn2.3xlarge")
+    chips = Devices(count=1, instance=instance.name, family=instance.chip.family)
+    monkeypatch.setattr(compare_placement, "find_devices", lambda *where: chips)
+    shapes: dict[str, set[tuple[object, ...]]] = {"compiled": set(), "served": set()}
+    parts = {"target": "target", "fused_target": "fused", "draft_worker": "draft"}
+    for line in commands_for("trn2.3xlarge"):
+        words = shlex.split(line.replace("/models/Q", f"{CONFIGS}/Q"))
+        if "compile" in words:
+            args = main.parser().parse_args(words[words.index("main.py") + 1 :])
+            for part in args.compile_for.split(","):
+                shapes["compiled"].add((part, args.tp_degree, args.batch, args.sequence_length, args.most_drafts))
+        elif "compare_architectures.py" in words:
+            config = compare.build_config(compare.build_parser().parse_args(words[2:]))
+            for command in ours._server_commands(config):
+                args = main.parser().parse_args(command)
+                shapes["served"].add(
+                    (parts[args.role], args.tp_degree, args.batch, args.sequence_length, args.most_drafts)
+                )
+    assert shapes["served"] and shapes["served"] <= shapes["compiled"]
+
+
+def test_the_page_computes_the_price(script: ModuleType) -> None:
+    from plans import price_of, price_table
+
+    text = PAGE.read_text(encoding="utf-8")
+    assert "\n".join(price_table()) in text
+    assert f"2.5 hours ({price_of(150, 2.235)})" in text
+    assert price_of(30, 2.0) == "$1.00" and price_of(0.1, 60.0) == "$1.00"
+
+
+def test_the_page_counts_the_graphs_as_plan_does(capsys: pytest.CaptureFixture[str]) -> None:
+    from tandem.cli import main
+
+    line = next(line for line in commands_for("trn2.3xlarge") if "--role plan" in line)
+    words = shlex.split(line.replace("/models/Q", f"{ROOT}/tests/planning/configs/Q"))
+    assert main.main(words[2:]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "To compile for fused: 8 graphs" in said and "To compile for distributed: 7 graphs" in said
+    assert "counts 15 for the trn2.3xlarge (8 fused, 7 apart)" in PAGE.read_text(encoding="utf-8")
+
+
+def test_every_step_is_on_the_page_and_every_command_of_the_page_exists(script: ModuleType) -> None:
+    from plans import PLANS
+
+    text = PAGE.read_text(encoding="utf-8")
+    for name in ("trn2.3xlarge", "trn1.2xlarge"):
+        assert all(f"| `{step.name}` |" in text for step in PLANS[name](Path("/models")).steps(Path()))
+    for command in commands_of(PAGE):
+        if command.words[1:2] == [SCRIPT]:
+            assert script.parse(command.words[2:])
+        else:
+            assert programs.check(command.words)
+
+
+def test_a_longer_hour_costs_what_its_minutes_do(script: ModuleType) -> None:
+    from plans import PLANS, minutes_of
+
+    plan = PLANS["trn2.3xlarge"](Path("/models"))
+    longer = replace(plan, shape=replace(plan.shape, minutes_compiling=plan.shape.minutes_compiling + 30))
+    assert minutes_of(longer) - minutes_of(plan) == 30 and minutes_of(plan) < 60

@@ -1,0 +1,84 @@
+"""Finds known errors in a log (`doctor --log FILE`), and writes the page that lists them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from tandem.workshops.planning.known_errors import KNOWN_ERRORS, KnownError
+
+LINE_BYTES = 64 * 1024
+"""A line is read in pieces of so many bytes: a log may have no line ends."""
+SHOWN = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A known error, the line of the log that has it first, and how many lines do."""
+
+    error: KnownError
+    line: int
+    text: str
+    count: int
+
+
+def errors_in(line: str) -> Iterator[KnownError]:
+    """The known errors that a line of a log has."""
+    lower = line.lower()
+    yield from (error for error in KNOWN_ERRORS if any(sign in lower for sign in error.signs))
+
+
+def read_log(file: Path) -> list[Found]:
+    """The known errors of a log, in the order of their first lines. Raises ValueError if it cannot be read."""
+    found: dict[str, Found] = {}
+    try:
+        with file.open("rb") as log:
+            for number, text in _lines(log):
+                for error in errors_in(text):
+                    first = found.get(error.name) or Found(error, number, text.strip()[:SHOWN], 0)
+                    found[error.name] = Found(error, first.line, first.text, first.count + 1)
+    except OSError as error:
+        raise ValueError(f"log: {file} cannot be read: {error.strerror or error}") from error
+    return list(found.values())
+
+
+def _lines(log: BinaryIO) -> Iterator[tuple[int, str]]:
+    number = 1
+    while piece := log.readline(LINE_BYTES):
+        yield number, piece.decode("utf-8", errors="replace")
+        number += piece.endswith(b"\n")
+
+
+def found_lines(file: Path, found: list[Found]) -> Iterator[str]:
+    """What was found, as the lines of a page."""
+    if not found:
+        yield f"{file}: none of the {len(KNOWN_ERRORS)} errors of docs/errors.md"
+    for one in found:
+        more = f" (and {one.count - 1} more)" if one.count > 1 else ""
+        yield f"{file}:{one.line}: {one.text}{more}"
+        yield f"  cause    {one.error.cause}"
+        yield f"  next     {one.error.command}"
+        yield f"  reported {one.error.where}"
+
+
+def run_log(file: Path, as_json: bool = False) -> int:
+    """Prints what a log has of the known errors. Returns 0 if it has one, 1 if it has none."""
+    found = read_log(file)
+    print(json.dumps([asdict(one) for one in found], indent=2) if as_json else "\n".join(found_lines(file, found)))
+    return 0 if found else 1
+
+
+def table_lines() -> Iterator[str]:
+    """The table of docs/errors.md."""
+    yield "| symptom | cause | command |"
+    yield "|---|---|---|"
+    for error in KNOWN_ERRORS:
+        where = f"[reported]({error.where})" if error.where.startswith("https://") else f"(by {error.where})"
+        yield f"| {_cell(error.symptom)} {where} | {_cell(error.cause)} | `{error.command}` |"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("`", "")
