@@ -15,7 +15,7 @@ from tandem.cli.option import Flag, OptionParser
 from tandem.cli.role_names import (
     ASKING,
     BACKENDS,
-    CALLING,
+    CREDENTIALED,
     PROMPTED,
     SERVE,
     SERVE_FLAGS,
@@ -97,7 +97,7 @@ class Need(NamedTuple):
     why: str
 
 
-SECURING = tuple(name for name, flag in FLAGS.items() if flag.roles == CALLING)
+SECURING = tuple(name for name, flag in FLAGS.items() if flag.roles == CREDENTIALED)
 PROPOSING = (
     *("target_host", "target_port", "connect_seconds", "reconnect_seconds", "pipeline", "queue", "profile"),
     *("max_requests_per_identity", "max_new_tokens", "engine_port", "http_port", "draft_adapters"),

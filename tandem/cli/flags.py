@@ -315,14 +315,15 @@ class Options:
         metavar="identity|all|off",
     )
     prefix_cache_mb: int = option("memory for them in MiB, of target and draft together", LISTENING, default=64)
+    log_prompts: bool = switch("log prompts and answers; otherwise they are never logged", SERVERS)
     receipt_keys: DIR | None = option(
         "sign receipts with the key in this folder, which the first start makes (docs/receipts.md; default: none)",
         SERVERS,
+        group="receipts (docs/receipts.md)",
     )
     receipt_key_days: float = option(
         "a start replaces a key that is older, and goes on publishing it", SERVERS, default=90.0
     )
-    log_prompts: bool = switch("log prompts and answers; otherwise they are never logged", SERVERS)
 
     tls_ca: FILE | None = option(
         "call with TLS; one of these CAs signed the server's certificate",
