@@ -207,7 +207,7 @@ def test_a_lie_about_an_opened_or_a_closed_session_ends_no_process(
 @pytest.mark.parametrize("way", WAYS)
 def test_every_lie_of_a_target_in_every_way(way: str, others: bool, caplog: pytest.LogCaptureFixture) -> None:
     methods = ("VerifyStream", "OpenSession", "CloseSession")
-    lies = [change for method in methods for change in changes(TARGET, method)]
+    lies = [change for method in methods for change in changes(TARGET, method)][others::2]
     with quiet(caplog):
         found = run(walk(WAYS[way], lies[: len(lies) // 2], others)) + run(
             walk(WAYS[way], lies[len(lies) // 2 :], others)
