@@ -48,7 +48,7 @@ class Slow(ToyRunner):
 
 def engine() -> tuple[Engine, Slow]:
     runner = toy(kind=Slow)
-    return Engine(runner, Batcher("test")), runner
+    return Engine(runner, Batcher("ahead")), runner
 
 
 def expected_of(prompt: list[int], sampling: Any, count: int) -> list[int]:
