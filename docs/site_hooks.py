@@ -23,6 +23,7 @@ OUTSIDE = {
     "docs/README.md": "pages.md",
     "benchmarks/README.md": "benchmarks.md",
     "deploy/README.md": "deploy.md",
+    "deploy/first-hour/README.md": "first-hour.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
 }
