@@ -1,4 +1,4 @@
-"""Holds a target that never waits against plain decoding and lookup, on constant and recorded links, rehearsed.
+"""Compares a target that never waits with plain decoding and lookup, on constant and recorded links, rehearsed.
 
 `python -m benchmarks.links [UP,DOWN ...]` compares on links of 10 to 200 ms, and on recorded links (without files, on
 eight that are generated), each part into a folder of its own. A part whose folder has a complete comparison.json is not
@@ -77,7 +77,7 @@ def cells_of(comparison: Mapping[str, Any]) -> Iterator[Cell]:
 
 
 def bars_of(cells: Sequence[Cell]) -> list[tuple[str, bool]]:
-    """Returns what must hold, and whether it does."""
+    """Returns the bars, each with whether the measured cells meet it."""
     worst = max(cells, key=lambda cell: cell.of_lookup)
     median = statistics.median(cell.of_plain for cell in cells)
     offs = [abs(cell.off) for cell in cells if cell.off is not None]

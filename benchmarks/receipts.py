@@ -38,7 +38,7 @@ from tandem.services.receipts import Receipts, generated
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, SamplingParams, SpeculationStats
 
 CHECKING_BAR, TPOT_BAR = 0.10, 1.01
-"""Limits of the seconds of checking over those of plain decoding, and of the TPOT with a receipt over that without."""
+"""The bars: time of checking over time of plain decoding, and TPOT with a receipt over TPOT without."""
 SAMPLINGS = {"greedy": SamplingParams(), "sampled": SamplingParams(temperature=0.8, top_p=0.95, seed=7)}
 
 
@@ -96,7 +96,7 @@ async def checking(loaded: Loaded, signed: Signed, prompt: Sequence[int]) -> tup
 
 
 def forged(keys: Keys, signed: Signed, vocab_size: int) -> Signed:
-    """The same answer with one token changed, signed again."""
+    """Returns the receipt with one output token changed, signed again with the server's key."""
     tokens = list(signed.receipt.token_ids)
     at = random.SystemRandom().randrange(len(tokens))
     tokens[at] = (tokens[at] + 1) % vocab_size

@@ -47,7 +47,7 @@ class SleepingRunner(ToyRunner):
 
 @dataclass(slots=True)
 class Timed:
-    """What some tokens took, in seconds: the device's idle time before each step, and all of Python's CPU a token."""
+    """Times of one run, in seconds: the device's idle time before each step, and the process's CPU time per token."""
 
     idle: list[float] = field(default_factory=list)
     wall: list[float] = field(default_factory=list)

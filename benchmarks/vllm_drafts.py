@@ -42,7 +42,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """One prompt answered by one engine."""
+    """The answer of one engine to one prompt, and its times."""
 
     rtt_ms: float
     engine: str
@@ -109,7 +109,7 @@ async def run(args: argparse.Namespace, timed: list[Timed], accepted: dict[str, 
 
 
 def _tpot(answer: Answered) -> float:
-    """Seconds per token after the first step's."""
+    """Returns the seconds per token, those of the first step left out."""
     later = len(answer.token_ids) - answer.first_tokens
     return (answer.seconds - answer.first_seconds) / later
 

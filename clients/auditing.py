@@ -28,7 +28,10 @@ log = logging.getLogger("tandem.audit")
 
 @dataclass(frozen=True, slots=True)
 class WrongRound:
-    """A round of which the auditor committed other tokens. `position`: of the first, from the prompt's first token."""
+    """A round for which the auditor committed other tokens than the target.
+
+    `position`: of the first token that differs, counted from the prompt's first token.
+    """
 
     position: int
     claimed: tuple[int, ...]
@@ -58,7 +61,7 @@ class Auditor(Protocol):
 
 
 class AuditorFactory(Protocol):
-    """What a session audits with."""
+    """Makes an auditor for each request of a session; `info` describes its model."""
 
     info: ModelInfo
 
@@ -86,13 +89,13 @@ class SecondTarget:
     def begin(self, request: Request, prompt: Sequence[int]) -> Auditor:
         stats = SpeculationStats()
         session = RemoteSession(self._client, request, stats)
-        return _Elsewhere(session, RemoteVerifier(session, stats), tuple(prompt))
+        return _RemoteAuditor(session, RemoteVerifier(session, stats), tuple(prompt))
 
     async def close(self) -> None:
         await self._client.close()
 
 
-class _Elsewhere:
+class _RemoteAuditor:
     def __init__(self, session: RemoteSession, verifier: RemoteVerifier, prompt: Sequence[int]) -> None:
         self._session, self._verifier, self._prompt = session, verifier, prompt
         self._held: tuple[int, ...] = ()
@@ -113,11 +116,11 @@ class _Elsewhere:
 
 
 def check_auditor(target: ModelInfo, auditor: AuditorFactory, found: Audit) -> None:
-    """Notes whether bits must be the same. Raises InvalidField if the auditor has another model."""
-    here = auditor.info
-    if (other := disagreement(target, here)) is not None:
+    """Notes in `found` whether both must have the same bits. Raises InvalidField if the auditor has another model."""
+    info = auditor.info
+    if (other := disagreement(target, info)) is not None:
         raise InvalidField("auditor", other.replace("this client started with", "the target has"))
-    found.same_arithmetic = bool(here.arithmetic) and here.arithmetic == target.arithmetic
+    found.same_arithmetic = bool(info.arithmetic) and info.arithmetic == target.arithmetic
 
 
 def check_audit(share: object, auditor: object) -> None:
@@ -166,7 +169,10 @@ async def _loaded(model: str, target: ModelInfo) -> AuditorFactory:
 
 
 class AuditedVerifier:
-    """A verifier of which `share` of the rounds, chosen at random, is verified again meanwhile, in `audit`'s counts."""
+    """Wraps a verifier: the auditor verifies a random `share` of its rounds again, while later rounds run.
+
+    `audit` counts what came of it.
+    """
 
     def __init__(
         self, verifier: Verifier, auditor: AuditorFactory, request: Request, share: float, audit: Audit

@@ -37,7 +37,7 @@ class LocalTarget:
             raise
 
     def begin(self, request: Request, prompt: Sequence[int]) -> Auditor:
-        return _Here(LocalVerifier(self._loaded.engine, request), tuple(prompt))
+        return _LocalAuditor(LocalVerifier(self._loaded.engine, request), tuple(prompt))
 
     async def close(self) -> None:
         await self._batcher.close()
@@ -47,7 +47,7 @@ def _weights(name: str) -> str:
     return "auto" if not name else name if name in ("int8", "q4") else "as-stored"
 
 
-class _Here:
+class _LocalAuditor:
     def __init__(self, verifier: LocalVerifier, prompt: Sequence[int]) -> None:
         self._verifier, self._prompt = verifier, prompt
 

@@ -19,7 +19,7 @@ ANSWER_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """A server. `rtt_s`: the median of its round trips, beside the least and most; `failure`: why there are none."""
+    """The round trips to one server, in seconds: median, least and most. `failure`: why none was measured."""
 
     address: str
     service: str = ""
@@ -32,7 +32,7 @@ class Reached:
 async def reached(
     addresses: Sequence[str], credentials: Credentials | None = None, calls: int = CALLS
 ) -> list[Reached]:
-    """Asks each server for its model so often, one after another, so that no measurement delays another."""
+    """Times `calls` calls of GetModelInfo at each server, one server after another, so that none delays another."""
     return [await _reached(address, credentials, calls) for address in addresses]
 
 

@@ -1,4 +1,4 @@
-"""What a first hour sends back, without secrets, and how it becomes a row of the table of devices."""
+"""Packs the results of a first hour without secrets, and adds a bundle to the table of devices."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _put(packed: tarfile.TarFile, name: str, text: str) -> None:
 
 
 def _take(bundle: Path, name: str) -> str:
-    """The text of a file of the bundle. Raises ValueError. Nothing of a bundle is unpacked by its own names."""
+    """Returns the text of a file in the bundle, unpacked nowhere: its names are not trusted. Raises ValueError."""
     try:
         with tarfile.open(bundle, "r:gz") as packed:
             member = packed.getmember(name)

@@ -31,7 +31,7 @@ TAIL = 15
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a step: done or failed, and in how many seconds."""
+    """The recorded outcome of a step: done or failed, and its seconds."""
 
     status: str
     seconds: float

@@ -1,4 +1,4 @@
-"""The steps of a first hour, for each kind of machine: what is typed, how long it may take, what to do if it fails."""
+"""Declares the steps of the first hour by kind of machine: commands, time limits, and what to do after a failure."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def minutes_of(plan: Plan) -> float:
 
 
 def price_of(minutes: float, dollars: float) -> str:
-    """What so many minutes cost; EC2 bills by the second, a minute at least."""
+    """Says what `minutes` cost at so many dollars an hour; EC2 bills by the second, a minute at least."""
     return f"${max(minutes, 1) / 60 * dollars:.2f}"
 
 

@@ -103,12 +103,9 @@ def advise(args: Options) -> Run:
         raise ValueError("report: give --report comparison.json, which compare_architectures.py writes")
     if args.ping is not None:
         from tandem.comparison.analysis.placements import run_placements
+        from tandem.rpc.endpoint_pool import parse_addresses
 
-        addresses = split_list(args.ping)
-        for address in addresses:
-            host, _, port = address.rpartition(":")
-            if not (host and port.isdecimal() and 0 < int(port) < 65536):
-                raise ValueError(f"ping: {address!r} is not HOST:PORT")
+        addresses = parse_addresses(args.ping, "ping")
         if args.rtt_ms is not None:
             raise ValueError("rtt_ms: --ping measures it")
         return run_placements(Path(args.report), addresses, credentials(args), args.clients)

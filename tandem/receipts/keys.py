@@ -55,7 +55,7 @@ class Keys:
     @property
     def json(self) -> dict[str, Any]:
         """What is published of them."""
-        return {"keys": [asdict(each) for each in self.published]}
+        return _document(self.published)
 
     def signed(self, receipt: Receipt, salt: bytes) -> Signed:
         return Signed(receipt, self.private.sign(receipt.signed), salt)
@@ -71,13 +71,11 @@ def open_keys(folder: Path, days: float, now: float | None = None) -> Keys:
             published = _read_published(found / PUBLISHED)
             private = _read_private(found / SIGNING)
             if private and (not published or published[-1].key != public_of(private)):
-                published = (*_retired(published, moment), PublishedKey(public_of(private), moment))
-                _publish(found, published)
+                published = _published_with(found, published, private, moment)
             if private is None or moment - published[-1].created > days * DAY:
                 private = ed25519.Ed25519PrivateKey.generate()
-                published = (*_retired(published, moment), PublishedKey(public_of(private), moment))
                 _write_private(found / SIGNING, private)
-                _publish(found, published)
+                published = _published_with(found, published, private, moment)
     except OSError as error:
         raise InvalidField("receipt_keys", f"{folder}: {error.strerror or error}") from None
     return Keys(private, published)
@@ -122,16 +120,23 @@ def _raw(key: str) -> bytes:
     return bytes.fromhex(digits)
 
 
-def _retired(published: Iterable[PublishedKey], moment: float) -> tuple[PublishedKey, ...]:
-    return tuple(each if each.retired is not None else replace(each, retired=moment) for each in published)
+def _published_with(
+    folder: Path, published: Iterable[PublishedKey], private: Ed25519PrivateKey, moment: float
+) -> tuple[PublishedKey, ...]:
+    """Publishes the key that signs from now on; the keys before it are retired."""
+    retired = (each if each.retired is not None else replace(each, retired=moment) for each in published)
+    after = (*retired, PublishedKey(public_of(private), moment))
+    write_whole(folder / PUBLISHED, json.dumps(_document(after), indent=1) + "\n")
+    return after
 
 
 def _read_published(file: Path) -> tuple[PublishedKey, ...]:
     return read_keys(file.read_text(encoding="utf-8")) if file.exists() else ()
 
 
-def _publish(folder: Path, published: tuple[PublishedKey, ...]) -> None:
-    write_whole(folder / PUBLISHED, json.dumps({"keys": [asdict(each) for each in published]}, indent=1) + "\n")
+def _document(published: Iterable[PublishedKey]) -> dict[str, Any]:
+    """Returns what a server publishes; `read_keys` reads it."""
+    return {"keys": [asdict(each) for each in published]}
 
 
 def _read_private(file: Path) -> Ed25519PrivateKey | None:

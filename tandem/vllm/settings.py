@@ -1,4 +1,4 @@
-"""What the drafter is told, by environment variables or a JSON file: vLLM passes it nothing of ours."""
+"""Reads the drafter's settings from environment variables or a JSON file, since vLLM passes it none of ours."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.rpc.credentials import Credentials
+from tandem.rpc.endpoint_pool import parse_addresses
 from tandem.speculation.errors import InvalidField
 
 PREFIX = "TANDEM_DRAFT_"
@@ -58,12 +59,7 @@ class Settings:
     def __post_init__(self) -> None:
         if not self.workers:
             raise InvalidField("workers", f"none is named; set {PREFIX}WORKERS=host:port[,host:port...]")
-        for address in self.workers:
-            host, _, port = address.rpartition(":")
-            if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-                raise InvalidField("workers", f"{address!r} is not host:port")
-        if len(set(self.workers)) < len(self.workers):
-            raise InvalidField("workers", "one is named twice")
+        parse_addresses(",".join(self.workers), "workers")
         if not (math.isfinite(self.budget_ms) and self.budget_ms >= 0):
             raise InvalidField("budget_ms", f"{self.budget_ms:g} is not a finite number from 0 on")
         if not (math.isfinite(self.answer_seconds) and self.answer_seconds > 0):
