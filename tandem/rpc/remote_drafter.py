@@ -183,7 +183,7 @@ class RemoteDrafter:
             known_length=self._known,
             tokens=tokens[self._known :],
             speculation_length=k,
-            model_speculation_length=model_part(k, model_k),
+            model_speculation_length=most if (most := model_part(k, model_k)) < k else None,  # absent: all of them
             tokenizer_sha256=self._client.tokenizer_sha256 if first else "",
             prompt_length=self._prompt_length if first else 0,
         )
