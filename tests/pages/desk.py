@@ -21,6 +21,8 @@ from tests.pages.blocks import ROOT
 from tests.recipes import models
 
 SECONDS = 600.0
+ARGUMENTS_OF_MAKE = frozenset({"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "ARGS"})
+"""`make thorough ARGS=...` hands its arguments to every make beneath it; a reader's shell has none of them."""
 CHAT = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
 TANDEM = "#!/bin/sh\nexec python -c 'import sys; from tandem.cli.main import console; sys.exit(console())' \"$@\"\n"
 """The command that an installation adds; the wheel's own is run by tests/packaging/."""
@@ -63,7 +65,8 @@ class Desk:
     @property
     def environment(self) -> dict[str, str]:
         path = os.pathsep.join([str(self.folder / ".venv/bin"), str(self.folder / "installed"), os.environ["PATH"]])
-        return {**os.environ, "PATH": path, "PYTHONPATH": str(self.folder), "HF_HUB_OFFLINE": "1"}
+        own = {name: value for name, value in os.environ.items() if name not in ARGUMENTS_OF_MAKE}
+        return {**own, "PATH": path, "PYTHONPATH": str(self.folder), "HF_HUB_OFFLINE": "1"}
 
     def with_files(self, line: str, placeholders: Sequence[str] | dict[str, str]) -> str:
         """The line with files of this machine, in the order of the placeholders: draft, target, comparison."""
