@@ -77,7 +77,7 @@ def test_what_it_cannot_compile_is_one_line(
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_server_finds_what_was_compiled_ahead(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert compile_ahead(folder) == 0
     assert [line.split(";")[0].split(" in ")[0] for line in capsys.readouterr().out.splitlines()[:3]] == [

@@ -50,11 +50,17 @@ def test_a_wrong_command_is_neither_run_nor_checked(line: str, tmp_path: Path) -
     assert len(unsettled(list(walk(page, None)))) == 1
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where all pages are walked: what one has compiled, the next finds, as on a reader's machine."""
+    return tmp_path_factory.mktemp("pages")
+
+
 @pytest.mark.thorough
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_can_be_walked(page: Path, tmp_path: Path) -> None:
-    steps = list(walk(page, place_of(page, tmp_path)))
+def test_a_page_can_be_walked(page: Path, folder: Path) -> None:
+    steps = list(walk(page, place_of(page, folder)))
     assert unsettled(steps) == []
     assert sum(step.verdict == "ran" for step in steps) >= 10
 

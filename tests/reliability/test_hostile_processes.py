@@ -24,6 +24,8 @@ from tests.support import HANG, SAMPLED, ServerProcess, answer, ids, run, target
 
 REQUEST = ids(b"hello there", 16, sampling=SAMPLED, ignore_end_of_sequence=True, speculation_length=3)  # no rest
 LAYERS = (1, 2)
+PIPELINES = ("off", "on", "never-waiting")
+DRAFTS = ("model", "hybrid", "head")
 DEADLY = ("258", "2147483647", "2147483648", "4294967295", "more")
 
 
@@ -82,14 +84,16 @@ def test_no_number_of_a_target_ends_a_worker_with_native_steps(folder: Path, tmp
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("pipeline", ["off", "on", "never-waiting"])
-@pytest.mark.parametrize("drafts", ["model", "hybrid", "head"])
+@pytest.mark.parametrize("pipeline", PIPELINES)
+@pytest.mark.parametrize("drafts", DRAFTS)
 def test_no_lie_of_a_target_ends_a_worker_with_native_steps(
     folder: Path, tmp_path: Path, drafts: str, pipeline: str
 ) -> None:
+    """Every lie meets every pipeline and every kind of draft: those that share one divide the lies among them."""
     draft = ["--draft", drafts, "--draft_model", str(folder)]
     if drafts == "head":
         write_head(tmp_path / "head", a_head())
         draft = ["--draft", "eagle", "--draft_model", str(tmp_path / "head"), "--target_model", str(folder)]
     lies = [*changes(TARGET, "VerifyStream"), *changes(TARGET, "OpenSession"), *changes(TARGET, "CloseSession")]
-    asyncio.run(survives(folder, tmp_path, pipeline, draft, lies, (0, 2)))
+    share = lies[(PIPELINES.index(pipeline) + DRAFTS.index(drafts)) % 3 :: 3]
+    asyncio.run(survives(folder, tmp_path, pipeline, draft, share, (0, 2)))

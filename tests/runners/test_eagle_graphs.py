@@ -222,8 +222,8 @@ def strict_graphs(dtype: torch.dtype, *wanted: str) -> dict[str, Captured]:
     ("dtype", "wanted"),
     [
         (torch.float32, ("head-propose-1",)),
-        pytest.param(torch.float32, ("",), marks=[pytest.mark.thorough, pytest.mark.timeout(400)]),
-        pytest.param(torch.bfloat16, ("",), marks=[pytest.mark.thorough, pytest.mark.timeout(400)]),
+        pytest.param(torch.float32, ("",), marks=[pytest.mark.thorough, pytest.mark.timeout(900)]),
+        pytest.param(torch.bfloat16, ("",), marks=[pytest.mark.thorough, pytest.mark.timeout(900)]),
     ],
     ids=lambda value: str(value).removeprefix("torch."),
 )

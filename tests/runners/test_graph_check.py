@@ -35,9 +35,12 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 6e-2}
     [
         ("llama", torch.float32, (2,), ("verify",)),
         *(
-            pytest.param(family, dtype, batches, ("",), marks=[pytest.mark.thorough, pytest.mark.timeout(400)])
-            for family in ("llama", "qwen2", "qwen3")
-            for dtype, batches in ((torch.float32, (1, 2)), (torch.bfloat16, (2,)))
+            pytest.param(family, dtype, batches, ("",), marks=[pytest.mark.thorough, pytest.mark.timeout(900)])
+            for family, dtype, batches in (
+                ("llama", torch.float32, (1, 2)),
+                ("qwen2", torch.bfloat16, (2,)),
+                ("qwen3", torch.float32, (2,)),
+            )
         ),
     ],
     ids=lambda value: str(value).removeprefix("torch."),
@@ -183,7 +186,7 @@ def strict_pair() -> tuple[GraphRunner, GraphRunner, list[StrictBackend]]:
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_rows_join_and_leave_sampled_and_greedy_and_nothing_is_compiled_again() -> None:
     target, draft, backends = strict_pair()
     made = [len(backend.graphs) for backend in backends]
