@@ -94,13 +94,18 @@ def failure(plan: Plan, step: Step, folder: Path) -> str:
     return f"{tail}\n{said}step {step.name} failed; all of it is in {log}\nnext: {step.hint}\nthen: {again}"
 
 
-def run_plan(plan: Plan, folder: Path, dollars: float | None) -> int:
-    """Takes the steps that are not done. Returns 0, or 1 at the first that fails."""
+def run_plan(plan: Plan, folder: Path, dollars: float | None, despite: str | None = None) -> int:
+    """Takes the steps that are not done. Returns 0, or 1 at the first that fails.
+
+    `despite`: a step whose failure, if it was taken before, stays in the records and stops nothing. Raises ValueError.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     state = read_state(folder)
+    if despite is not None and despite not in state:
+        raise ValueError(f"despite: no step {despite} has been taken in {folder}")
     for step in plan.steps(folder):
-        if step.name in state and state[step.name].status == "done":
-            print(f"[{step.name}] done before, in {state[step.name].seconds:.0f} s")
+        if step.name in state and (state[step.name].status == "done" or step.name == despite):
+            print(f"[{step.name}] {state[step.name].status} before, in {state[step.name].seconds:.0f} s")
             continue
         state[step.name] = run_step(step, folder)
         write_state(folder, state)
@@ -130,6 +135,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )
     words.add_argument("--models", type=Path, default=Path("/models"), help="folder of the models (default: /models)")
     words.add_argument("--table", type=Path, default=Path(__file__).parent / "devices.md", help="of add: the table")
+    words.add_argument("--despite", metavar="STEP", help="go on although this step failed; the bundle says that it did")
     words.add_argument("--dollars", type=float, help="what an hour costs you (default: the page's)")
     words.add_argument("--print", action="store_true", dest="dry", help="print the commands, and run none")
     return words.parse_args(argv)
@@ -152,7 +158,7 @@ def main(argv: list[str] | None = None) -> int:
                 print("\n".join(shlex.join(command) for command in step.commands))
             print(f"# {minutes_of(plan):g} minutes at most, {price_of(minutes_of(plan), args.dollars or plan.dollars)}")
             return 0
-        return run_plan(plan, folder, args.dollars)
+        return run_plan(plan, folder, args.dollars, args.despite)
     except ValueError as error:
         print(f"first_hour.py: {error}", file=sys.stderr)
         return 2

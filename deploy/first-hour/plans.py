@@ -74,10 +74,15 @@ class Plan:
             *compare, "--architectures", ARCHITECTURES, "--speculation-length", drafts, "--rtt-ms", LINKS,
             *shape.prompts, "--output-dir", str(folder / "measured"), "--format", "html,md",
         )  # fmt: skip
+        same = ("python", "deploy/first-hour/same_tokens.py", str(folder / "probe"))
+        differs = (
+            f"if tokens differ, read {folder}/probe/report.md; to measure all the same, add --despite probe. Else "
+            + (f"read the servers' own logs in {folder}/probe/logs")
+        )
         hint = f"read the servers' own logs in {folder}/{{}}/logs, or python main.py --role doctor --log FILE of one"
         return [
             *steps,
-            Step("probe", (probe,), shape.minutes_measuring, hint.format("probe")),
+            Step("probe", (probe, same), shape.minutes_measuring, differs),
             Step("measure", (measure,), shape.minutes_measuring, hint.format("measured")),
             Step(
                 "versions",

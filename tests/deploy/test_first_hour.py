@@ -46,6 +46,41 @@ def test_the_first_hour_is_taken_here_to_a_row_of_the_table(tmp_path: Path) -> N
     cells = [cell.strip() for cell in rows[1].strip("|").split("|")]
     assert cells[0] == "toy (toy)" and cells[7] == "12 of 12" and cells[8] == "true"
     assert "-" not in cells[3:7] and all(len(cell.split(" / ")) == 3 for cell in cells[5:7])
+    assert "every answer has plain decoding's tokens" in (tmp_path / "hour" / "probe.log").read_text(encoding="utf-8")
+
+
+def figures(**counts: tuple[int, int] | None) -> str:
+    """What the probe reads of a comparison.json: of so many answers, how many are plain decoding's."""
+    same = {name: of and dict(zip(("count", "total"), of, strict=True)) for name, of in counts.items()}
+    shown = {name: {"identical_to_autoregressive": one} for name, one in same.items()}
+    return json.dumps({"conditions": [{"name": "base", "architectures": shown}]})
+
+
+@pytest.mark.parametrize(
+    ("written", "code", "said"),
+    [
+        (figures(autoregressive=None, fused=(4, 4)), 0, "every answer has plain decoding's tokens"),
+        (figures(fused=(4, 4), distributed=(3, 4)), 1, "base, distributed: 3 of 4 answers are plain decoding's"),
+        (figures(autoregressive=None), 1, "no answer was compared"),
+        ('{"conditions": [1]}', 2, "is not the result of a comparison"),
+        (None, 2, "is not the result of a comparison"),
+    ],
+)
+def test_the_probe_fails_on_other_tokens(
+    script: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str], written: str | None, code: int, said: str
+) -> None:
+    from plans import PLANS  # type: ignore[import-not-found]
+
+    folder = tmp_path / "hour"
+    (folder / "probe").mkdir(parents=True)
+    if written is not None:
+        (folder / "probe" / "comparison.json").write_text(written, "utf-8")
+    probe = next(step for step in PLANS["cpu"](Path("/models")).steps(folder) if step.name == "probe")
+    compared, asked = probe.commands
+    assert "compare_architectures.py" in compared and "comparison.json" not in asked
+    outcome = script.run_step(replace(probe, commands=(asked,)), folder)
+    assert said in capfd.readouterr().out and outcome.status == ("failed" if code else "done")
+    assert subprocess.run([sys.executable, *asked[1:]], cwd=ROOT, capture_output=True, check=False).returncode == code
 
 
 def of_steps(script: ModuleType, plan: str, **commands: str) -> object:
@@ -79,11 +114,21 @@ def test_a_step_that_fails_says_what_to_type_and_is_the_first_that_is_taken_agai
     assert script.run_plan(plan, folder, None) == 1
     said = capsys.readouterr().out
     assert "[one] done before" in said and "[two] done in" in said and "step three failed" in said
-    assert {name: one["status"] for name, one in json.loads((folder / "state.json").read_text()).items()} == {
-        "one": "done",
-        "two": "done",
-        "three": "failed",
-    }
+    states = {"one": "done", "two": "done", "three": "failed"}
+    assert {name: one["status"] for name, one in json.loads((folder / "state.json").read_text()).items()} == states
+
+
+def test_an_hour_goes_on_despite_a_failed_step_if_told_to(
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = of_steps(script, "toy", one="raise SystemExit(1)", two="raise SystemExit(3)")
+    with pytest.raises(ValueError, match="despite: no step one has been taken in"):
+        script.run_plan(plan, tmp_path, None, "one")
+    assert script.run_plan(plan, tmp_path, None) == 1 and "[two]" not in capsys.readouterr().out
+    assert script.run_plan(plan, tmp_path, None, "one") == 1
+    said = capsys.readouterr().out
+    assert "[one] failed before" in said and "step two failed" in said
+    assert json.loads((tmp_path / "state.json").read_text())["one"]["status"] == "failed", "the bundle says so"
 
 
 def test_a_state_of_something_else_is_refused_by_its_file(
@@ -145,7 +190,8 @@ def commands_for(instance: str) -> list[str]:
     printed = subprocess.run(
         [sys.executable, SCRIPT, instance, "--print"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
-    return [line for line in printed.splitlines() if not line.startswith(("#", "python -m pip"))]
+    others = ("#", "python -m pip", "python deploy/first-hour/same_tokens.py")
+    return [line for line in printed.splitlines() if not line.startswith(others)]
 
 
 @pytest.mark.parametrize("instance", ["trn2.3xlarge", "trn1.2xlarge"])
