@@ -127,8 +127,8 @@ def _cells(about: dict[str, Any], figures: dict[str, Any]) -> Iterator[str]:
     yield _ms(at, 0.0, "fused")
     for architecture in ("distributed", "never_waiting"):
         yield " / ".join(_ms(at, rtt, architecture) for rtt in (0.0, 20.0, 50.0))
-    identical = [one["identical_to_autoregressive"] for each in at.values() for one in each.values()]
-    counted = [one for one in identical if one]
+    others = [one for each in at.values() for name, one in each.items() if name != "autoregressive"]
+    counted = [same for one in others if (same := one["identical_to_autoregressive"])]
     yield f"{sum(one['count'] for one in counted)} of {sum(one['total'] for one in counted)}"
     yield ", ".join(sorted({str(server["model"]["bit_exact"]).lower() for server in figures["servers"].values()}))
     yield str(figures["versions"].get("git_commit", "unknown"))

@@ -75,15 +75,12 @@ class Plan:
             *shape.prompts, "--output-dir", str(folder / "measured"), "--format", "html,md",
         )  # fmt: skip
         same = ("python", "deploy/first-hour/same_tokens.py", str(folder / "probe"))
-        differs = (
-            f"if tokens differ, read {folder}/probe/report.md; to measure all the same, add --despite probe. Else "
-            + (f"read the servers' own logs in {folder}/probe/logs")
-        )
-        hint = f"read the servers' own logs in {folder}/{{}}/logs, or python main.py --role doctor --log FILE of one"
+        logs = "read the servers' own logs in {}/logs, or python main.py --role doctor --log FILE of one".format
+        differs = f"if tokens differ, read {folder}/probe/report.md, and --despite probe goes on; if not, "
         return [
             *steps,
-            Step("probe", (probe, same), shape.minutes_measuring, differs),
-            Step("measure", (measure,), shape.minutes_measuring, hint.format("measured")),
+            Step("probe", (probe, same), shape.minutes_measuring, differs + logs(folder / "probe")),
+            Step("measure", (measure,), shape.minutes_measuring, logs(folder / "measured")),
             Step(
                 "versions",
                 (("python", "-m", "pip", "list", "--format", "freeze"),),

@@ -44,7 +44,7 @@ def test_the_first_hour_is_taken_here_to_a_row_of_the_table(tmp_path: Path) -> N
     rows = (tmp_path / "hour" / "devices.md").read_text(encoding="utf-8").splitlines()[-2:]
     assert rows[0].startswith("|---"), "the row is there once, although it was added twice"
     cells = [cell.strip() for cell in rows[1].strip("|").split("|")]
-    assert cells[0] == "toy (toy)" and cells[7] == "12 of 12" and cells[8] == "true"
+    assert cells[0] == "toy (toy)" and cells[7] == "9 of 9" and cells[8] == "true"
     assert "-" not in cells[3:7] and all(len(cell.split(" / ")) == 3 for cell in cells[5:7])
     assert "every answer has plain decoding's tokens" in (tmp_path / "hour" / "probe.log").read_text(encoding="utf-8")
 
@@ -53,7 +53,7 @@ def figures(**counts: tuple[int, int] | None) -> str:
     """What the probe reads of a comparison.json: of so many answers, how many are plain decoding's."""
     same = {name: of and dict(zip(("count", "total"), of, strict=True)) for name, of in counts.items()}
     shown = {name: {"identical_to_autoregressive": one} for name, one in same.items()}
-    return json.dumps({"conditions": [{"name": "base", "architectures": shown}]})
+    return json.dumps({"conditions": [{"name": "base", "varies": "base", "architectures": shown}]})
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def figures(**counts: tuple[int, int] | None) -> str:
     [
         (figures(autoregressive=None, fused=(4, 4)), 0, "every answer has plain decoding's tokens"),
         (figures(fused=(4, 4), distributed=(3, 4)), 1, "base, distributed: 3 of 4 answers are plain decoding's"),
-        (figures(autoregressive=None), 1, "no answer was compared"),
+        (figures(autoregressive=(4, 4)), 1, "no answer was compared"),
         ('{"conditions": [1]}', 2, "is not the result of a comparison"),
         (None, 2, "is not the result of a comparison"),
     ],
