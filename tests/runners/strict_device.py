@@ -4,12 +4,15 @@
 
 The platform `neuron` is TorchNeuron's, on the CPU's tensors. Its compiler is the strict one of graph_check.py: a step
 with a host read, another dtype or an operation that is not on the list cannot be compiled. From the moment the server
-is ready, nothing is compiled, and what graphs return may only be copied to the host or given to the next graph.
+is ready, nothing is compiled, and what graphs return may only be copied to the host or given to the next graph. Like
+the real one it keeps a file for each graph in the folder of compiled code; without a device
+(TORCH_NEURONX_COMPILE_ONLY) asking the runtime for anything is a mistake.
 REPORT gets one JSON object as the process ends. PLANT names a mistake that is made on purpose, or is "none".
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -57,11 +60,21 @@ class Device:
 
     def __init__(self) -> None:
         self.backend, self.serving = StrictBackend(), False
-        self.made = self.calls = self.copies = 0
+        self.made = self.calls = self.copies = self.found = 0
         self.refused: list[str] = []
 
     def ready(self) -> None:
         self.serving, self.made = True, len(self.backend.graphs)
+
+    def keep(self, arguments: Sequence[Any]) -> None:
+        """Looks for the newest graph's file, and makes it if it is not there."""
+        if folder := os.environ.get(str(NEURON.code)):
+            shapes = [(value.shape, value.dtype) for value in plain(list(arguments)) if isinstance(value, Tensor)]
+            text = f"{self.backend.graphs[-1].module.code}{shapes}"
+            file = Path(folder) / f"{hashlib.sha256(text.encode()).hexdigest()}.neff"
+            self.found += file.exists()
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()
 
     def graph(self, compiled: Graph) -> Graph:
         def call(*given: Any) -> Any:
@@ -72,7 +85,13 @@ class Device:
 
     def report(self) -> dict[str, Any]:
         after = len(self.backend.graphs) - self.made
-        seen = {"graphs": self.made, "compiled_later": after, "calls": self.calls, "copies": self.copies}
+        seen = {
+            "graphs": self.made,
+            "found": self.found,
+            "compiled_later": after,
+            "calls": self.calls,
+            "copies": self.copies,
+        }
         return {**seen, "refused": self.refused}
 
 
@@ -92,15 +111,24 @@ def wrapped(values: Any) -> Any:
     return values.as_subclass(OnDevice) if isinstance(values, Tensor) else values
 
 
+def no_runtime() -> Any:
+    raise AssertionError("the runtime was asked although there is no device")
+
+
 def install() -> None:
     """Puts the stand-in in the place of the platform `neuron`."""
     here = {"absent": lambda: None, "memory": CPU.memory, "synchronize": lambda: None, "backend": DEVICE.backend}
+    if platforms.compiles_only():  # AWS's wheels are there, as it were, and no device
+        del here["absent"], here["memory"], here["synchronize"]
+        platforms._neuron_package, platforms._neuron = lambda: None, no_runtime
     platforms.PLATFORMS["neuron"] = replace(NEURON, device="cpu", **here)
     os.environ.update({str(NEURON.code): "", **dict.fromkeys(NEURON.environment, "")})
     compiled, announce = TorchCompiler.graph, server._announce
 
     def graph(self: TorchCompiler, name: str, step: Any, arguments: Sequence[Any]) -> Graph:
-        return DEVICE.graph(compiled(self, name, step, arguments))
+        made = compiled(self, name, step, arguments)
+        DEVICE.keep(arguments)
+        return DEVICE.graph(made)
 
     def announced(*arguments: Any) -> None:
         DEVICE.ready()

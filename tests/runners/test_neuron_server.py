@@ -9,8 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import re
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +73,11 @@ def expected(models: tuple[str, str]) -> list[tuple[int, ...]]:
 
 
 @contextlib.contextmanager
-def strict(folder: Path, *arguments: str, plant: str = "none") -> Iterator[ServerProcess]:
+def strict(folder: Path, *arguments: str, plant: str = "none", last: Sequence[str] = ()) -> Iterator[ServerProcess]:
     """A server on the stand-in; report.json in its folder says what happened as it ends."""
     folder.mkdir()
     program = ("-m", "tests.runners.strict_device", str(folder / "report.json"), plant)
-    server = ServerProcess(folder, *arguments, *FLAGS, program=program)
+    server = ServerProcess(folder, *arguments, *FLAGS, *last, program=program)
     try:
         yield server
     finally:
@@ -147,6 +150,31 @@ def test_a_target_and_a_draft_worker_run_on_what_a_device_takes(
             clean(report(worker))
         run(served(f"{host}:{port}", TARGET, expected))
         clean(report(target))
+
+
+def test_a_server_finds_what_was_compiled_without_a_device_and_copied(models: tuple[str, str], tmp_path: Path) -> None:
+    """As on a CPU instance with AWS's wheels: the stand-in refuses whatever asks the runtime."""
+    shape = [*FLAGS[: FLAGS.index("--port")], "--batch", "1", "--max_speculation_length", "1", "--prefill_chunk", "16"]
+    words = ("--role", "compile", "--compile", "neuron", "--target_model", models[0])
+    program = (sys.executable, "-m", "tests.runners.strict_device", str(tmp_path / "compile.json"), "none")
+    environ = {"TORCH_NEURONX_COMPILE_ONLY": "1", "NEURON_PLATFORM_TARGET_OVERRIDE": "trn2"}
+    done = subprocess.run(
+        [*program, *words, *shape, "--compiled_dir", str(tmp_path / "made")],
+        capture_output=True,
+        text=True,
+        timeout=STARTS,
+        check=False,
+        env={**os.environ, **environ},
+    )
+    assert done.returncode == 0 and "2 compiled" in done.stdout, done.stdout + done.stderr
+    assert len(list((tmp_path / "made").glob("*.neff"))) == 2
+    (tmp_path / "made").rename(tmp_path / "copied")
+    served = ("--role", "target", "--model", models[0], "--compiled_dir", str(tmp_path / "copied"))
+    smaller = ("--batch", "1", "--max_speculation_length", "1")
+    with strict(tmp_path / "target", *served, last=smaller) as server:
+        server.wait_ready(STARTS)
+        seen = report(server)
+    assert seen["found"] == seen["graphs"] == 2, "the server would have compiled none"
 
 
 @pytest.mark.parametrize(

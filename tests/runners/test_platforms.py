@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from tandem.runners.protocol import RunnerIdentity
 from tandem.runners.torch import platforms
 from tandem.runners.torch.buckets import Buckets, buckets_for
 from tandem.runners.torch.graph_compilers import graph_compiler
+from tandem.runners.torch.graph_runner import GraphRunner
 from tandem.runners.torch.graphs import CudaGraphCompiler, TorchCompiler
 from tandem.runners.torch.platforms import CPU, CUDA, DEVICES, NEURON, choose_platform, compile_order, platform_of
 from tests.runners.compiled import FAMILIES, LIMITS
@@ -82,6 +84,26 @@ def test_torchneuron_without_a_device_is_said(
     )
 
 
+def test_without_a_device_a_chip_is_named_to_compile_for_and_the_runtime_is_not_asked(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(site, "2.14.3.0.1", "neuron_dynamo_backend.py")
+    monkeypatch.setattr(platforms, "_neuron", lambda: pytest.fail("the runtime was asked"))
+    monkeypatch.setenv("TORCH_NEURONX_COMPILE_ONLY", "1")
+    monkeypatch.delenv("NEURON_PLATFORM_TARGET_OVERRIDE", raising=False)
+    assert platforms._neuron_absent(tmp_path) == (
+        "TORCH_NEURONX_COMPILE_ONLY=1 needs NEURON_PLATFORM_TARGET_OVERRIDE, the chip to compile for: trn2 or trn3"
+    )
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
+    assert platforms._neuron_absent(tmp_path) is None
+    NEURON.synchronize()
+    assert NEURON.describe() == "neuron (no device: graphs are compiled for trn2)"
+    runner = GraphRunner.__new__(GraphRunner)
+    runner.model = SimpleNamespace(platform=NEURON)  # type: ignore[assignment]
+    with pytest.raises(ValueError, match="device: with TORCH_NEURONX_COMPILE_ONLY=1 only --role compile works"):
+        runner.warm_up()
+
+
 def test_an_unknown_device_and_what_a_device_cannot_compile_are_refused() -> None:
     assert DEVICES == ("auto", "cpu", "cuda", "neuron")
     with pytest.raises(ValueError, match="device: 'tpu' is not one of auto, cpu, cuda, neuron"):
@@ -121,9 +143,11 @@ def test_on_the_cpu_libraries_are_asked_for_reproducible_products(monkeypatch: p
 def test_every_rank_on_a_neuron_device_sees_its_own_core_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """TorchNeuron's process group refuses a rank that sees more than one, and rank 3 of cores 8-11 is on core 11."""
     monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "")
+    monkeypatch.setenv("TORCH_NEURONX_NEFF_CACHE_DIR", "")
     for rank in range(4):
         NEURON.prepare("/neff", "8-11", rank, 4)
         assert os.environ["NEURON_RT_VISIBLE_CORES"] == str(8 + rank)
+        assert os.environ["TORCH_NEURONX_NEFF_CACHE_DIR"] == f"/neff/rank_{rank}", "no two ranks write to one cache"
     for rank in range(2):
         monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "4,6")
         for _ in ("target", "draft"):

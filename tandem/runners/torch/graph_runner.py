@@ -41,6 +41,7 @@ from tandem.runners.torch.graph_model import GraphModel
 from tandem.runners.torch.graph_modules import verify_row
 from tandem.runners.torch.graphs import CompileStatistics, GraphCompiler
 from tandem.runners.torch.model import to_host
+from tandem.runners.torch.platforms import COMPILE_ONLY, compiles_only
 from tandem.runners.torch.runner import (
     TorchRunner,
     batch_buckets,
@@ -101,6 +102,8 @@ class GraphRunner(TorchRunner):
         return self._features
 
     def warm_up(self, startup: Startup | None = None) -> None:
+        if self.model.platform.only_graphs and compiles_only():
+            raise ValueError(f"device: with {COMPILE_ONLY}=1 only --role compile works; unset it to serve")
         startup = startup or Startup()
         self.compile(startup)
         with startup.stage("certifying"):

@@ -24,6 +24,7 @@ from tandem.installing import install_command
 
 INSTALL = "docs/trainium-torchneuron.md explains how to install it"
 _GPUS = ("nvidia[0-9]*", "nvidiactl", "dxg", "kfd")  # of NVIDIA, of Windows' Linux, of AMD, which torch calls CUDA too
+COMPILE_ONLY, TARGET = "TORCH_NEURONX_COMPILE_ONLY", "NEURON_PLATFORM_TARGET_OVERRIDE"
 AWS_INDEX = "https://pip.repos.neuron.amazonaws.com"
 
 
@@ -79,12 +80,14 @@ class Platform:
         """Sets what the device's software reads when it is first used: variables, and the cores of this process.
 
         `folder`: as for `kept`; without one, a variable that is already set stays. `cores`: such as "0-3", those of all
-        `degree` ranks, of which this process is `rank`. Raises ValueError.
+        `degree` ranks, of which this process is `rank`. A rank with a core of its own has its own folder too: AWS's
+        plugin of vLLM keeps native caches apart by rank. Raises ValueError.
         """
         for name, value in self.environment.items():
             os.environ.setdefault(name, value)
         if self.code is not None and (folder or self.code not in os.environ):
-            os.environ[self.code] = str(self.kept(folder))
+            kept = self.kept(folder)
+            os.environ[self.code] = str(kept / f"rank_{rank}" if self.core_per_rank and degree > 1 else kept)
         if cores is None and self.core_per_rank and degree > 1:
             cores = _several(os.environ.get(self.cores or "", ""))
         if cores is not None:
@@ -99,7 +102,9 @@ class Platform:
             os.environ[self.cores] = format_cores(share_of(cores, rank, degree) if self.core_per_rank else cores)
 
     def describe(self) -> str:
-        """One line for a server's log: name, memory, cores."""
+        """One line for a log: name, memory, cores."""
+        if self.only_graphs and compiles_only():
+            return f"{self.name} (no device: graphs are compiled for {os.environ[TARGET]})"
         visible = os.environ.get(self.cores or "", "")
         cores = f", {self.cores}={visible}" if visible else ""
         return f"{self.name} ({self.memory() / 2**30:.1f} GiB of memory{cores})"
@@ -203,11 +208,19 @@ def _cuda_synchronize() -> None:
     torch.cuda.synchronize()
 
 
+def compiles_only() -> bool:
+    """Whether TorchNeuron compiles for a chip that is not here and runs nothing."""
+    return os.environ.get(COMPILE_ONLY) == "1"
+
+
 def _neuron_absent(devices: Path = Path("/dev")) -> str | None:
     """Why Trainium cannot be used, or None. Asks the runtime last, because that reserves cores."""
     if why := _neuron_package():
         return f"{why}; {INSTALL}"
-    if os.environ.get("TORCH_NEURONX_COMPILE_ONLY") != "1" and not any(devices.glob("neuron[0-9]*")):
+    if compiles_only():
+        needs = f"{COMPILE_ONLY}=1 needs {TARGET}, the chip to compile for: trn2 or trn3"
+        return None if os.environ.get(TARGET) else needs
+    if not any(devices.glob("neuron[0-9]*")):
         return f"no {devices}/neuron0: not a Trainium instance, or its driver is not loaded"
     return None if _neuron().is_available() else "torch.neuron finds no core; is another process using all of them?"
 
@@ -238,7 +251,8 @@ def _neuron_memory() -> int:
 
 
 def _neuron_synchronize() -> None:
-    _neuron().synchronize()
+    if not compiles_only():
+        _neuron().synchronize()
 
 
 CPU = Platform(
