@@ -24,6 +24,9 @@ def test_a_command_is_understood(line: str) -> None:
     _, *words = shlex.split(line)
     if words[:2] == ["-m", "tandem.workshops.ray_serve.application"]:
         words = ["main.py", *build_parser().parse_args(words[2:]).flags]
+    if words[0] == "deploy/cloudwatch.py":
+        assert (ROOT / words[0]).is_file() and words[2:4] == ["--condition", "concurrency 1"]
+        return
     assert words[0] == "main.py"
     assert main.parser().parse_args(words[1:]).role in main.ROLES
 

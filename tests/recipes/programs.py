@@ -24,6 +24,7 @@ from tests.deploy.manifests import FOLDERS, objects, valid
 
 ROOT = Path(__file__).resolve().parents[2]
 KNOWN: dict[str, str] = {
+    "aws cloudwatch put-metric-data": "--namespace --region --metric-data",
     "aws ec2 create-key-pair": "--key-name --query --output",
     "aws ec2 delete-key-pair": "--key-name",
     "aws ec2 describe-images": "--owners --filters --query --output",

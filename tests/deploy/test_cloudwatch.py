@@ -1,0 +1,97 @@
+"""A comparison's figures as CloudWatch's metric data, and the job that measures under the load of AWS's sample."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.comparison.measuring.prompts import EKS_SAMPLE
+from tests.deploy.manifests import ROOT, flags, pods
+
+SCRIPT = ROOT / "deploy" / "cloudwatch.py"
+COLUMNS = [
+    *("condition", "architecture", "prompt", "error_code", "number_input_tokens", "output_tokens"),
+    *("ttft_s", "inter_token_latency_s", "end_to_end_latency_s", "request_output_throughput_token_per_s"),
+]
+UNITS = {"Seconds", "Count", "Count/Second"}  # of MetricDatum's StandardUnit
+
+
+def asked(folder: Path, rows: list[list[object]], *arguments: str) -> subprocess.CompletedProcess[str]:
+    with (folder / "comparison.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([COLUMNS, *rows])
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), str(folder), *arguments], capture_output=True, text=True, check=False
+    )
+
+
+def row(prompt: str, architecture: str, ttft: float, condition: str = "base", error: str = "") -> list[object]:
+    return [condition, architecture, prompt, error, 64, 512, *([""] * 4 if error else [ttft, 0.5, 2.0, 256.0])]
+
+
+def by_name(done: subprocess.CompletedProcess[str]) -> dict[tuple[str, ...], dict[str, Any]]:
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    for each in data:
+        assert set(each) == {"MetricName", "Dimensions", "Unit", "StatisticValues"} and each["Unit"] in UNITS
+        assert [one["Name"] for one in each["Dimensions"]] == ["Variant", "TestCase"]
+    return {
+        (each["MetricName"], *(one["Value"] for one in each["Dimensions"])): each["StatisticValues"] for each in data
+    }
+
+
+def test_requests_are_statistics_by_variant_and_test_case(tmp_path: Path) -> None:
+    rows = [
+        row("eks_sample/numbers", "autoregressive", 1.0),
+        row("eks_sample/numbers", "autoregressive", 3.0),
+        row("eks_sample/cat", "fused", 0.5),
+        row("eks_sample/cat", "fused", 9.0, error="UNAVAILABLE"),
+        row("eks_sample/cat", "distributed", 0.25, "RTT 20 ms"),
+    ]
+    found = by_name(asked(tmp_path, rows))
+    assert found["TTFT", "Base", "numbers"] == {"SampleCount": 2, "Sum": 4.0, "Minimum": 1.0, "Maximum": 3.0}
+    assert found["OutputTokens", "SD", "cat"]["SampleCount"] == 1, "a failed request is no sample"
+    assert len(found) == 12 and not [key for key in found if "distributed" in key]
+    assert ("TTFT", "distributed", "cat") in by_name(asked(tmp_path, rows, "--condition", "RTT 20 ms"))
+
+
+def test_a_prompt_of_a_load_has_the_name_of_the_prompt_that_it_was_cut_from(tmp_path: Path) -> None:
+    names = [name for name, _ in EKS_SAMPLE]
+    rows = [row(f"eks_sample/{name}", "fused", 0.1) for name in names]
+    rows += [row(f"load/{number}", "fused", float(number), "concurrency 1") for number in range(6)]
+    found = by_name(asked(tmp_path, rows, "--condition", "concurrency 1"))
+    assert {key[2] for key in found} == set(names) == {"numbers", "function", "cat"}
+    assert found["TTFT", "SD", "function"]["Sum"] == 1.0 + 4.0
+
+
+@pytest.mark.parametrize(
+    ("columns", "arguments", "said"),
+    [
+        (COLUMNS, ("--condition", "base"), "condition: 'base' has no request; there are: none"),
+        (["condition", "error_code", "prompt"], (), "there is no column 'architecture' in it"),
+    ],
+)
+def test_what_is_no_comparison_is_one_line(
+    tmp_path: Path, columns: list[str], arguments: tuple[str, ...], said: str
+) -> None:
+    rows = [",".join(columns), *(["base,,eks_sample/cat"] if columns != COLUMNS else [])]
+    (tmp_path / "comparison.csv").write_text("\n".join(rows) + "\n", "utf-8")
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), str(tmp_path), *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and said in done.stderr
+
+
+def test_the_samples_load_is_64_tokens_in_and_512_out_of_its_three_prompts() -> None:
+    spec = pods("overlays/sample-load")["comparison"]["spec"]
+    (compare,) = spec["initContainers"]
+    given = flags(compare)
+    assert (given["workloads"], given["prompts-per-workload"]) == ("eks_sample", str(len(EKS_SAMPLE)))
+    assert (given["mean-input-tokens"], given["mean-output-tokens"], given["concurrency"]) == ("64", "512", "1")
+    assert given["stddev-input-tokens"] == given["stddev-output-tokens"] == "0"
+    assert {"/artifacts"} <= {each["mountPath"] for each in compare["volumeMounts"]}, "where the tokenizer is"
