@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tandem.cli import compare, main
-from tandem.comparison.measuring.architectures import CONNECTABLE
+from tandem.comparison.measuring.architectures import CONNECTABLE, OPENAI
 from tests.deploy.kustomize import containers
 from tests.deploy.manifests import (
     BESIDE,
@@ -106,4 +106,4 @@ def test_a_programs_flags_are_its_own(folder: str, container: str, line: list[st
         assert (line[0] == "torchrun") == (processes > 1)
     else:
         asked = set(arguments.architectures.split(","))
-        assert asked == {each.partition("=")[0] for each in arguments.connect} <= set(CONNECTABLE)
+        assert asked == {each.partition("=")[0] for each in arguments.connect} <= {*CONNECTABLE, OPENAI.name}

@@ -329,3 +329,21 @@ def test_the_fallback_for_locked_memory_differs_in_the_capability_and_the_level_
     (restricted,) = (each for each in plain if each["kind"] == "Namespace")
     assert restricted["metadata"]["labels"].pop(level) == "restricted"
     assert fallback == plain
+
+
+def test_the_baseline_of_vllm_serves_what_the_target_does_and_the_comparison_alone_may_call_it() -> None:
+    folder = "overlays/vllm-neuron"
+    models = of_kind(folder, "ConfigMap")["models"]["data"]
+    (vllm,) = pods(folder)["vllm"]["spec"]["containers"]
+    (target,) = pods(folder)["target"]["spec"]["containers"]
+    asked, ours = flags(vllm), flags(target)
+    assert vllm["command"] == ["vllm", "serve", ours["target_model"]] and asked["dtype"] == ours["dtype"]
+    assert asked["max-model-len"] == ours["sequence_length"] and asked["max-num-seqs"] == ours["batch"]
+    assert int(filled(asked["tensor-parallel-size"], models)) == devices(folder, "vllm") * CORES_PER_DEVICE
+    (compare,) = pods(folder)["comparison"]["spec"]["initContainers"]
+    (connected,) = (word for word in compare["args"] if word.startswith("--connect=openai="))
+    (port,) = (each["containerPort"] for each in vllm["ports"])
+    assert connected == f"--connect=openai=http://vllm.tandem.svc:{port}/v1"
+    (rule,) = of_kind(folder, "NetworkPolicy")["vllm"]["spec"]["ingress"]
+    (caller,) = rule["from"]
+    assert caller["podSelector"]["matchLabels"].items() <= pods(folder)["comparison"]["metadata"]["labels"].items()
