@@ -9,6 +9,7 @@ from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from rich.console import Console
 
@@ -23,6 +24,7 @@ from tandem.comparison.measuring.record_log import RecordLog
 from tandem.comparison.measuring.workloads import Prompt, built_in_prompts, given_prompts
 from tandem.comparison.report.files import Comparison
 from tandem.comparison.report.publishing import write_files
+from tandem.rpc.credentials import Credentials
 from tandem.rpc.generation_client import GenerationClient
 
 
@@ -83,12 +85,19 @@ def connector(config: ComparisonConfig) -> Connect:
 
     def connect(address: str, service: str) -> GenerationClient | OpenAIClient:
         if service == OPENAI.service:
-            token = config.credentials.token()
+            shown = config.credentials if config.credentials.insecure or _hidden(address) else Credentials()
+            token = shown.token()
             return OpenAIClient(address, token.current() if token else None)
         theirs = address in config.connect.values()
         return GenerationClient.connect(address, service, config.credentials if theirs else None)
 
     return connect
+
+
+def _hidden(url: str) -> bool:
+    """Whether what is sent to an OpenAI server is encrypted or stays on this machine."""
+    parts = urlsplit(url)
+    return parts.scheme == "https" or parts.hostname in ("localhost", "127.0.0.1", "::1")
 
 
 def _prompts(prompts: Sequence[str | Prompt]) -> tuple[Prompt, ...]:

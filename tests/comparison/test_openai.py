@@ -10,10 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from tandem import TandemError, compare
-from tandem.comparison.measuring.config import parse_connect
+from tandem.comparison.api import connector
+from tandem.comparison.measuring.architectures import OPENAI
+from tandem.comparison.measuring.config import ComparisonConfig, parse_connect
 from tandem.comparison.measuring.openai_client import OpenAIClient
+from tandem.comparison.measuring.workloads import given_prompts
+from tandem.rpc.credentials import Credentials
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest
 from tests.support import GREEDY, run, server_process
 
@@ -132,3 +137,27 @@ def test_the_address_is_a_url_and_the_server_must_run(tmp_path: Path) -> None:
             parse_connect([wrong])
     with pytest.raises(ValueError, match="--connect openai=URL"):
         compare(prompts=(PROMPT,), architectures=("openai",), output_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("http://vllm.tandem.svc:8000/v1", None),
+        ("http://10.0.0.7:8000", None),
+        ("https://openai.tandem.svc/v1", "secret"),
+        ("http://127.0.0.1:8000/v1", "secret"),
+    ],
+)
+def test_a_token_is_not_sent_in_clear_to_another_machine(tmp_path: Path, url: str, shown: str | None) -> None:
+    (tmp_path / "token").write_text("secret\n")
+    (tmp_path / "token").chmod(0o600)
+    (tmp_path / "ca.crt").write_bytes(trustme.CA().cert_pem.bytes())
+    config = ComparisonConfig(
+        prompts=given_prompts([PROMPT]),
+        output_dir=tmp_path,
+        architectures=("autoregressive", "openai"),
+        connect={"autoregressive": "target.tandem.svc:50051", "openai": url},
+        credentials=Credentials(ca=str(tmp_path / "ca.crt"), token_file=str(tmp_path / "token")),
+    )
+    client = connector(config)(url, OPENAI.service)
+    assert isinstance(client, OpenAIClient) and client._token == shown
