@@ -85,17 +85,17 @@ def test_torchneuron_without_a_device_is_said(
 
 
 def test_without_a_device_a_chip_is_named_to_compile_for_and_the_runtime_is_not_asked(
-    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(site, "2.14.3.0.1", "neuron_dynamo_backend.py")
     monkeypatch.setattr(platforms, "_neuron", lambda: pytest.fail("the runtime was asked"))
     monkeypatch.setenv("TORCH_NEURONX_COMPILE_ONLY", "1")
     monkeypatch.delenv("NEURON_PLATFORM_TARGET_OVERRIDE", raising=False)
-    assert platforms._neuron_absent(tmp_path) == (
+    assert NEURON.absent() == (
         "TORCH_NEURONX_COMPILE_ONLY=1 needs NEURON_PLATFORM_TARGET_OVERRIDE, the chip to compile for: trn2 or trn3"
     )
     monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
-    assert platforms._neuron_absent(tmp_path) is None
+    assert NEURON.absent() is None
     NEURON.synchronize()
     assert NEURON.describe() == "neuron (no device: graphs are compiled for trn2)"
     runner = GraphRunner.__new__(GraphRunner)
