@@ -16,6 +16,8 @@ from typing import NamedTuple
 from tandem.speculation.acceptance_rates import AcceptanceCounts
 from tandem.speculation.common_prefix import common
 from tandem.speculation.drafters import NgramDrafter
+from tandem.speculation.round_statistics import ANY_ROWS
+from tandem.speculation.step_times import StepTimes
 from tandem.speculation.types import Draft, Proposer
 
 LONGEST = 8
@@ -33,8 +35,8 @@ PROCESS_FADING, REQUEST_FADING = 0.998, 0.97
 PROCESS_TOGETHER, PROCESS_EACH = 4.0, 10.0
 REQUEST_TOGETHER, REQUEST_EACH = 3.0, 4.0
 """Weight of the prior in trials: at all positions together, and at each (see AcceptanceCounts.rates)."""
-PRIOR_ADDED, SMOOTHING = 0.05, 0.1
-"""What a copied token adds to a step, as a share of a plain one, until it is measured; and a measurement's weight."""
+GROWING_SHARE = 0.05
+"""The share of a plain step by which a copied token is taken to lengthen it, until that is measured."""
 AT_ONCE = 512
 """Tokens of a prompt that are indexed at once: some milliseconds."""
 SCORED = 5
@@ -46,14 +48,17 @@ class LookupPolicy:
 
     def __init__(self) -> None:
         self.counts = {source: AcceptanceCounts(PROCESS_FADING) for source in PRIOR}
-        self._plain, self.added = 0.0, PRIOR_ADDED
+        self._steps = StepTimes(GROWING_SHARE)  # of medians: a late step would end copies for the steps after it
 
     def stepped(self, drafted: int, seconds: float) -> None:
         """Records how long a step of the target took that verified so many draft tokens."""
-        if not drafted:
-            self._plain += (SMOOTHING if self._plain else 1) * (seconds - self._plain)
-        elif self._plain:
-            self.added += SMOOTHING * (max(0.0, seconds / self._plain - 1) / drafted - self.added)
+        self._steps.note(ANY_ROWS, drafted + 1, seconds)
+
+    def step_table(self, most: int) -> tuple[float, ...]:
+        """Returns the times of steps that verify 0 to `most` draft tokens, in any unit."""
+        if not self._steps.steps:
+            return tuple(1 + GROWING_SHARE * drafted for drafted in range(most + 1))
+        return self._steps.table(ANY_ROWS, most, 1)
 
     def rates(self, source: int, most: int) -> list[float]:
         """Returns the conditional acceptance of the first `most` positions of a draft."""
@@ -99,10 +104,11 @@ class PolicedLookup:
     def copy_alone(self, tokens: Sequence[int], most: int) -> tuple[int, ...]:
         """Returns the copy of at most `most` tokens by which a step without a draft gains most; empty if by none."""
         size, copied = self._lookup.match(tokens, most)
-        best, gain, accepted = 0, 1.0, 0.0
+        times = self._policy.step_table(most)
+        best, gain, accepted = 0, 1 / times[0], 0.0
         for length, reached in enumerate(self._reached(min(size, LONG), len(copied)) if copied else (), 1):
             accepted += reached
-            if (found := (1 + accepted) / (1 + length * self._policy.added)) > gain:
+            if (found := (1 + accepted) / times[length]) > gain:
                 best, gain = length, found
         return copied[:best]
 

@@ -212,4 +212,15 @@ def test_a_step_tells_its_lookup_what_it_cost() -> None:
     run.commit([2], 0, 0.010)
     for token in range(3, 60):
         run.commit([token], 2, 0.030)
-    assert policy.added == pytest.approx(1.0, abs=0.02)
+    plain, _, copied = policy.step_table(2)
+    assert copied / plain == pytest.approx(3.0, rel=0.1)
+
+
+def test_late_steps_do_not_end_copies() -> None:
+    """Every third step is late: a mean would have a copied token cost as much as a whole step."""
+    policy = LookupPolicy()
+    for at in range(60):
+        for drafted in (0, 3):
+            policy.stepped(drafted, 0.025 + 0.0002 * drafted + (0.100 if at % 3 == drafted else 0.0))
+    plain, *_, copied = policy.step_table(3)
+    assert copied / plain < 1.05
