@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -39,11 +40,33 @@ def test_a_file_that_is_no_trace_is_one_line(tmp_path: Path, capsys: pytest.Capt
     assert ended.value.code == 2 and "No such file" in capsys.readouterr().err
 
 
+def test_a_hostile_link_doubles_its_waits_from_one_second_to_the_next_or_is_out_for_two(tmp_path: Path) -> None:
+    doubling, outages, narrow = links.hostile(tmp_path)
+    times = read_trace(doubling.flags[-1].split(",")[1])
+    gaps = [{b - a for a, b in itertools.pairwise(times) if b > a and a // 1000 == second} for second in range(5)]
+    assert [max(gap) for gap in gaps[:4]] == [20, 40, 80, 160] and 320 in gaps[4]
+    out = read_trace(outages.flags[-1].split(",")[1])
+    assert max(b - a for a, b in itertools.pairwise(out)) == 2000
+    assert narrow.flags[-2:] == ("--up-mbps", "1")
+
+
+def test_cells_are_chosen_by_name_or_part_and_a_name_that_is_none_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cells = links.cells_asked(["a/x.up,a/x.down"], tmp_path)
+    assert [cell.name for cell in links.chosen("20ms,recorded", cells)] == ["20ms", "1-x"]
+    assert links.chosen(None, cells) == cells and links.chosen("none", cells) == []
+    with pytest.raises(SystemExit) as ended:
+        main(["--only", "20", "--output", str(tmp_path)])
+    assert ended.value.code == 2
+    assert "--only: 20 is none of constant, recorded, hostile, 10ms" in capsys.readouterr().err
+
+
 @pytest.mark.thorough
-def test_a_part_is_measured_once_and_judged_again(
+def test_cells_are_measured_once_and_judged_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(links, "RTTS", "5,20")
+    monkeypatch.setattr(links, "RTTS", (5,))
     toy = ["--backend", "toy", "--model", "step=0", "--draft-model", "miss=0.3,step=0", "--prompt", "one"]
     asked: list[list[str]] = []
 
@@ -57,6 +80,6 @@ def test_a_part_is_measured_once_and_judged_again(
     first, again = main(arguments), main(arguments)
     assert first == again and first in (0, 1) and len(asked) == 1
     found = json.loads((tmp_path / "links" / "links.json").read_text())
-    assert [cell["link"] for cell in found["cells"]] == ["5 ms", "20 ms"]
-    assert found["bars"][0] == ["outputs are plain decoding's: 4 of 4", True]
+    assert [cell["link"] for cell in found["cells"]] == ["5 ms"]
+    assert found["bars"][0] == ["outputs are plain decoding's: 2 of 2", True]
     assert "never waiting" in capsys.readouterr().out

@@ -124,6 +124,19 @@ def test_a_target_that_never_waits_is_predicted_from_the_costs_of_rounds_and_nev
     assert made.model.tpot("never_waiting", LinkSettings(0.0)) > made.model.tpot("distributed", LinkSettings(0.0))
 
 
+def test_a_target_that_never_waits_is_as_fast_as_lookup_where_no_draft_comes_in_time() -> None:
+    alone, beside = theory(), theory(names=("distributed", "lookup"))
+    model = beside.model
+    assert alone.model.copies is None and model.copies is not None and model.copies.tokens == pytest.approx(2.7)
+    assert model_from_json(theory_as_json(beside)).copies == model.copies
+    a_copy = (FIXED + 4 * SLOPE + OVERHEAD) / model.copies.tokens
+    far = LinkSettings(5000.0)
+    assert model.tpot("never_waiting", far) == pytest.approx(a_copy, rel=0.02)
+    assert (
+        model.tpot("never_waiting", LinkSettings(5.0)) <= a_copy * (1 + 1e-9) < alone.model.tpot("never_waiting", far)
+    )
+
+
 def test_a_pipelined_run_stands_beside_its_bound_and_is_no_prediction_that_missed() -> None:
     made = theory(names=("distributed", "pipelined"))
     found = [p for p in made.predictions if p.architecture == "pipelined"]

@@ -209,8 +209,9 @@ def test_a_step_tells_its_lookup_what_it_cost() -> None:
     lookup = PolicedLookup(policy)
     run = RunOn([1], lookup=lookup)
     run.hear(replace(hearing(1, 1, until=1000), most_copies=4))
-    run.commit([2], 0, 0.010)
-    for token in range(3, 60):
+    for token in range(2, 60):
+        run.commit([token], 0, 0.010)
+    for token in range(60, 120):
         run.commit([token], 2, 0.030)
     plain, _, copied = policy.step_table(2)
     assert copied / plain == pytest.approx(3.0, rel=0.1)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.run_simulation import simulate_never_waiting, simulate_stop_and_wait
-from tandem.speculation.never_waiting_theory import RunCosts, plain_steps, steps_late, tpot_never_waiting
+from tandem.speculation.never_waiting_theory import RunCosts, Undrafted, plain_steps, steps_late, tpot_never_waiting
 from tandem.speculation.theory import StepCosts, tpot_pipelined
 from tests.daily import daily
 
@@ -127,3 +127,16 @@ def test_a_draft_that_is_never_right_costs_plain_decodings_time_and_no_more() ->
     plain = costs.step(1)
     assert tpot_never_waiting(costs, 0.0, 8) == pytest.approx(plain)
     assert simulate_never_waiting(wrong, costs, 8, 7) <= 1.02 * plain
+
+
+def test_copies_in_steps_without_a_draft_never_slow_a_run_down_and_bound_it_far_away() -> None:
+    def costs(rtt: float, copies: Undrafted | None) -> RunCosts:
+        return RunCosts(0.002, lambda tokens: 0.025 + 0.0002 * tokens, rtt, copies)
+
+    copying = Undrafted(0.0256, 1.5)
+    plainly = [tpot_never_waiting(costs(rtt, None), 0.6, 2) for rtt in (0.0, 0.05, 5.0)]
+    beside = [tpot_never_waiting(costs(rtt, copying), 0.6, 2) for rtt in (0.0, 0.05, 5.0)]
+    assert all(fast < slow for fast, slow in zip(beside, plainly, strict=True))
+    assert beside == sorted(beside) and beside[-1] == pytest.approx(0.0256 / 1.5)
+    as_plain = costs(0.05, Undrafted(0.0252, 1.0))
+    assert tpot_never_waiting(as_plain, 0.6, 2) == pytest.approx(plainly[1])

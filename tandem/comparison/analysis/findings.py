@@ -12,10 +12,12 @@ from tandem.comparison.analysis.costs import ArchitectureCosts, costs_by_archite
 from tandem.comparison.analysis.predictions import (
     NOTES,
     BestLength,
+    Copied,
     Drafted,
     Model,
     Prediction,
     best_length,
+    copied,
     crossing,
     curve,
     drafted,
@@ -103,7 +105,8 @@ def _model(base: Condition, records: Sequence[Record], found: Sequence[Calibrati
         and name not in NOT_COSTED
         and any(m.drafted for ms in of.values() for m in ms)
     }
-    return Model(plain.verify_fixed_s + plain.verify_slope_s, costs, drafts, length)
+    copies = copied([m for ms in by_prompt[arch.LOOKUP.name].values() for m in ms])
+    return Model(plain.verify_fixed_s + plain.verify_slope_s, costs, drafts, length, copies)
 
 
 def _mean_tpots(summaries: Sequence[Summary]) -> dict[str, float]:
@@ -163,6 +166,7 @@ def theory_as_json(theory: Theory) -> Any:
             for name, of in model.drafts.items()
         },
         "length": model.length,
+        "copies": encoded(model.copies),
         "predictions": [{**encoded(p), "error": p.error, "missed": p.missed} for p in theory.predictions],
         "curve": [{"rtt_ms": rtt, "tpot_s": tpots} for rtt, tpots in theory.curve],
         "best_lengths": [{**encoded(b), "length": b.length, "tpot_s": b.tpot_s} for b in theory.best_lengths],
@@ -182,4 +186,5 @@ def model_from_json(theory: Mapping[str, Any]) -> Model:
     drafts = {
         name: Drafted(tuple(of["conditional"]), (), of["output_tokens"]) for name, of in theory["acceptance"].items()
     }
-    return Model(theory["costs"]["plain_s"], costs, drafts, theory["length"])
+    copies = decoded(Copied, theory["copies"]) if theory.get("copies") else None
+    return Model(theory["costs"]["plain_s"], costs, drafts, theory["length"], copies)

@@ -21,7 +21,7 @@ from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.measuring import architectures as arch
 from tandem.comparison.measuring.records import Measurement
 from tandem.speculation import theory
-from tandem.speculation.never_waiting_theory import RunCosts, tpot_never_waiting
+from tandem.speculation.never_waiting_theory import RunCosts, Undrafted, tpot_never_waiting
 from tandem.speculation.theory import StepCosts
 
 NOTES = (
@@ -29,7 +29,8 @@ NOTES = (
     "A draft and a verification cost a fixed part and a part per token, fitted by least squares; neither is below 0.",
     "Beyond the measured positions the last conditional acceptance is carried on.",
     "The figure of pipelined decoding is a lower bound: rounds in flight without end.",
-    "The figure of a target that never waits assumes the acceptance and the costs of distributed rounds.",
+    "The figure of a target that never waits assumes the acceptance and the costs of distributed rounds, and the copies"
+    " of lookup, where that was measured, in steps for which no draft has arrived.",
     "The break-even is that of long outputs: TPOT counts the first chunk's tokens, not its time.",
     "The capacity gain holds where the target is the bottleneck and requests do not share steps.",
 )
@@ -64,13 +65,33 @@ def drafted(by_prompt: Mapping[str, Sequence[Measurement]]) -> Drafted:
 
 
 @dataclass(frozen=True, slots=True)
+class Copied:
+    """The rounds of lookup alone in the base: tokens committed in one, and draft tokens that it verifies."""
+
+    tokens: float
+    drafted: float
+
+
+def copied(found: Sequence[Measurement]) -> Copied | None:
+    """Returns what lookup alone did in these requests; None without a round."""
+    rounds = sum(m.rounds for m in found)
+    if not rounds:
+        return None
+    return Copied(1 + sum(m.accepted for m in found) / rounds, sum(m.drafted for m in found) / rounds)
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
-    """The inputs of predictions. `plain_s`: seconds of a plain target step; `length`: the measured length."""
+    """The inputs of predictions. `plain_s`: seconds of a plain target step; `length`: the measured length.
+
+    `copies`: those of lookup alone, if it was measured.
+    """
 
     plain_s: float
     costs: Mapping[str, ArchitectureCosts]
     drafts: Mapping[str, Drafted]
     length: int
+    copies: Copied | None = None
 
     def steps(self, name: str, length: int) -> StepCosts:
         of = self.costs[name]
@@ -113,10 +134,12 @@ class Model:
         overhead = self.plain_tpot - self.plain_s
         plain = self.plain_tpot
 
-        def step(tokens: int) -> float:
-            return plain if tokens <= 1 else max(plain, steps.verify(tokens - 1) + overhead)
+        def step(tokens: float) -> float:
+            wide = steps.verify_fixed + steps.verify_slope * tokens
+            return plain if tokens <= 1 else max(plain, wide + overhead)
 
-        costs = RunCosts(steps.draft, step, link.round_trip(of.message_bytes) + of.rpc_s)
+        copies = Undrafted(step(1 + self.copies.drafted), self.copies.tokens) if self.copies else None
+        costs = RunCosts(steps.draft, step, link.round_trip(of.message_bytes) + of.rpc_s, copies)
         return min(tpot_never_waiting(costs, rate, width) for width in range(length + 1))
 
     def closed_form(self, name: str, link: LinkSettings) -> float | None:
