@@ -34,6 +34,9 @@ RIVALS = f"{PLAIN},{LOOKUP},{RUNNING}"
 RTTS = (10, 20, 50, 100, 200)
 OTHER_RTT = "20"
 GENERATED_MBPS = (0.5, 1, 2, 3, 4, 6, 8, 12)
+LONGER = 4
+"""Factor of the tokens of a request on a hostile link, with half the prompts: one that is shorter than the link's
+period says where it began in that."""
 DOUBLING_MS = (20, 40, 80, 160, 320)
 MOST_OF_LOOKUP, MOST_OF_PLAIN, OFF, WITHIN = 1.00, 0.80, 0.10, 0.9
 PARTS = ("constant", "recorded", "hostile")
@@ -217,7 +220,10 @@ def measured(path: Path) -> bool:
 def measure(cell: Asked, args: argparse.Namespace) -> int:
     """Runs the comparison of a cell, and returns its exit code."""
     architectures = f"{RIVALS},distributed" if cell.part == "constant" else RIVALS
-    asked = ["--prompts-per-workload", str(args.prompts_per_workload), "--max-new-tokens", str(args.max_new_tokens)]
+    prompts, tokens = args.prompts_per_workload, args.max_new_tokens
+    if cell.part == "hostile":
+        prompts, tokens = -(-prompts // 2), LONGER * tokens
+    asked = ["--prompts-per-workload", str(prompts), "--max-new-tokens", str(tokens)]
     asked += ["--rehearse", args.rehearse, "--architectures", architectures, *cell.flags]
     return compare.main([*asked, "--output-dir", str(args.output / cell.name)])
 
