@@ -48,6 +48,11 @@ class RunAhead:
         """Returns the row to go on with, on the device thread; None to wait for the event loop."""
         return self._follow(row, result) if self._open and len(self._rows) < MOST_AHEAD else None
 
+    @property
+    def next(self) -> Any:
+        """The oldest row that was foreseen, or None."""
+        return self._rows[0].row if self._open and self._rows else None
+
     def foresee(self, waiting: Waiting) -> None:
         """Records a row that runs next, before anybody can know the result of the one before."""
         self._rows.append(waiting)
