@@ -210,6 +210,26 @@ def test_a_draft_model_that_fails_is_left_to_the_loop() -> None:
     run(test())
 
 
+def test_an_error_on_the_device_thread_reaches_the_request() -> None:
+    class Fails(Copies):
+        def copy(self, tokens: Sequence[int], k: int) -> Draft:
+            if len(tokens) > len(PROMPT) + 10:
+                raise ValueError("no copy")
+            return Draft()
+
+    async def test() -> None:
+        site = Site()
+        rounds = FusedRounds(site.pair, Request(GREEDY, max_new_tokens=COUNT), Fails(GREEDY))
+        rounds.stops = ()
+        await rounds.open(PROMPT)
+        with pytest.raises(ValueError, match="no copy"):
+            await site.rounds(rounds, [3], True)
+        await rounds.close()
+        await site.batcher.close()
+
+    run(test())
+
+
 SAME_ROWS = lambda: test_the_device_makes_the_rows_that_the_loop_would_ask_for(GREEDY, True, False, [4, 0, 0, 2, 5, 1])  # noqa: E731
 
 
