@@ -95,7 +95,7 @@ async def measure(args: argparse.Namespace, say: Callable[[str], None]) -> Repor
         "Serialisation alone": serialisation_rows(k, count),
         "The server's side alone": await server_rows(k, count),
         "A draft's row alone": await draft_rows(min(count, 200)),
-        "A token of plain decoding beside a step that sleeps 3 ms": await token_rows(max(1, count // 100)),
+        "A plain step, and a fused round, beside a step that sleeps 3 ms": await token_rows(max(1, count // 100)),
     }
     overheads = {"toy server": toy_overhead}
     if args.real_rounds:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tandem.engine.batcher import DeviceLost, StepHung
 from tandem.engine.engine import Engine
+from tandem.engine.fused_ahead import RoundsAhead
 from tandem.engine.model_drafter import DraftSequence, Unreadable
 from tandem.engine.sequences import TargetSequence
 from tandem.runners.fused_step import fused
@@ -47,6 +48,9 @@ class FusedRounds:
     fails, rounds go undrafted and are counted in `stats`; the model is tried again later.
     """
 
+    stops: Collection[int] | None = None
+    """The tokens that end the text, if only they or its length end it: the device may go on with rounds by itself."""
+
     def __init__(
         self,
         pair: FusedPair,
@@ -58,6 +62,7 @@ class FusedRounds:
         self._stats = stats if stats is not None else SpeculationStats()
         self._target: TargetSequence | None = None
         self._draft: DraftSequence | None = None
+        self.ahead: RoundsAhead | None = None
 
     async def open(self, prompt: Sequence[int]) -> None:
         pair, request = self._pair, self._request
@@ -76,6 +81,15 @@ class FusedRounds:
                 pass  # rounds find it unreadable too
             except (DeviceLost, RowFailed) as error:
                 self._pair.health.failed(error)
+        if self.stops is not None and processing is None:
+            end = request.most_tokens(len(prompt)) or pair.target.runner.limits.max_length
+            self.ahead = RoundsAhead(self._target, self._draft, self.drafter, pair.health, self.stops, end)
+            self._target.follow = self.ahead.follow
+
+    def plan(self, k: int, model_k: int | None) -> None:
+        """Says the lengths of the round after the one under way (see `round`), which must have begun."""
+        if self.ahead:
+            self.ahead.plan = k, model_k
 
     async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
         """Runs a round.
@@ -95,21 +109,29 @@ class FusedRounds:
         assert self._target and self._draft, "open comes first"
         if self._target.lacks(tokens):
             await self._target.fill(tokens[:-1])
-        copied = self.drafter.copy(tokens, k).token_ids if self.drafter and k else ()
-        k = model_part(k, model_k)
-        attempt = self._pair.health.attempt() if k and not copied else None
+        row = self.ahead.foreseen(tokens) if self.ahead else None
+        if row:
+            k, copied = row.propose.k, row.copied
+        else:
+            copied = self.drafter.copy(tokens, k).token_ids if self.drafter and k else ()
+            k = model_part(k, model_k)
+        attempt = (Attempt(self._pair.health) if row else self._pair.health.attempt()) if k and not copied else None
         try:
-            return await self._attempted(tokens, k, copied, attempt)
+            return await self._attempted(tokens, k, copied, attempt, row)
         finally:
             if attempt:
                 attempt.ended()
 
     async def _attempted(
-        self, tokens: Sequence[int], k: int, copied: tuple[int, ...], attempt: Attempt | None
+        self, tokens: Sequence[int], k: int, copied: tuple[int, ...], attempt: Attempt | None, row: FusedRow | None
     ) -> tuple[Draft, Verdict]:
         assert self._target and self._draft
-        asked = await self._draft_row(self._draft, tokens, k, attempt) if attempt else None
-        row = FusedRow(asked or self._undrafted(tokens, k if copied else 0), copied, self._target.adapter)
+        asked = row.propose if row and attempt else None
+        if row is None:
+            asked = await self._draft_row(self._draft, tokens, k, attempt) if attempt else None
+            row = FusedRow(asked or self._target.undrafted(tokens, k if copied else 0), copied, self._target.adapter)
+            if self.ahead:
+                self.ahead.begin(tokens)
         try:
             done = await self._target.step(self._pair.step, row)
         except StepHung:
@@ -128,12 +150,6 @@ class FusedRounds:
         proposers = (Proposer.NGRAM if copied else Proposer.MODEL,) * len(proposed.token_ids)
         draft = Draft(proposed.token_ids, 0.0, proposed.seconds, proposers, proposed.distributions, done.rows)
         return draft, verdict
-
-    def _undrafted(self, tokens: Sequence[int], k: int) -> ProposeRow:
-        """Returns the row of a round for which the draft model's cache was not filled."""
-        assert self._target
-        processor = self._target.processor(tokens)
-        return ProposeRow(self._target.slot, len(tokens) - 1, (tokens[-1],), k, self._request, processor=processor)
 
     async def _draft_row(
         self, draft: DraftSequence, tokens: Sequence[int], k: int, attempt: Attempt

@@ -48,14 +48,14 @@ class HeadSequence(DraftSequence):
         self._sound = min(self._sound, self.truncate_to(tokens))
         return len(tokens) - len(self.held) > TAIL or len(self.held) <= self._inbox.first
 
-    def row(self, tokens: Sequence[int], k: int) -> ProposeRow | None:
+    def row(self, tokens: Sequence[int], k: int, missing: int | None = None) -> ProposeRow | None:
         """Like DraftSequence.row; None if too many features are missing to draft."""
         if not self._inbox.handed_out:
             return None
         self._known = self._known_rows()
         if len(tokens) - len(self.held) > self.engine.runner.limits.chunk or len(tokens) <= self._inbox.first + 1:
             return None
-        return super().row(tokens, k)
+        return super().row(tokens, k, missing)
 
     def proposed(self, tokens: Sequence[int], draft: Sequence[int]) -> None:
         super().proposed(tokens, draft)

@@ -52,9 +52,10 @@ class DraftSequence(KVSequence):
         self._check(tokens)
         return len(tokens) - held > TAIL
 
-    def row(self, tokens: Sequence[int], k: int) -> ProposeRow | None:
-        """Returns the row for the next step, which feeds what of `tokens` is missing."""
-        tail = tuple(tokens[-max(2, len(tokens) - len(self.held)) :])
+    def row(self, tokens: Sequence[int], k: int, missing: int | None = None) -> ProposeRow | None:
+        """Returns the row for the next step, which feeds what of `tokens` is missing, by `held` if not said."""
+        missing = len(tokens) - len(self.held) if missing is None else missing
+        tail = tuple(tokens[-max(2, missing) :])
         known, processor = self._target_vocab_size, self.processor(tokens)
         return ProposeRow(self.slot, len(tokens) - 1, tail, k, self.request, known, processor, self.adapter)
 

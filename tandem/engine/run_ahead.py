@@ -7,6 +7,7 @@ the run: what was foreseen is dropped, and costs nothing but its step, since the
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -16,6 +17,7 @@ from typing import Any
 from tandem.runners.protocol import VerifyRow
 from tandem.speculation.types import Verdict
 
+log = logging.getLogger("tandem.engine")
 MOST_AHEAD = 16
 """Rows that may have run before anybody asked for them."""
 
@@ -46,7 +48,16 @@ class RunAhead:
 
     def after(self, row: Any, result: Any) -> Any:
         """Returns the row to go on with, on the device thread; None to wait for the event loop."""
-        return self._follow(row, result) if self._open and len(self._rows) < MOST_AHEAD else None
+        try:
+            return self._follow(row, result) if self._open and len(self._rows) < MOST_AHEAD else None
+        except Exception:
+            log.exception("no row was foreseen")  # the event loop meets the error where a request can be told
+            return None
+
+    @property
+    def next(self) -> Any:
+        """The oldest row that was foreseen, or None."""
+        return self._rows[0].row if self._open and self._rows else None
 
     def foresee(self, waiting: Waiting) -> None:
         """Records a row that runs next, before anybody can know the result of the one before."""

@@ -11,7 +11,7 @@ from tandem.engine.engine import Engine
 from tandem.engine.run_ahead import Follow, RunAhead, plain_steps
 from tandem.runners.feature_rows import FeatureRow
 from tandem.runners.pages import PAGE
-from tandem.runners.protocol import PrefillRow, RowFailed, StructureEnded, VerifyRow
+from tandem.runners.protocol import PrefillRow, ProposeRow, RowFailed, StructureEnded, VerifyRow
 from tandem.speculation.common_prefix import common
 from tandem.speculation.features import FeatureSpec
 from tandem.speculation.processing import Processing, Processor
@@ -90,6 +90,11 @@ class KVSequence:
         elif self.follow and (self._ahead is None or self._ahead.over):
             self._ahead = RunAhead(self.follow)
         return self._ahead
+
+    @property
+    def foreseen(self) -> Any:
+        """The row that the device thread runs next by itself, or has run; None if there is none."""
+        return self._ahead.next if self._ahead else None
 
     def stop_ahead(self) -> None:
         """Drops what the device thread has foreseen."""
@@ -203,6 +208,11 @@ class TargetSequence(KVSequence):
         self.held += [tokens[-1], *draft[: verdict.accepted]]
         self.engine.adapters.committed(self.adapter, len(draft), verdict)
         return verdict
+
+    def undrafted(self, tokens: Sequence[int], k: int) -> ProposeRow:
+        """Returns a fused row's part of the draft model, for a round in which that model does not run."""
+        processor = self.processor(tokens)
+        return ProposeRow(self.slot, len(tokens) - 1, (tokens[-1],), k, self.request, processor=processor)
 
     async def features(self, spec: FeatureSpec, start: int, end: int) -> bytes:
         """Returns the features of the held positions from `start` up to `end`."""

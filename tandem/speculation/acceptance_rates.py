@@ -22,8 +22,8 @@ class AcceptanceCounts:
         """
         fade = self._fading**rounds
         grow = [0.0] * (drafted - len(self.trials))
+        self.hits = [fade * n for n in self.hits] + grow  # before `trials`, by whose length another thread reads both
         self.trials = [fade * n for n in self.trials] + grow
-        self.hits = [fade * n for n in self.hits] + grow
         for i in range(min(drafted, accepted + 1)):
             self.trials[i] += 1
             self.hits[i] += i < accepted

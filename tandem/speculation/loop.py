@@ -44,7 +44,10 @@ class Rounds(Protocol):
 
     @property
     def drafter(self) -> object:
-        """What drafts, if anything does. If it has a method `learn`, that is told of all tokens committed."""
+        """What drafts, if anything does. If it has a method `learn`, that is told of all tokens committed.
+
+        Rounds that have a method `plan` are told by it the lengths of the round after the one that has begun.
+        """
 
     async def open(self, prompt: Sequence[int]) -> None:
         """Prepares for a request whose prompt is `prompt`."""
@@ -101,6 +104,7 @@ async def speculate(
     generation. `stats` is updated as rounds end. `rounds` is closed in any case.
     """
     tokens, learn = list(prompt), getattr(rounds.drafter, "learn", lambda tokens: None)  # once for all rounds
+    plan = getattr(rounds, "plan", lambda k, model_k: None)
     under_way: _Round | None = None
     try:
         started = time.perf_counter()
@@ -124,6 +128,7 @@ async def speculate(
             lengths.observe(done.k, draft, verdict, ended - done.started)
             if left:
                 length = lengths.choose(left)
+                plan(length.k, length.model_k)
             stats.spent(draft)
             stats.observe(draft.token_ids, verdict, draft.proposed_by)
             yield stopping.push(verdict.token_ids, verdict.margins, verdict.logprobs)
