@@ -45,11 +45,9 @@ class FusedRounds:
     """Composes a sequence of the target and one of the draft model, which share their slot's number and their steps.
 
     With a `lookup`, a round that it can answer verifies the copy without running the draft model. If the draft model
-    fails, rounds go undrafted and are counted in `stats`; the model is tried again later.
+    fails, rounds go undrafted and are counted in `stats`; the model is tried again later. `stops` are the tokens that
+    end the text, if only they or its length end it, so that the device may go on with rounds by itself.
     """
-
-    stops: Collection[int] | None = None
-    """The tokens that end the text, if only they or its length end it: the device may go on with rounds by itself."""
 
     def __init__(
         self,
@@ -57,8 +55,9 @@ class FusedRounds:
         request: Request,
         lookup: PolicedLookup | None = None,
         stats: SpeculationStats | None = None,
+        stops: Collection[int] | None = None,
     ) -> None:
-        self._pair, self._request, self.drafter = pair, request, lookup
+        self._pair, self._request, self.drafter, self._stops = pair, request, lookup, stops
         self._stats = stats if stats is not None else SpeculationStats()
         self._target: TargetSequence | None = None
         self._draft: DraftSequence | None = None
@@ -81,9 +80,9 @@ class FusedRounds:
                 pass  # rounds find it unreadable too
             except (DeviceLost, RowFailed) as error:
                 self._pair.health.failed(error)
-        if self.stops is not None and processing is None:
+        if self._stops is not None and processing is None:
             end = request.most_tokens(len(prompt)) or pair.target.runner.limits.max_length
-            self.ahead = RoundsAhead(self._target, self._draft, self.drafter, pair.health, self.stops, end)
+            self.ahead = RoundsAhead(self._target, self._draft, self.drafter, pair.health, self._stops, end)
             self._target.follow = self.ahead.follow
 
     def plan(self, k: int, model_k: int | None) -> None:

@@ -219,9 +219,8 @@ def fused_generator(
         alone = request.drafts in (Drafts.NONE, Drafts.LOOKUP)  # the draft model's part of the prompt is not computed
         if pair is not None and mine is not None and (not alone or isinstance(mine.engine.can.copied_drafts, No)):
             lookup = choice.lookup(mine.lookup_policy) if request.drafts is Drafts.AUTO else None
-            fused = FusedRounds(pair, request.of_models, lookup, stats)
-            fused.stops = None if request.stop_strings else stop_tokens(request, info)
-            return fused
+            stops = None if request.stop_strings else stop_tokens(request, info)
+            return FusedRounds(pair, request.of_models, lookup, stats, stops)
         return DraftThenVerify(LocalVerifier(target.engine, request.of_models, stats), NgramDrafter())
 
     fallback = None

@@ -67,10 +67,8 @@ class Site:
         self.pair.step = step
 
     async def opened(self, sampling: Any = GREEDY, stops: Sequence[int] = (), count: int = COUNT) -> FusedRounds:
-        rounds = FusedRounds(
-            self.pair, Request(sampling, max_new_tokens=count), Copies(sampling) if self.lookup else None
-        )
-        rounds.stops = stops
+        lookup = Copies(sampling) if self.lookup else None
+        rounds = FusedRounds(self.pair, Request(sampling, max_new_tokens=count), lookup, stops=stops)
         await rounds.open(PROMPT)
         return rounds
 
@@ -198,8 +196,7 @@ def test_a_draft_model_that_fails_is_left_to_the_loop() -> None:
         site.draft = Engine(toy(MISS, kind=Fails), site.batcher, vital=False)
         pair = FusedPair(site.target, site.draft)
         stats = SpeculationStats()
-        rounds = FusedRounds(pair, Request(GREEDY, max_new_tokens=COUNT), stats=stats)
-        rounds.stops = ()
+        rounds = FusedRounds(pair, Request(GREEDY, max_new_tokens=COUNT), stats=stats, stops=())
         await rounds.open(PROMPT)
         tokens = await site.rounds(rounds, [3], True)
         assert tuple(tokens) == oracle(PROMPT, GREEDY, COUNT, past_the_end=True)
@@ -219,8 +216,7 @@ def test_an_error_on_the_device_thread_reaches_the_request() -> None:
 
     async def test() -> None:
         site = Site()
-        rounds = FusedRounds(site.pair, Request(GREEDY, max_new_tokens=COUNT), Fails(GREEDY))
-        rounds.stops = ()
+        rounds = FusedRounds(site.pair, Request(GREEDY, max_new_tokens=COUNT), Fails(GREEDY), stops=())
         await rounds.open(PROMPT)
         with pytest.raises(ValueError, match="no copy"):
             await site.rounds(rounds, [3], True)
