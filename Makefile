@@ -125,7 +125,7 @@ test: $(STAMP)
 
 # What `make test` skips; last and one after the other, what needs the whole machine.
 thorough: $(STAMP)
-	@$(BIN)/python -m pytest -q -m "thorough and not alone" -n 2 --dist loadfile --no-loadscope-reorder \
+	@$(BIN)/python -m pytest -q -m "thorough and not alone" -n 3 --dist loadfile --no-loadscope-reorder \
 	    --max-worker-restart 0 $(ARGS)
 	@$(BIN)/python -m pytest -q -m alone $(ARGS)
 
