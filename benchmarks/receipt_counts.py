@@ -108,7 +108,7 @@ def forged(kind: str, signed: Signed, other: Receipt | None, revision: str) -> R
         return replace(receipt, asked=replace(receipt.asked, sampling=warmer))
     if kind == "adapter":
         return replace(receipt, adapter=None if receipt.adapter else (RED, revision))
-    if kind == "cut":
+    if kind == "cut" and len(tokens) > 1:
         del tokens[-1 - at % (len(tokens) - 1) :]
     elif kind == "model" and other and other.token_ids != receipt.token_ids:
         changed = replace(other, model=receipt.model, prompt_digest=receipt.prompt_digest)

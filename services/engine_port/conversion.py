@@ -27,8 +27,10 @@ from tandem.speculation.types import (
 
 MAX_CHOICES = 128
 _SEEDS = 2**64
-EXTENSIONS = {"x-tandem-drafts": "drafts"}
+_OURS = "x-tandem-"
+EXTENSIONS = {f"{_OURS}drafts": "drafts"}
 """Options of a request that this protocol has no field for, by the key of the call's metadata that they come in."""
+_NO_RECEIPT = "this protocol has no place for one; the server's own Generate and --http_port give receipts"
 ANY_OBJECT = '{"type": "object"}'
 _ALL_TOKENS = 2**32 - 1
 """What the gateway sends as `top_k` for a request without one."""
@@ -88,9 +90,17 @@ def requests_of(
         ignore_end_of_sequence=given.ignore_eos,
         logprobs=given.logprobs if given.HasField("logprobs") else None,
         adapter=adapter,
-        **members({EXTENSIONS[key]: value for key, value in metadata if key in EXTENSIONS}),
+        **members(_extensions(metadata)),
     )
     return [replace(first, sampling=_moved(first.sampling, i)) for i in range(count)]
+
+
+def _extensions(metadata: Sequence[tuple[str, str | bytes]]) -> dict[str, str | bytes]:
+    """Returns the options that come in a call's metadata. Raises InvalidField for one of ours that is not served."""
+    given = {key: value for key, value in metadata if key.startswith(_OURS)}
+    for name in sorted(key.removeprefix(_OURS) for key in given.keys() - EXTENSIONS.keys()):
+        raise InvalidField(name[:64], _NO_RECEIPT if name == "receipt" else "not served")
+    return {EXTENSIONS[key]: value for key, value in given.items()}
 
 
 def sampling_of(given: pb.SamplingParams, defaults: RequestDefaults) -> SamplingParams:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import tempfile
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from tandem.checkpoints.adapter_files import AdapterChoice
 from tandem.engine.engine import Engine
 from tandem.engine.model_config import ModelConfig
+from tandem.receipts.keys import open_keys
 from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, TARGET
 from tandem.runners.loading import Execution
 from tandem.runners.toy import BACKEND, ToyConfig
+from tandem.services.receipts import Receipts
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.run_on import MAX_UNREAD
 from tandem.speculation.types import SamplingParams
@@ -116,7 +121,7 @@ async def _apart(combination: Combination, stack: contextlib.AsyncExitStack, lea
         loop = distributed(target.address, pipeline=pipeline, config=config, reconnect_seconds=HANG)
         generator, _ = await stack.enter_async_context(loop)
         bench.generate = generator.generate
-        bench.info = generator.info
+        bench.info = replace(generator.info, receipt_key=bench.info.receipt_key)
         if combination.runner == "toy":
             featured = await stack.enter_async_context(target_site(toy(max_length=LONGEST), features=()))
             bench.featured = await stack.enter_async_context(raw_stub(featured.address, TARGET))
@@ -133,7 +138,12 @@ async def _bench(
     plain = _plain_toy if combination.runner == "toy" else _plain_real
     if combination.runner == "toy":
         await with_adapters((target or site).engine)
-    bench = Bench(combination, site.generator.info, client.generate, plain, inside=Inside(target, front))
+    info = site.generator.info
+    if combination.transport == "stream":  # others sign nothing
+        keys = open_keys(Path(stack.enter_context(tempfile.TemporaryDirectory())), 90)
+        assert site.method
+        site.method.receipts, info = Receipts(keys, site.service, dict), replace(info, receipt_key=keys.public)
+    bench = Bench(combination, info, client.generate, plain, inside=Inside(target, front))
     message = getattr(MESSAGES[site.service], f"{site.service}GenerateRequest")
     bench.front = (await stack.enter_async_context(raw_stub(site.address, site.service)), message)
     if target:

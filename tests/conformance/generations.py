@@ -8,6 +8,8 @@ from typing import Any
 
 import grpc
 
+from tandem.receipts.keys import signature_right
+from tandem.receipts.receipt import read_signed
 from tandem.rpc.errors import TandemError
 from tandem.speculation.chat import ChatMessage
 from tandem.speculation.request import Drafts
@@ -83,6 +85,26 @@ async def messages_equal_a_chat(bench: Bench) -> None:
     assert one.token_ids == same.token_ids and one.completion.prompt_tokens == same.completion.prompt_tokens
     turns = (ChatMessage("user", "Hello."), ChatMessage("assistant", "Hello, what shall I do?"), last)
     assert (await asked(messages=turns)).completion.prompt_tokens > one.completion.prompt_tokens
+
+
+async def receipts_are_of_the_answer(bench: Bench) -> None:
+    """A receipt is of the answer, signed by the key that is published; a server without keys refuses by name."""
+    front, message = bench.front
+    wanted = {"token_ids": {"ids": bench.prompt()}, "max_new_tokens": COUNT, "receipt": True}
+    call = front.Generate(message(generation=generation_pb2.Generation(ignore_end_of_sequence=True, **wanted)))
+    if not bench.info.receipt_key:
+        refusal = await refused(call)
+        assert (refusal.code, refusal.field) == ("INVALID_ARGUMENT", "receipt"), refusal
+        return
+    replies = [reply async for reply in call]
+    signed = read_signed(replies[-1].completion.receipt)
+    receipt, tokens = signed.receipt, [token for reply in replies for token in reply.chunk.token_ids]
+    assert receipt.key == bench.info.receipt_key and signature_right(signed)
+    assert tokens == list(receipt.token_ids) == await bench.expected(bench.prompt(), GREEDY, COUNT)
+    assert receipt.chained() and receipt.of_prompt(signed.salt, bench.prompt())
+    both = generation_pb2.Generation(rule=generation_pb2.VERIFICATION_RULE_REJECTION, **wanted)
+    refusal = await refused(front.Generate(message(generation=both)))
+    assert (refusal.code, refusal.field) == ("INVALID_ARGUMENT", "receipt"), refusal
 
 
 async def neighbours_change_nothing(bench: Bench) -> None:

@@ -100,6 +100,21 @@ def test_metadata_of_a_call_choose_what_drafts_and_the_tokens_stay_the_same() ->
     run(test())
 
 
+@pytest.mark.parametrize(("key", "said"), [("receipt", "receipt: this protocol has no place"), ("draft", "draft: not")])
+def test_metadata_of_ours_that_are_not_served_are_refused_by_name(key: str, said: str) -> None:
+    async def test() -> None:
+        async with engine_site() as site:
+            call = site.stub.Generate(asking(), metadata=((f"x-tandem-{key}", "true"), ("x-other", "true")))
+            with pytest.raises(grpc.aio.AioRpcError, match=said) as caught:
+                await rest_of(call)
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert (await rest_of(site.stub.Generate(asking(), metadata=(("x-other", "true"),))))[0].HasField(
+                "complete"
+            )
+
+    run(test())
+
+
 def test_choice_i_draws_with_the_seed_plus_i() -> None:
     async def test() -> None:
         async with engine_site(slots=2) as site:
