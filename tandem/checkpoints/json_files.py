@@ -32,8 +32,13 @@ def read_json(file: Path, most_bytes: int = MOST_BYTES) -> Any:
         content = opened.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise ValueError(f"longer than {most_bytes} bytes")
+    return parsed(content.decode())
+
+
+def parsed(text: str) -> Any:
+    """Reads a JSON value that anybody may have written. Raises ValueError."""
     try:
-        found = json.loads(content.decode(), parse_int=_whole, object_pairs_hook=_object)
+        found = json.loads(text, parse_int=_whole, object_pairs_hook=_object)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
     _check_depth(found)

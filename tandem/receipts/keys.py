@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tandem.checkpoints.file_hashes import write_whole
+from tandem.checkpoints.json_files import parsed
 from tandem.checkpoints.trusted_cache import locked, private_folder
 from tandem.installing import install_command
 from tandem.receipts.reading import Reader
@@ -29,6 +30,10 @@ KIND = "ed25519:"
 _HEX = 64
 SIGNING, PUBLISHED = "signing.pem", "published.json"
 DAY = 86400.0
+_PRIME = 2**255 - 19
+_EIGHTH = 0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7
+_WEAK = frozenset((0, 1, _PRIME - 1, _EIGHTH, _PRIME - _EIGHTH))
+"""The y of points whose order divides 8. Under such a key one signature fits any message, or one in a few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +105,10 @@ def signature_right(signed: Signed) -> bool:
 def read_keys(text: str) -> tuple[PublishedKey, ...]:
     """Reads what a server publishes. Raises InvalidField."""
     try:
-        document = Reader("keys", json.loads(text))
-    except (ValueError, RecursionError) as error:
+        data = parsed(text)
+    except ValueError as error:
         raise InvalidField("keys", f"not JSON: {error}") from None
-    return tuple(_published(each) for each in document.each("keys"))
+    return tuple(_published(each) for each in Reader("keys", data).each("keys"))
 
 
 def _published(read: Reader) -> PublishedKey:
@@ -117,7 +122,10 @@ def _raw(key: str) -> bytes:
     digits = key.removeprefix(KIND)
     if not (key.startswith(KIND) and len(digits) == _HEX and set(digits) <= set("0123456789abcdef")):
         raise InvalidField("key", f"not {KIND} and {_HEX} hexadecimal digits")
-    return bytes.fromhex(digits)
+    raw = bytes.fromhex(digits)
+    if int.from_bytes(raw, "little") % 2**255 % _PRIME in _WEAK:
+        raise InvalidField("key", "of a small order: anybody can sign in its name")
+    return raw
 
 
 def _published_with(

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from tandem.speculation.errors import InvalidField
 
 Json = dict[str, Any]
+_SURROGATE = re.compile("[\ud800-\udfff]")
 MOST = 2**26
 """Limit of an integer."""
-LONGEST = 2**16
-"""Characters of a text."""
+LONGEST, LONGEST_NAME = 2**16, 512
+"""Characters of a text, and of a name, which is printed."""
 
 
 class Reader:
@@ -48,6 +50,10 @@ class Reader:
     def text(self, name: str) -> str:
         return self._checked(name, self.value(name), _text, f"a text of at most {LONGEST} characters")
 
+    def name(self, name: str) -> str:
+        """Returns a text that a terminal can show as it is: an escape sequence could hide what a check found."""
+        return self._checked(name, self.value(name), _name, f"at most {LONGEST_NAME} printable characters")
+
     def texts(self, name: str) -> tuple[str, ...]:
         return tuple(self._checked(name, each, _text, "a list of texts") for each in self._list(name))
 
@@ -82,7 +88,7 @@ class Reader:
 
     def counts(self, name: str) -> Mapping[str, int]:
         inner = self.inner(name)
-        return {key[:64]: inner.integer(key) for key in inner._data}
+        return {self._checked(name, key, _name, "an object of short names"): inner.integer(key) for key in inner._data}
 
     def hex(self, name: str, count: int) -> bytes:
         return _bytes(self._checked(name, self.value(name), _hex(count), f"{count} bytes in hexadecimal"))
@@ -102,7 +108,12 @@ class Reader:
 
 
 def _text(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= LONGEST
+    """Whether a value is a text that JSON can write: "\\ud800" alone is no character."""
+    return isinstance(value, str) and len(value) <= LONGEST and not _SURROGATE.search(value)
+
+
+def _name(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= LONGEST_NAME and value.isprintable()
 
 
 def _real(value: Any) -> bool:

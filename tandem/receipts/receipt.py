@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 
+from tandem.checkpoints.json_files import parsed
 from tandem.receipts.canonical import canonical
 from tandem.receipts.digests import prefix_digests, prompt_digest
 from tandem.receipts.reading import Json, Reader
@@ -21,6 +21,7 @@ from tandem.speculation.types import (
 
 VERSION, CONTRACT = 1, "tandem.v1"
 MOST_BYTES = 64 * 2**20
+MOST_STOPS = 1024
 SIGNED = b"tandem-receipt-v1\n"
 """Stands before the canonical JSON in what is signed, so that a signature means nothing elsewhere."""
 
@@ -164,14 +165,15 @@ class Signed:
         return canonical(document).decode()
 
 
-def read_signed(text: str | bytes) -> Signed:
+def read_signed(text: str) -> Signed:
     """Reads a document. Raises InvalidField, which names the field; a field that it does not know is refused."""
     if len(text) > MOST_BYTES:
         raise InvalidField("receipt", f"{len(text)} bytes are above the limit of {MOST_BYTES}")
     try:
-        document = Reader("receipt", json.loads(text))
-    except (ValueError, RecursionError) as error:
+        data = parsed(text)
+    except ValueError as error:
         raise InvalidField("receipt", f"not JSON: {error}") from None
+    document = Reader("receipt", data)
     document.only("receipt", "salt", "signature")
     signature, salt = document.hex("signature", 64), document.hex("salt", 32)
     return Signed(_receipt(document.inner("receipt")), signature, salt)
@@ -196,7 +198,7 @@ def _receipt(read: Reader) -> Receipt:
         raise InvalidField("token_ids", "empty")
     reasons = {each.name.lower(): each for each in FinishReason}
     return Receipt(
-        Model(**{name: model.text(name) for name in _MODEL_TEXTS}, vocab_size=vocab_size),
+        Model(**{name: model.name(name) for name in _MODEL_TEXTS}, vocab_size=vocab_size),
         _adapter(read),
         asked,
         prompt.integer("tokens", 1),
@@ -206,7 +208,7 @@ def _receipt(read: Reader) -> Receipt:
         output.hexes("digests", 32),
         _logprobs(output, len(tokens), vocab_size) if asked.logprobs is not None else output.absent("logprobs"),
         _served(read.inner("served")),
-        read.text("key"),
+        read.name("key"),
     )
 
 
@@ -215,11 +217,14 @@ def _adapter(read: Reader) -> tuple[str, str] | None:
         return None
     adapter = read.inner("adapter")
     adapter.only("name", "revision")
-    return adapter.text("name"), adapter.text("revision")
+    return adapter.name("name"), adapter.name("revision")
 
 
 def _asked(read: Reader) -> Asked:
     read.only(*(each.name for each in fields(Asked)))
+    stop_strings = read.texts("stop_strings")
+    if "" in stop_strings or len(stop_strings) > MOST_STOPS:
+        raise InvalidField("stop_strings", f"one is empty, or more than {MOST_STOPS}")
     sampling = read.inner("sampling")
     sampling.only(*(each.name for each in fields(SamplingParams)))
     seed = sampling.text("seed")
@@ -244,7 +249,7 @@ def _asked(read: Reader) -> Asked:
         read.one_of("rule", ("agreement",)),
         read.integers("end_of_sequence_ids"),
         read.integers("stop_token_ids"),
-        read.texts("stop_strings"),
+        stop_strings,
         None if logprobs is None else read.integer("logprobs", 0, 20),
     )
 
@@ -265,9 +270,9 @@ def _served(read: Reader) -> Served:
     verifiers = []
     for each in read.each("verifiers"):
         each.only("key", "arithmetic")
-        verifiers.append(VerifiedAt(each.text("key"), each.text("arithmetic")))
+        verifiers.append(VerifiedAt(each.name("key"), each.name("arithmetic")))
     return Served(
-        **{name: read.text(name) for name in texts},
+        **{name: read.name(name) for name in texts},
         bit_exact=read.boolean("bit_exact"),
         rounds=read.integer("rounds"),
         drafted_by=read.counts("drafted_by"),

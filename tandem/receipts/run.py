@@ -16,7 +16,7 @@ from tandem.engine.model_config import ModelConfig
 from tandem.receipts import checking
 from tandem.receipts.checking import Finding, Outcome, overall
 from tandem.receipts.keys import read_keys
-from tandem.receipts.receipt import Receipt, Signed, read_signed
+from tandem.receipts.receipt import MOST_BYTES, Receipt, Signed, read_signed
 from tandem.receipts.redraw import Redrawn, redraw, same_adapter, same_arithmetic, same_model, spans
 from tandem.runners.loading import WEIGHTS
 from tandem.speculation.chat import ChatMessage
@@ -77,8 +77,9 @@ async def check(config: CheckConfig, signed: Signed) -> list[Finding]:
     if Outcome.FORGED in {each.outcome for each in findings}:
         return findings
     if config.signature_only:
-        if config.prompt and config.prompt.token_ids:
-            findings.append(checking.prompt(signed, [config.prompt.token_ids])[0])
+        ids = config.prompt and config.prompt.token_ids
+        unread = Finding("prompt", None, "needs the model's tokenizer" if config.prompt else "none is given")
+        findings.append(checking.prompt(signed, [ids])[0] if ids else unread)
         findings.append(checking.end(signed.receipt, None))
         return [*findings, Finding("tokens", None, "needs the model")]
     batcher = Batcher("check")
@@ -166,7 +167,9 @@ def told(redrawn: Redrawn, receipt: Receipt, exact: bool, margin: float, seconds
     else:
         note = f"{drawn}; {redrawn.wrong} differ, by {worst:.3g} logits at most (margin {margin:g}): other arithmetic"
         found.append(Finding("tokens", Outcome.CANNOT_CHECK, note))
-    if redrawn.logprobs:
+    if receipt.logprobs and redrawn.logprobs < redrawn.tokens - redrawn.wrong:
+        found.append(Finding("log-probabilities", Outcome.CANNOT_CHECK, "not computed here"))
+    elif receipt.logprobs:
         off = redrawn.logprobs_off
         said = f"{redrawn.logprobs - redrawn.logprobs_wrong} of {redrawn.logprobs} equal"
         outcome = Outcome.RIGHT if not redrawn.logprobs_wrong else Outcome.CANNOT_CHECK
@@ -177,8 +180,13 @@ def told(redrawn: Redrawn, receipt: Receipt, exact: bool, margin: float, seconds
 
 
 def _read(field: str, path: Path) -> str:
+    """Reads a file, which may be a pipe that never ends."""
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open("rb") as opened:
+            data = opened.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise InvalidField(field, f"{path}: longer than {MOST_BYTES} bytes")
+        return data.decode()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidField(field, f"{path}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from tandem.receipts.keys import DAY, PUBLISHED, SIGNING, open_keys, read_keys, signature_right
+from tandem.receipts.receipt import Signed
 from tandem.speculation.errors import InvalidField
 from tests.receipts.test_receipt import SALT, made
 
@@ -42,6 +45,27 @@ def test_a_signature_is_of_every_byte_that_is_signed_and_of_one_key(tmp_path: Pa
     assert not signature_right(forged)
     with pytest.raises(InvalidField, match=r"^key: not ed25519:"):
         signature_right(type(signed)(made(key="ed25519:zz"), signed.signature, SALT))
+
+
+IDENTITY, EIGHTH = "01" + "00" * 31, "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc"
+NO_SECRET = bytes.fromhex(IDENTITY + "00" * 32)
+"""A signature that needs no private key, of any message, under the key IDENTITY."""
+
+
+@pytest.mark.parametrize("weak", [IDENTITY, "00" * 32, "ee" + "ff" * 30 + "7f", EIGHTH + "05", EIGHTH + "85"])
+def test_a_key_of_a_small_order_is_none_since_anybody_can_sign_in_its_name(weak: str) -> None:
+    Ed25519PublicKey.from_public_bytes(bytes.fromhex(IDENTITY)).verify(NO_SECRET, b"whatever")
+    with pytest.raises(InvalidField, match=r"^key: of a small order"):
+        signature_right(Signed(made(key=f"ed25519:{weak}"), NO_SECRET, SALT))
+    with pytest.raises(InvalidField, match=r"^key: of a small order"):
+        read_keys(json.dumps({"keys": [{"key": f"ed25519:{weak}", "created": 0, "retired": None}]}))
+
+
+def test_a_signature_with_a_multiple_of_the_order_added_is_another_and_wrong(tmp_path: Path) -> None:
+    keys = open_keys(tmp_path, 90)
+    signed = keys.signed(made(key=keys.public), SALT)
+    scalar = int.from_bytes(signed.signature[32:], "little") + 2**252 + 27742317777372353535851937790883648493
+    assert not signature_right(replace(signed, signature=signed.signature[:32] + scalar.to_bytes(32, "little")))
 
 
 def test_a_key_that_others_may_read_is_refused_and_so_is_a_file_without_one(tmp_path: Path) -> None:

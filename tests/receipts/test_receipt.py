@@ -111,11 +111,20 @@ def test_digests_chain_every_committed_prefix_to_the_salted_prompt() -> None:
         (("receipt", "request", "sampling", "seed"), "-1", "seed: not the digits"),
         (("receipt", "request", "sampling", "seed"), str(2**64), "seed"),
         (("receipt", "request", "sampling", "temperature"), -1.0, "temperature: -1.0 is not"),
-        (("receipt", "request", "sampling", "temperature"), 1e400, "temperature: not a finite number"),
+        (
+            ("receipt", "request", "sampling", "temperature"),
+            1e400,
+            "receipt: not JSON: 'temperature' is inf, not a finite number",
+        ),
         (("receipt", "request", "sampling", "structure"), {"kind": "poem", "text": "x"}, "kind: 'poem'"),
         (("receipt", "adapter"), "red", "adapter: not a JSON object"),
         (("receipt", "served", "drafted_by"), {"model": -1}, "model: not an integer"),
-        (("receipt", "served", "processor"), "x" * 2**17, "processor: not a text of at most"),
+        (("receipt", "served", "processor"), "x" * 2**17, "processor: not at most 512 printable characters"),
+        (("receipt", "model", "name"), "m\x1b[2J\nreceipt right", "name: not at most 512 printable"),
+        (("receipt", "served", "drafted_by"), {"x" * 600: 1, "y": 1}, "drafted_by: not an object of short names"),
+        (("receipt", "request", "stop_strings"), [""], "stop_strings: one is empty"),
+        (("receipt", "request", "stop_strings"), ["\ud800"], "stop_strings: not a list of texts"),
+        (("receipt", "request", "stop_strings"), ["x"] * 1025, "stop_strings: one is empty, or more than 1024"),
         (("signature",), "zz" * 64, "signature: not 64 bytes"),
         (("salt",), "", "salt: not 32 bytes"),
         (("receipt",), None, "receipt: not a JSON object"),
@@ -156,6 +165,14 @@ def test_a_missing_field_is_refused_wherever_it_is_missing() -> None:
 def test_what_is_no_receipt_is_refused_in_a_line(text: str) -> None:
     with pytest.raises(InvalidField, match=r"^(receipt|salt|signature): "):
         read_signed(text)
+
+
+def test_a_name_that_stands_twice_is_refused_since_readers_differ_in_which_one_counts() -> None:
+    for twice in ('"tokens":9,"tokens":3', '"tokens":3,"tokens":3'):
+        text = SIGNED.text.replace('"tokens":3', twice)
+        assert text != SIGNED.text
+        with pytest.raises(InvalidField, match=r"^receipt: not JSON: a name stands twice in one object$"):
+            read_signed(text)
 
 
 def test_a_document_without_a_part_does_not_fit_the_schema() -> None:
