@@ -80,12 +80,12 @@ def write_adapter(folder: Path) -> None:
     save_file(tensors, folder / "adapter_model.safetensors")
 
 
-def requests(count: int, most: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def requests(count: int, most: int, samplings: Sequence[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields prompts and the options that each is asked with."""
     prompts = built_in_prompts()
     for number in range(count):
-        options = dict(SAMPLINGS[number % len(SAMPLINGS)])
-        text = f"{prompts[number // len(SAMPLINGS) % len(prompts)].text} ({number})"
+        options = dict(samplings[number % len(samplings)])
+        text = f"{prompts[number // len(samplings) % len(prompts)].text} ({number})"
         options["sampling"] = replace(options["sampling"], seed=number)
         yield text, {**options, "max_new_tokens": 16 + number * 7 % (most - 15), "receipt": True}
 
@@ -125,20 +125,23 @@ def forged(kind: str, signed: Signed, other: Receipt | None, revision: str) -> R
 def true_claim(client: Client, prompt: str, claim: Receipt) -> bool:
     """Whether the server, asked for what is claimed, answers so."""
     asked = claim.asked
-    options = {"max_new_tokens": asked.max_new_tokens, "adapter": claim.adapter[0] if claim.adapter else ""}
-    return client.generate(prompt, sampling=asked.sampling, **options).token_ids == claim.token_ids
+    adapter = claim.adapter[0] if claim.adapter else ""
+    answer = client.generate(prompt, asked.sampling, max_new_tokens=asked.max_new_tokens, adapter=adapter)
+    return answer.token_ids == claim.token_ids
 
 
 def make(args: argparse.Namespace) -> int:
     folder: Path = args.folder
     folder.mkdir(parents=True, exist_ok=True)
-    write_adapter(folder / RED)
+    if not args.model:
+        write_adapter(folder / RED)
     others = {case.prompt: case.document for case in read(args.other / "receipts.jsonl")} if args.other else {}
     ready = folder / "ready.json"
     ready.unlink(missing_ok=True)
     shape = ("--batch", "1", "--sequence_length", str(LENGTH), "--weights", args.weights)
     serving = ("fused_target", "--port", "0", "--receipt_keys", str(folder / "keys"), "--ready_file", str(ready))
-    command = [sys.executable, str(MAIN), *serving, *shape, "--adapters", f"{RED}={folder / RED}"]
+    models = ("--model", args.model, "--draft", "ngram") if args.model else ("--adapters", f"{RED}={folder / RED}")
+    command = [sys.executable, str(MAIN), *serving, *shape, *models]
     with (folder / "server.log").open("w") as log:
         server = subprocess.Popen(command, stdout=log, stderr=log)
     try:
@@ -148,19 +151,19 @@ def make(args: argparse.Namespace) -> int:
             asyncio.run(asyncio.sleep(0.2))
         keys = open_keys(folder / "keys", 90)
         with Client(f"127.0.0.1:{json.loads(ready.read_text())['port']}") as client:
-            asked = list(requests(args.number, args.max_new_tokens))
+            asked = list(requests(args.number, args.max_new_tokens, SAMPLINGS[:-1] if args.model else SAMPLINGS))
             with (folder / "receipts.jsonl").open("w") as right, (folder / "forgeries.jsonl").open("w") as wrong:
                 for number, (prompt, document) in enumerate(answers(client, asked)):
-                    write(right, Case(f"sampling {number % len(SAMPLINGS)}", prompt, document))
-                    write(wrong, forge(client, keys, number, prompt, read_signed(document), others))
+                    write(right, Case(f"sampling {number % (len(SAMPLINGS) - bool(args.model))}", prompt, document))
+                    kind = FORGERIES[number % (len(FORGERIES) - bool(args.model))]
+                    write(wrong, forge(client, keys, kind, prompt, read_signed(document), others))
     finally:
         server.terminate()
         server.wait()
     return 0
 
 
-def forge(client: Client, keys: Keys, number: int, prompt: str, signed: Signed, others: dict[str, str]) -> Case:
-    kind = FORGERIES[number % len(FORGERIES)]
+def forge(client: Client, keys: Keys, kind: str, prompt: str, signed: Signed, others: dict[str, str]) -> Case:
     if signed.receipt.asked.sampling.greedy and kind in ("seed", "temperature"):
         kind = "one token"  # a greedy answer has no seed
     revision = dict(client.model_info().adapters)[RED] if kind == "adapter" else ""
@@ -188,7 +191,8 @@ async def check(args: argparse.Namespace) -> int:
     folder: Path = args.folder
     trusted = read_keys((folder / "keys" / "published.json").read_text())
     execution = Execution(threads=args.threads, recertify=False)
-    models = ModelConfig(execution, Shape(1, LENGTH), adapters=(AdapterChoice(RED, str(folder / RED)),))
+    adapters = () if args.model else (AdapterChoice(RED, str(folder / RED)),)
+    models = ModelConfig(execution, Shape(1, LENGTH), args.model, adapters=adapters)
     config = CheckConfig(Path(), PromptFile(text=""), models, own_length=False)
     files = {name: read(folder / f"{name}.jsonl") for name in ("receipts", "forgeries")}
     batcher, wrong = Batcher("check"), 0
@@ -244,6 +248,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.flag("--weights", default="auto", help="make: the number format (default: auto, as stored)")
     parser.flag("--other", type=Path, help="make: a folder made in another format, whose answers are passed off")
     parser.flag("--build", help="check: compile for this architecture, like x86-64-v2")
+    parser.flag("--model", help="another target, without adapters, which prompt lookup drafts for")
     parser.flag("--threads", type=positive, metavar="N")
     return parser.parse_args(argv)
 

@@ -22,7 +22,10 @@ from tandem.cli import main as cli
 from tests.pages.blocks import ROOT, Snippet, snippets_of
 from tests.pages.desk import Desk
 
-PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("openai", "python", "running", "comparison")))
+PAGES = (
+    ROOT / "README.md",
+    *(ROOT / "docs" / f"{name}.md" for name in ("openai", "python", "running", "receipts", "comparison")),
+)
 
 PLACEHOLDERS = {
     r"(?<=--draft-model )DIR\b|\bDRAFT_DIR\b": "a draft of 2 layers over bytes (tests/recipes/models.py)",

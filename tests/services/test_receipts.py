@@ -45,6 +45,7 @@ from tandem.speculation.types import (
 from tests.http.site import door
 from tests.support import (
     GREEDY,
+    HANG,
     SAMPLED,
     Generate,
     ServerProcess,
@@ -54,6 +55,7 @@ from tests.support import (
     engine_of,
     fused_site,
     ids,
+    let_all_expire,
     oracle,
     remote_draft,
     run,
@@ -197,6 +199,41 @@ def test_a_receipt_says_who_drafted_and_where_it_was_verified(keys: Keys) -> Non
             assert served.service == "DraftWorker" and served.rounds > 0
             assert served.drafted_by and set(served.drafted_by) <= {"ngram", "model"}
             assert [each.arithmetic for each in served.verifiers] == ["tokens"] == [served.arithmetic]
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("name", "pipeline"),
+    [("penalised", Pipeline.OFF), ("structured", Pipeline.ON), ("adapted", Pipeline.NEVER_WAITING)],
+)
+def test_a_session_that_was_resumed_changes_no_receipt(name: str, pipeline: Pipeline, keys: Keys) -> None:
+    """The target forgets its sessions after every chunk of the first half; who drafts opens them again."""
+    options = REQUESTS[name]
+
+    async def test() -> None:
+        async with PLACES["plain target"](keys) as generate:
+            plain = await _receipt(generate, **options)
+        resumed = 0
+        async with target_site(toy(ToyConfig(step_seconds=0.001))) as target:
+            assert target.engine and target.verifier
+            await target.engine.adapters.add(AdapterChoice("red", "red"), BACKEND.adapter)
+            worker = worker_site(target.address, config=LOOKUP_FIRST, pipeline=pipeline, reconnect_seconds=HANG)
+
+            async def interrupted(generate: Generate, request: GenerationRequest) -> AsyncIterator[Any]:
+                nonlocal resumed
+                seen = 0
+                async for event in generate(request):
+                    yield event
+                    seen += len(getattr(event, "token_ids", ()))
+                    if seen < len(plain.receipt.token_ids) // 2:
+                        resumed += len(target.verifier.sessions)
+                        await let_all_expire(target)
+
+            async with _signing(worker, keys) as generate:
+                signed = await _receipt(lambda request: interrupted(generate, request), **options)
+        assert resumed and signed.receipt.answer == plain.receipt.answer
+        assert len(signed.receipt.served.verifiers) == 1 and signed.receipt.chained()
 
     run(test())
 
