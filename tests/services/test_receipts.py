@@ -23,8 +23,8 @@ from tandem.receipts.checking import Finding, Outcome, overall
 from tandem.receipts.digests import prefix_digests, prompt_digest
 from tandem.receipts.keys import Keys, open_keys, signature_right
 from tandem.receipts.receipt import Receipt, Signed, read_signed
-from tandem.receipts.redraw import shortfall
-from tandem.receipts.run import CheckConfig, PromptFile, check, checked_by
+from tandem.receipts.redraw import Redrawn, shortfall
+from tandem.receipts.run import CheckConfig, PromptFile, check, checked_by, told
 from tandem.rpc.errors import TandemError
 from tandem.runners.loading import Execution
 from tandem.runners.toy import BACKEND, END, ToyConfig, ToyTokenizer, toy_logits
@@ -548,3 +548,36 @@ def test_a_forged_signature_ends_the_check_before_a_model_is_loaded(keys: Keys) 
         assert overall(await check(config, replace(signed, signature=bytes(64)))) is Outcome.FORGED
 
     asyncio.run(test())
+
+
+def test_what_a_check_of_the_signature_alone_did_not_look_at_it_says(keys: Keys) -> None:
+    async def test() -> None:
+        async with PLACES["plain target"](keys) as generate:
+            signed = await _receipt(generate, sampling=GREEDY)
+        of = CheckConfig(Path(), None, draft_config(None, 1, 160), signature_only=True)
+        for prompt, outcome in (
+            (None, None),
+            (PromptFile(text="x"), None),
+            (PromptFile(token_ids=tuple(PROMPT)), Outcome.RIGHT),
+            (PromptFile(token_ids=(2**32 - 1,)), Outcome.FORGED),
+        ):
+            found = await check(replace(of, prompt=prompt), signed)
+            assert [each.outcome for each in found if each.what == "prompt"] == [outcome]
+
+    run(test())
+
+
+def test_log_probabilities_that_were_not_computed_again_are_not_right(keys: Keys) -> None:
+    async def test() -> Signed:
+        async with PLACES["plain target"](keys) as generate:
+            return await _receipt(generate, sampling=GREEDY, logprobs=1)
+
+    receipt = run(test()).receipt
+    every = Redrawn(tokens=COUNT, logprobs=COUNT)
+    assert overall(told(every, receipt, True, 0.5, 1.0)) is Outcome.RIGHT
+    assert overall(told(replace(every, logprobs=COUNT - 1), receipt, True, 0.5, 1.0)) is Outcome.CANNOT_CHECK
+
+
+def test_a_file_without_end_is_refused_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "/dev/zero", "--signature_only"]) == 2
+    assert "receipt: /dev/zero: longer than 67108864 bytes" in capsys.readouterr().err
