@@ -158,7 +158,10 @@ async def run(args: argparse.Namespace) -> list[Figures]:
         prompts = [prompt.text for prompt in built_in_prompts()][: args.prompts]
         with tempfile.TemporaryDirectory() as folder:
             keys = open_keys(Path(folder), 90)
-            return [await measure(loaded, keys, name, prompts, args.max_new_tokens, args.rounds) for name in SAMPLINGS]
+            return [
+                await measure(loaded, keys, name, prompts, args.max_new_tokens, args.rounds)
+                for name in args.sampling or SAMPLINGS
+            ]
     finally:
         await batcher.close()
 
@@ -168,6 +171,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.flag("--prompts", type=positive, default=4, metavar="N", help="how many (default: 4)")
     parser.flag("--rounds", type=positive, default=3, metavar="N", help="times each is answered (default: 3)")
     parser.flag("--max-new-tokens", type=positive, default=512, metavar="N", help="(default: 512)")
+    parser.flag("--sampling", choices=SAMPLINGS, action="append", help="only this one (default: both)")
     parser.flag("--weights", default="auto", help="auto is as stored (default: auto)")
     parser.flag("--threads", type=positive, metavar="N")
     parser.flag("--model")
