@@ -30,13 +30,13 @@ def other_build(folder: Path) -> dict[str, str]:
     """Compiles the steps for fewer instructions than this CPU has; returns the environment that finds them."""
     here = frozenset(build.cpu_features().split())
     level = next(level for level in LEVELS if level.needs <= here)
-    march = "-march=x86-64-v2" if level.name == "avx2" else "-march=x86-64-v3"
+    march = ["-march=x86-64-v2", "-mfma"] if level.name == "avx2" else ["-march=x86-64-v3"]
     package = folder / PACKAGE
     package.mkdir()
     (package / "__init__.py").touch()
     library = package / file_name(level, build.sources_hash())
-    instead = {"-march=native": march, "-O3": "-O1"}  # which compiles sooner, to the same bits
-    build.build(build.find_compiler(), [instead.get(flag, flag) for flag in build.FLAGS], library)
+    instead = {"-march=native": march, "-O3": ["-O1"]}  # which compiles sooner, to the same bits
+    build.build(build.find_compiler(), [new for flag in build.FLAGS for new in instead.get(flag, [flag])], library)
     found = os.environ | {"PYTHONPATH": f"{folder}:{REPOSITORY}"}
     asked = "from tandem.runners.native.build import library_path; print(library_path())"
     said = subprocess.run([sys.executable, "-c", asked], env=found, capture_output=True, text=True, check=True)

@@ -152,6 +152,14 @@ def test_where_bits_differ_between_cpus_the_layout_names_the_instructions() -> N
     assert page_format(runner.model).endswith(runner.model.library.tandem_instructions().decode())
 
 
+def test_a_build_that_rounds_a_product_before_its_sum_says_so_in_float32_too() -> None:
+    runner = checked(module_of())
+    before = page_format(runner.model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner.model.library, "tandem_instructions", lambda: b"two roundings")
+        assert page_format(runner.model) == f"{before}, two roundings"
+
+
 def test_another_rotary_embedding_is_another_layout() -> None:
     formats = {page_format(checked(module_of(rope_theta=theta)).model) for theta in (1e4, 1e4, 2e4)}
     assert len(formats) == 2

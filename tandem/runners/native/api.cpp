@@ -13,6 +13,8 @@ const char* tandem_instructions() {
     return "avx512_bf16";
 #elif defined(__AVX512F__)
     return "avx512";
+#elif !defined(__FMA__) && !defined(__FP_FAST_FMAF)
+    return "two roundings";  // of a product and its sum (see vectors.h): other bits in every data type
 #elif defined(__AVX2__)
     return "avx2";
 #else

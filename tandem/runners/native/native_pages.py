@@ -12,6 +12,7 @@ from tandem.runners.native.build import sources_hash
 from tandem.runners.native.library import ints
 from tandem.runners.native.steps import NativeSteps
 
+_UNFUSED = "two roundings"
 _COMPARED = 64  # positions whose rotary embedding is compared; the number of positions may differ
 
 
@@ -46,11 +47,11 @@ def page_bytes(model: NativeSteps) -> int:
 def page_format(model: NativeSteps) -> str:
     """Names the C++ sources, the shape, and what numpy computed: the rotary embedding.
 
-    In float32 these sources have the same bits on every CPU; other number formats multiply with what the CPU has.
+    In float32 these sources have the same bits on every CPU that rounds a product and its sum once; other number
+    formats multiply with what the CPU has.
     """
     sizes, rotary = model.sizes, b"".join(table[:_COMPARED].tobytes() for table in model.rotary)
     said = f"native {sources_hash()[:16]}, {sizes.layers} layers of {sizes.kv_heads} heads of {sizes.head_dim}"
     said += f", rotary embedding {zlib.crc32(rotary):08x}"
-    if model.dtype == "float32":
-        return said
-    return f"{said}, {model.library.tandem_instructions().decode()}"
+    instructions = model.library.tandem_instructions().decode()
+    return said if model.dtype == "float32" and instructions != _UNFUSED else f"{said}, {instructions}"
