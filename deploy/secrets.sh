@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes the files of the two secrets that every server needs, below FOLDER (default: secrets):
 #     tls/     ca.crt, tls.crt, tls.key: one certificate for all services, of an authority made for it
-#     tokens/  accepted (lines `identity token`), and the tokens draft-worker, comparison and target
+#     tokens/  accepted (lines `identity token`), and the tokens draft-worker, vllm, comparison and target
 # Where cert-manager issues certificates, use its secret instead of tls/. Needs openssl 3.
 set -eu
 umask 077
@@ -14,7 +14,7 @@ openssl req -x509 -newkey rsa:3072 -nodes -days 365 -subj "/CN=Tandem's authorit
     -addext basicConstraints=critical,CA:TRUE -addext keyUsage=critical,keyCertSign -keyout ca.key -out tls/ca.crt 2>/dev/null
 openssl req -x509 -newkey rsa:3072 -nodes -days 365 -subj "/CN=tandem" -CA tls/ca.crt -CAkey ca.key \
     -addext "subjectAltName=$names" -addext basicConstraints=critical,CA:FALSE -keyout tls/tls.key -out tls/tls.crt 2>/dev/null
-for identity in draft-worker comparison target; do
+for identity in draft-worker vllm comparison target; do
     openssl rand -hex 32 > "tokens/$identity"
     echo "$identity $(cat "tokens/$identity")"
 done > tokens/accepted

@@ -77,7 +77,7 @@ class HuggingFaceTokenizer:
             self._backend = self._parts.backend
             vocabulary, special = self._backend.get_vocab(with_added_tokens=True), self._parts.special_ids
             self.sha256 = fingerprint(vocabulary, special)
-            self._special = frozenset(special)
+            self.special_ids = frozenset(special)
             self.vocab_size = max(vocabulary.values(), default=-1) + 1
             end = self._parts.named.get("eos_token")
             self.end_of_sequence_ids: tuple[int, ...] = () if end is None else (int(self._backend.token_to_id(end)),)
@@ -112,8 +112,10 @@ class HuggingFaceTokenizer:
         return str(self._backend.decode(list(tokens), skip_special_tokens=False))
 
     def token_bytes(self, token: int) -> bytes:
-        spelt = str(self._backend.id_to_token(token))
-        if token not in self._special:
+        spelt = self._backend.id_to_token(token)
+        if spelt is None:
+            return b""
+        if token not in self.special_ids:
             if byte := _BYTE.fullmatch(spelt):
                 return bytes([int(byte[1], 16)])
             if self._byte_level and all(character in _BYTES for character in spelt):

@@ -72,6 +72,12 @@ class Options:
         default="auto",
         metavar="auto|hybrid|model|eagle|ngram",
     )
+    foreign_draft: bool = switch(
+        "the draft model has another tokenizer: its drafts are translated where tokens have the same bytes; draft, "
+        "draft_worker: name the target, whose tokenizer is read, with --target_model",
+        DRAFTING,
+        OURS,
+    )
     hand_out_features: str = option(
         "the hidden states after these layers go with verdicts to EAGLE-3 heads of draft workers; on: after those "
         "that heads usually read; not with graphs",

@@ -8,15 +8,14 @@ from functools import partial
 from tandem.checkpoints.tokenizers import Tokenizer
 from tandem.engine.batcher import Batcher
 from tandem.engine.compatibility import refusal
+from tandem.engine.draft_models import foreign, tolerance
 from tandem.engine.generators import default_length, draft_name, drafter_health, make_drafter, rehearsals
 from tandem.engine.loading import Loaded, load_draft, load_draft_adapters, load_target_tokenizer
 from tandem.engine.model_config import DraftChoice, ModelConfig
-from tandem.engine.slots import NoFreeSlot
 from tandem.runners.capabilities import FeaturesIn, No
-from tandem.runners.protocol import RowFailed
 from tandem.runners.startup import Startup
 from tandem.speculation.drafters import BonusDrafter
-from tandem.speculation.fallible import DrafterHealth, FallibleBonusDrafter
+from tandem.speculation.fallible import DrafterHealth
 from tandem.speculation.features import FeatureInbox
 from tandem.speculation.types import ModelInfo, Request, SpeculationStats
 
@@ -47,7 +46,8 @@ class Drafting:
     @property
     def vocab_size(self) -> int:
         """Token ids in calls must be below it."""
-        return self.draft.runner.limits.vocab_size if self.draft else self.tokenizer.vocab_size
+        own = self.draft if self.draft and not self.draft.translation else None
+        return own.runner.limits.vocab_size if own else self.tokenizer.vocab_size
 
     def drafter(
         self,
@@ -63,21 +63,16 @@ class Drafting:
         that fails leaves rounds undrafted, and they are counted there; without, its errors are raised. `inbox`: of the
         features that a head reads; without one, lookup drafts instead of the head.
         """
-
-        def tolerate_failures(model: BonusDrafter) -> BonusDrafter:
-            if stats is None:
-                return model
-            return FallibleBonusDrafter(model, self.health, stats=stats, refusals=(RowFailed, NoFreeSlot))
-
-        return make_drafter(self.draft, request, vocab_size, self.choice, slot_seconds, tolerate_failures, inbox)
+        tolerate = None if stats is None else tolerance(self.health, stats)
+        return make_drafter(self.draft, request, vocab_size, self.choice, slot_seconds, tolerate, inbox)
 
 
 async def load_drafting(config: ModelConfig, batcher: Batcher, startup: Startup | None = None) -> Drafting:
     """Loads the drafter, alone on `batcher`'s device thread. Raises ValueError with a one-line message."""
     draft = await load_draft(config, batcher, sole_model=True, startup=startup, apart=True)
     await load_draft_adapters(config, draft)
-    tokenizer = draft.tokenizer if draft else await load_target_tokenizer(config)
-    return Drafting(draft, tokenizer, config.draft, drafter_health(draft))
+    tokenizer = draft.tokenizer if draft and not config.draft.foreign else await load_target_tokenizer(config)
+    return Drafting(foreign(draft, config.draft, tokenizer), tokenizer, config.draft, drafter_health(draft))
 
 
 def check_has_target(drafting: Drafting) -> None:

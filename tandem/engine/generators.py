@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import replace
 
 from tandem.checkpoints.tokenizers import same_tokens
+from tandem.engine.draft_models import model_drafter, tolerance
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
 from tandem.engine.generator import Generator
-from tandem.engine.head_sequences import HeadSequence
 from tandem.engine.loading import Loaded, UnfusedPair
 from tandem.engine.local_run import LocalRunVerifier
 from tandem.engine.model_config import DraftChoice, ModelConfig
-from tandem.engine.model_drafter import DraftSequence, ModelDrafter
 from tandem.engine.sequences import LocalVerifier
 from tandem.runners.capabilities import No, Trait
 from tandem.speculation.depth import Pipeline
@@ -211,7 +209,8 @@ def fused_generator(
         if isinstance(draft.engine.can.copied_drafts, No):
             choice = replace(choice, kind="model")
     # Shared by all requests: rows can share steps only of the same pair, and the health of the draft is common.
-    pair = FusedPair(target.engine, draft.engine, health or drafter_health(draft)) if draft else None
+    health = health or drafter_health(draft)
+    pair = FusedPair(target.engine, draft.engine, health) if draft and not draft.translation else None
 
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
         mine = drafts_for(request, draft)
@@ -221,7 +220,8 @@ def fused_generator(
             lookup = choice.lookup(mine.lookup_policy) if request.drafts is Drafts.AUTO else None
             stops = None if request.stop_strings else stop_tokens(request, info)
             return FusedRounds(pair, request.of_models, lookup, stats, stops)
-        return DraftThenVerify(LocalVerifier(target.engine, request.of_models, stats), NgramDrafter())
+        drafter = make_drafter(mine, request.of_models, info.vocab_size, choice, None, tolerance(health, stats))
+        return DraftThenVerify(LocalVerifier(target.engine, request.of_models, stats), drafter)
 
     fallback = None
     if unfused is not None:
@@ -259,8 +259,7 @@ def make_drafter(
     check_drafts(request, drafts_of(draft, choice))
     if draft is None or not request.models_draft:
         return NgramDrafter()
-    begin = functools.partial(HeadSequence, inbox) if inbox else DraftSequence
-    model: BonusDrafter = ModelDrafter(draft.engine, request, target_vocab_size, slot_seconds, begin)
+    model = model_drafter(draft, request, target_vocab_size, slot_seconds, inbox)
     model = tolerate_failures(model) if tolerate_failures else model
     lookup = choice.lookup(draft.lookup_policy) if request.drafts is Drafts.AUTO else None
     return model if lookup is None else HybridDrafter(lookup, model)

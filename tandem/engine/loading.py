@@ -11,6 +11,7 @@ from tandem.checkpoints.locate import Checkpoint, CheckpointError
 from tandem.checkpoints.tokenizers import HuggingFaceTokenizer, Tokenizer, same_tokens
 from tandem.engine.batcher import CLOSE_SECONDS, Batcher
 from tandem.engine.compatibility import able, excluded, refusal
+from tandem.engine.draft_models import foreign
 from tandem.engine.engine import Engine
 from tandem.engine.model_config import ModelConfig
 from tandem.engine.structures import Structures
@@ -22,6 +23,7 @@ from tandem.runners.rehearsal import bare, rehearsed
 from tandem.runners.startup import Startup
 from tandem.runners.torch.tensor_parallel import DRAFT, TARGET, Leader, RankLink
 from tandem.speculation.lookup_policy import LookupPolicy
+from tandem.vocabularies.mapping import Translation
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class Loaded:
     engine: Engine
     tokenizer: Tokenizer
     lookup_policy: LookupPolicy = field(default_factory=LookupPolicy)
+    translation: Translation | None = None
 
     @property
     def runner(self) -> Runner:
@@ -179,7 +182,8 @@ async def load_pair(
     target = await load(config, batcher, startup, await named_head(config))
     link = target.runner.link if isinstance(target.runner, Leader) else None
     draft = await load_draft(config, batcher, startup=startup, link=link, target=target)
-    if draft is not None and not isinstance(fuse := target.engine.can.fuse, No):
+    draft = foreign(draft, config.draft, target.tokenizer)
+    if draft and not draft.translation and not isinstance(fuse := target.engine.can.fuse, No):
         await batcher.on_device(fuse, draft.runner, startup)
     return target, draft
 

@@ -26,13 +26,14 @@ class DraftChoice:
     "auto" is hybrid if a model is named, or if the target is the embedded one and its draft is shipped; else ngram.
     In a fused pair the shipped head comes before the shipped draft (see beside_target).
     `feature_format`: in which a head elsewhere wants its target's features; `feature_context`: of how many last
-    positions of a prompt.
+    positions of a prompt. `foreign`: the draft model may have another tokenizer than the target.
     """
 
     kind: str = "auto"
     model: str | None = None
     feature_format: FeatureFormat = FeatureFormat.BFLOAT16
     feature_context: int = DEFAULT_CONTEXT
+    foreign: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in DRAFTS:

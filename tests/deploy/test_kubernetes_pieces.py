@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +14,11 @@ import yaml
 from tandem.cli import main
 from tandem.cli.models import nxdi_settings
 from tandem.services.shutdown import STOP_SECONDS
+from tandem.vllm import RemoteDrafter
+from tandem.vllm.settings import settings_of
 from tandem.workshops.nxdi.build import BuildRequest, Kind, plan_build
 from tests.deploy.manifests import OVERLAYS, ROOT, filled, flags, objects, of_kind, pods
-from tests.deploy.starting import SERVICES
+from tests.deploy.starting import SERVICES, make_secrets
 from tests.services.test_observability_page import exported
 
 NXDI = [name for name in OVERLAYS if "nxdi" in name]
@@ -307,13 +311,41 @@ def test_a_target_calls_its_prefill_workers_and_nobody_else_may() -> None:
     assert "openai prefill;" in secrets and "comparison target;" in secrets
 
 
+def test_vllm_asks_a_draft_worker_on_nodes_without_a_gpu_that_lets_it_in(tmp_path: Path) -> None:
+    folder = "overlays/vllm-drafted"
+    vllm, draft = (pods(folder)[name]["spec"] for name in ("vllm", "draft"))
+    secrets = make_secrets(tmp_path)
+    given = {each["name"]: each["value"] for each in vllm["containers"][0]["env"]}
+    settings = settings_of({name: re.sub("^(?=/t(ls|okens)/)", str(secrets), said) for name, said in given.items()})
+    asked, host = flags(draft["containers"][0]), settings.workers[0].partition(":")
+    assert host == ("draft.tandem.svc", ":", asked["port"]) and "propose_only" in asked
+    assert settings.credentials.ca and settings.credentials.token_file == f"{secrets}/tokens/vllm"
+    assert "vllm " in (secrets / "tokens" / "accepted").read_text()
+    ports = {each["name"]: each["containerPort"] for each in ports_of(pods(folder)["vllm"])}
+    assert ports == {"http": 8000, "metrics": settings.metrics_port}
+    models = of_kind(folder, "ConfigMap")["models"]["data"]
+    given = [filled(word, models) for word in vllm["containers"][0]["args"]]
+    speculation = json.loads(next(word for word in given if "speculative" in word).partition("=")[2])
+    assert speculation["model"] == f"{RemoteDrafter.__module__.rpartition('.')[0]}.{RemoteDrafter.__name__}"
+    assert speculation["num_speculative_tokens"] <= int(filled(asked["max_speculation_length"], models))
+    assert filled(asked["batch"], models) == models["BATCH"] and f"--max-num-seqs={models['BATCH']}" in given
+    assert "nvidia.com/gpu" in vllm["containers"][0]["resources"]["limits"]
+    (term,) = draft["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term["matchExpressions"] == [{"key": "nvidia.com/gpu.present", "operator": "DoesNotExist"}]
+    (rule,) = of_kind(folder, "NetworkPolicy")["callers"]["spec"]["ingress"]
+    label = rule["from"][0]["podSelector"]["matchLabels"].items()
+    assert label <= pods(folder)["vllm"]["metadata"]["labels"].items()
+
+
 def test_pods_run_where_the_node_pool_has_nodes() -> None:
     template = of_kind("cluster", "NodePool")["trn2"]["spec"]["template"]
     (taint,) = template["spec"]["taints"]
     for overlay in OVERLAYS:
         for name, pod in pods(f"overlays/{overlay}").items():
             assert pod["spec"].get("nodeSelector", {}).items() <= template["metadata"]["labels"].items()
-            assert name == "gateway" or any(each["key"] == taint["key"] for each in pod["spec"]["tolerations"])
+            assert name in ("gateway", "vllm") or any(
+                each["key"] == taint["key"] for each in pod["spec"]["tolerations"]
+            )
 
 
 def test_the_fallback_for_locked_memory_differs_in_the_capability_and_the_level_alone() -> None:

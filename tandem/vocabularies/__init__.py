@@ -1,0 +1,1 @@
+"""Lets a draft model draft for a target with another vocabulary (docs/drafts.md)."""
