@@ -5,7 +5,7 @@
 
 Prints each command with `ran` or `checked`, and how; exits with 1 if a command is neither. What stands in for what:
 
-- a device: `--device cpu`, 2 processes under torchrun for the page's 8, graphs of one process and one row;
+- a device: `--device cpu`, 2 processes under torchrun for the page's 8, graphs of one process and `SMALL_GRAPHS`;
 - NxD Inference: its stand-in of tests/runners/nxdi;
 - models: small ones with a tokenizer over bytes; plans read the public models' own config.json;
 - other hosts: this one, on free ports. A comparison generates 8 tokens a request.
@@ -35,6 +35,8 @@ from tests.recipes.place import RANKS, Place
 
 ONE_MACHINE = ("50051", "50053")
 """Ports of servers that a page starts in turn on the same cores."""
+SMALL_GRAPHS = {"--batch": "1", "--sequence_length": "128", "--speculation_length": "1"}
+"""What is compiled here: a step takes seconds, and a page's own sizes make dozens of them."""
 LENGTHS = ("--max-new-tokens", "--mean-input-tokens", "--mean-output-tokens", "--max-num-completed-requests")
 
 
@@ -117,8 +119,9 @@ def _here(command: Command, place: Place) -> tuple[list[str], str]:
         return [sys.executable, program, *words], "--device cpu"
     if "compile" in words:  # a CPU's graphs are of one process
         _drop(words, "--tp_degree")
-        _replace(words, "--batch", "1")
-        return [sys.executable, program, *words], "--device cpu, 1 process, 1 row: packages of AOTInductor"
+        for flag, value in SMALL_GRAPHS.items():
+            _replace(words, flag, value)
+        return [sys.executable, program, *words], f"--device cpu, 1 process, {SMALL_GRAPHS}: packages of AOTInductor"
     _replace(words, "--tp_degree", RANKS)
     _drop(words, "--compiled_dir")  # its graphs are not of several processes
     launcher = [sys.executable, "-m", "torch.distributed.run", *command.launcher[1:]]
