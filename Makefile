@@ -123,10 +123,11 @@ screenshot: $(STAMP)
 test: $(STAMP)
 	@$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
 
-# What `make test` skips; last and one after the other, what needs the whole machine.
+# What `make test` skips (SHARE=1/2: every other test of each file); last and one after the other, what needs the whole
+# machine.
 thorough: $(STAMP)
 	@$(BIN)/python -m pytest -q -m "thorough and not alone" -n 3 --dist loadfile --no-loadscope-reorder \
-	    --max-worker-restart 0 $(ARGS)
+	    --max-worker-restart 0 --share $(or $(SHARE),1/1) $(ARGS)
 	@$(BIN)/python -m pytest -q -m alone $(ARGS)
 
 .venv-clients/.set-up: requirements-clients.txt
