@@ -170,14 +170,10 @@ async def share_prefixes(engines: Sequence[Engine], sharing: PrefixSharing, scop
             log.info("prefixes of %s are not kept: %s", name, why)
             continue
         store = await engine.batcher.on_device(copies.store, pages)
-        scope = scope_of if sharing.sharing == "identity" else _everybody
+        scope = scope_of if sharing.sharing == "identity" else lambda: None
         engine.prefixes = PrefixCache(engine.runner, store, pages, scope)
         size, whose = engine.prefixes.limit_bytes / MIB, _WHOSE[sharing.sharing]
         log.info("prefixes of %s: up to %d tokens in %.1f MiB, %s", name, pages * PAGE, size, whose)
 
 
 _WHOSE = {"identity": "found by callers of the same identity", "all": "found by all callers"}
-
-
-def _everybody() -> None:
-    """Returns the one scope of all callers."""

@@ -183,7 +183,8 @@ def _load_module_code(
         module = load_model(checkpoint, dtype, platform, ranks)
     if sole_model and platform.packs and execution.threads is None and _is_small(module):
         torch.set_num_threads(1)
-    limits = _limits(shape, module)
+    chunk, vocab_size = min(shape.chunk, shape.max_length), int(module.config.vocab_size)
+    limits = Limits(shape.slots, shape.max_length, shape.max_draft, chunk, vocab_size)
     inputs = RunnerInputs(module, checkpoint, platform, limits, shape, execution, verifies, ranks)
     with startup.stage("packing"):
         return made(inputs, order)
@@ -210,11 +211,6 @@ def _order(execution: Execution, shape: Shape, platform: Platform, ranks: int) -
         raise ValueError(f"weights: {execution.weights} runs on the CPU, and the device is {platform.name}")
     _check_graphs(order, execution, shape)
     return order
-
-
-def _limits(shape: Shape, module: Any) -> Limits:
-    chunk = min(shape.chunk, shape.max_length)
-    return Limits(shape.slots, shape.max_length, shape.max_draft, chunk, int(module.config.vocab_size))
 
 
 def prepared_platform(execution: Execution) -> Platform:
@@ -260,11 +256,6 @@ def transformers_logging() -> None:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-
-
-def choose_device(name: str) -> str:
-    """The name of the device to use; resolves auto. Raises ValueError."""
-    return choose_platform(name).name
 
 
 def dtype_name(name: str, device: str) -> str:

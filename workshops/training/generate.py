@@ -116,13 +116,14 @@ class _Target:
     def __init__(self, config: GenerateConfig) -> None:
         from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
 
-        from tandem.runners.loading import choose_device, choose_dtype, transformers_logging
+        from tandem.runners.loading import choose_dtype, transformers_logging
+        from tandem.runners.torch.platforms import choose_platform
         from tandem.workshops.training.sampling import ATTENTION, BatchSampler, SamplerConfig, batch_attention
 
         transformers_logging()
         AttentionInterface.register(ATTENTION, batch_attention)
         source = unpacked(find(config.target)).source
-        device = choose_device(config.device)
+        device = choose_platform(config.device).name
         dtype = choose_dtype(config.dtype, device)
         module: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=dtype, attn_implementation=ATTENTION)
         self.tokenizer: Any = AutoTokenizer.from_pretrained(**source)

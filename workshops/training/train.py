@@ -75,10 +75,11 @@ def _begin(config: TrainConfig, source: dict[str, Any], revision: str) -> tuple[
 
 def train(config: TrainConfig, show: Callable[[str], None]) -> dict[str, Any]:
     """Trains, writes config.output, and returns the content of its training.json."""
-    from tandem.runners.loading import choose_device, transformers_logging
+    from tandem.runners.loading import transformers_logging
+    from tandem.runners.torch.platforms import choose_platform
 
     transformers_logging()
-    device = choose_device(config.device)
+    device = choose_platform(config.device).name
     checkpoint = unpacked(find(config.target))
     source, revision = checkpoint.source, weights_revision(checkpoint)
     data, student = _begin(config, source, revision)

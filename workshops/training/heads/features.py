@@ -109,10 +109,11 @@ class FeatureTarget:
         from transformers import AutoModelForCausalLM
 
         from tandem.runners.eagle.hidden_states import Taps, decoder_layers
-        from tandem.runners.loading import choose_device, choose_dtype, transformers_logging
+        from tandem.runners.loading import choose_dtype, transformers_logging
+        from tandem.runners.torch.platforms import choose_platform
 
         transformers_logging()
-        self.device = choose_device(device)
+        self.device = choose_platform(device).name
         self._type: torch.dtype = choose_dtype(dtype, self.device)
         module: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=self._type)
         self._module = module.to(self.device).eval().requires_grad_(False)

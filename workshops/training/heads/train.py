@@ -68,13 +68,14 @@ def train(config: HeadTrainConfig, show: Callable[[str], None]) -> dict[str, Any
     """Trains, writes config.output, and returns the content of its training.json. Raises ValueError."""
     from transformers import AutoModelForCausalLM
 
-    from tandem.runners.loading import choose_device, transformers_logging
+    from tandem.runners.loading import transformers_logging
+    from tandem.runners.torch.platforms import choose_platform
 
     transformers_logging()
     checkpoint = unpacked(find(config.target))
     revision = weights_revision(checkpoint)
     target: Any = AutoModelForCausalLM.from_pretrained(**checkpoint.source, dtype=torch.float32)
-    device = choose_device(config.device)
+    device = choose_platform(config.device).name
     taps = None
     if config.features == "computed":
         taps = FeatureTarget(checkpoint.source, config.feature_layers, device, "auto", max(config.batch, 2048))
