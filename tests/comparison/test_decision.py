@@ -25,10 +25,12 @@ def decided(
     return None if found is None else decide(found[0], base, summaries, of)
 
 
-def decision(of: Theory | None, tokens: tuple[int, ...] | None = None, slower: float = 1.0) -> Decision | None:
+def decision(
+    of: Theory | None, tokens: tuple[int, ...] | None = None, slower: float = 1.0, more: tuple[str, ...] = ()
+) -> Decision | None:
     records = [
         Record(name, f"code/{i}", "code", 0, request(name, length, 20 + i))
-        for name, length in (("autoregressive", 0), ("distributed", 3), ("fused", 3))
+        for name, length in (("autoregressive", 0), ("distributed", 3), ("fused", 3), *((name, 3) for name in more))
         for i in range(4)
     ]
     same = [replace(r, measurement=replace(r.measurement, output_token_ids=(1, 2))) for r in records if r.measurement]
@@ -78,6 +80,23 @@ def test_another_architecture_is_chosen_where_it_is_faster() -> None:
     assert any("A round trip above 49 ms" in sentence for sentence in slow.would_change)
     assert slow.headline == "Here, use distributed: draft apart from the target"
     assert "fused" in slow.ratios
+
+
+def test_where_a_target_that_never_waits_pays_is_said_unless_its_predictions_missed() -> None:
+    good = theory()
+    told = decision(good, more=("never_waiting",))
+    assert told is not None and good.waiting_pays_until_s is not None
+    said = (*told.because, *told.would_change)
+    assert any("A target that never waits is predicted to beat rounds that wait" in each for each in said)
+    assert any("never waiting above." in each for each in said)
+    off = [
+        replace(p, measured_tpot_s=1.5 * p.predicted_tpot_s) if p.architecture == "never_waiting" else p
+        for p in good.predictions
+    ]
+    silent = decision(replace(good, predictions=off), more=("never_waiting",))
+    assert silent is not None
+    assert not any("never wait" in each for each in (*silent.because, *silent.would_change))
+    assert any("the target's host cannot hold the draft: distributed below 49 ms" in s for s in silent.would_change)
 
 
 def test_plain_decoding_wins_with_length_0_where_drafts_only_cost() -> None:

@@ -174,12 +174,19 @@ def _against(tpots: Mapping[str, float], theory: Theory | None) -> list[str]:
     even = theory.break_even_rtt_s
     if even is not None and even > 0:
         sentences.append(break_even(even, theory.break_even_interval_s, theory.measured_break_even_rtt_s))
-    until = theory.waiting_pays_until_s
-    if until is not None and arch.NEVER_WAITING.name in tpots:
+    until = _waiting_pays_until(tpots, theory)
+    if until is not None:
         sentences.append(f"A target that never waits is predicted to beat rounds that wait from {ms(until, 0)} RTT on.")
     if theory.distributed_over_fused_s is not None:
         sentences.append(over_fused(theory.distributed_over_fused_s))
     return sentences
+
+
+def _waiting_pays_until(tpots: Mapping[str, float], theory: Theory) -> float | None:
+    """Returns the round trip from which a target that never waits is ahead, unless its predictions missed."""
+    name = arch.NEVER_WAITING.name
+    off = any(p.missed for p in theory.predictions if p.architecture == name)
+    return theory.waiting_pays_until_s if name in tpots and not off else None
 
 
 def _would_change(best: str, tpots: Mapping[str, float], theory: Theory | None) -> list[str]:
@@ -187,7 +194,7 @@ def _would_change(best: str, tpots: Mapping[str, float], theory: Theory | None) 
     if theory is None:
         return ["Without plain decoding and a drafting architecture in one run there is no prediction for other links."]
     even, gain = theory.break_even_rtt_s, theory.model.capacity_gain()
-    until = theory.waiting_pays_until_s if arch.NEVER_WAITING.name in tpots else None
+    until = _waiting_pays_until(tpots, theory)
     if best == arch.FUSED.name and arch.DISTRIBUTED.name in tpots:
         sentences.append("No round trip makes distributed faster than fused with the same draft: it pays one a round.")
         below = "If the target's host cannot hold the draft: distributed below"
