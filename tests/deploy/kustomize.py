@@ -43,16 +43,18 @@ def _resource(path: Path) -> list[Object]:
 def containers(objects: list[Object]) -> Iterator[Object]:
     """Init containers too."""
     for each in objects:
-        pod = pod_of(each)
-        if pod:
+        for pod in pods_of(each).values():
             yield from pod["spec"].get("initContainers", ())
             yield from pod["spec"]["containers"]
 
 
-def pod_of(each: Object) -> Object | None:
-    """The pod template of a StatefulSet or Job."""
-    spec = each.get("spec", {})
-    return spec.get("template") if each["kind"] in ("StatefulSet", "Deployment", "DaemonSet", "Job") else None
+def pods_of(each: Object) -> dict[str, Object]:
+    """The pod templates of what has some, by its name; that of a LeaderWorkerSet's workers by "NAME worker"."""
+    spec, name = each.get("spec", {}), each["metadata"]["name"]
+    if each["kind"] == "LeaderWorkerSet":
+        group = spec["leaderWorkerTemplate"]
+        return {name: group["leaderTemplate"], f"{name} worker": group["workerTemplate"]}
+    return {name: spec["template"]} if each["kind"] in ("StatefulSet", "Deployment", "DaemonSet", "Job") else {}
 
 
 def _apply(patch: Object, objects: list[Object]) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import jsonschema
 import kubernetes_validate
 
-from tests.deploy.karpenter import KINDS
-from tests.deploy.kustomize import build, pod_of
+from tests.deploy.custom_kinds import KINDS
+from tests.deploy.kustomize import build, pods_of
 
 ROOT = Path(__file__).resolve().parents[2]
 K8S = ROOT / "deploy" / "k8s"
@@ -33,7 +33,16 @@ def of_kind(folder: str, kind: str) -> dict[str, dict[str, Any]]:
 
 def pods(folder: str) -> dict[str, dict[str, Any]]:
     """Pod templates by the name of what has them."""
-    return {each["metadata"]["name"]: pod for each in objects(folder) if (pod := pod_of(each))}
+    return {name: pod for each in objects(folder) for name, pod in pods_of(each).items()}
+
+
+def values_of(folder: str) -> dict[str, str]:
+    """What a kubelet puts in: the ConfigMaps' values, and those of a LeaderWorkerSet's controller, in its first pod."""
+    values = {k: v for each in of_kind(folder, "ConfigMap").values() for k, v in each["data"].items()}
+    for name, each in of_kind(folder, "LeaderWorkerSet").items():
+        values["LWS_LEADER_ADDRESS"] = f"{name}-0.{name}.{each['metadata']['namespace']}"
+        values |= {"LWS_GROUP_SIZE": str(each["spec"]["leaderWorkerTemplate"]["size"]), "LWS_WORKER_INDEX": "0"}
+    return values
 
 
 def filled(word: str, values: dict[str, str]) -> str:
@@ -49,5 +58,8 @@ def valid(each: dict[str, Any], version: str = OLDEST) -> None:
     """Raises one of INVALID. Strictly: an unknown field is an error. Kinds without a public schema by our own."""
     if each["kind"] in KINDS:
         jsonschema.validate(each, KINDS[each["kind"]])
+        for name, pod in pods_of(each).items():
+            template = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": name}, "template": pod}
+            kubernetes_validate.validate(template, version, strict=True)
     else:
         kubernetes_validate.validate(each, version, strict=True)

@@ -22,7 +22,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tandem.ports import free_port
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.generation_client import GenerationClient
-from tests.deploy.manifests import OVERLAYS, filled, of_kind, pods
+from tests.deploy.manifests import OVERLAYS, filled, of_kind, pods, values_of
 from tests.support import REPOSITORY, ids
 
 DEVICE = (
@@ -65,7 +65,7 @@ class Container:
 def containers(overlay: str, kind: str) -> list[Container]:
     """All containers of the workloads of a kind that run a program of ours, init containers too."""
     folder, found = f"overlays/{overlay}", []
-    values = {k: v for each in of_kind(folder, "ConfigMap").values() for k, v in each["data"].items()}
+    values = values_of(folder)
     for name in of_kind(folder, kind):
         spec = pods(folder)[name]["spec"]
         for each in (*spec.get("initContainers", ()), *spec["containers"]):
@@ -80,7 +80,7 @@ def servers() -> list[Container]:
     """Every server command of every overlay, once, where it stands first."""
     found: dict[tuple[str, ...], Container] = {}
     for overlay in OVERLAYS:
-        for each in containers(overlay, "StatefulSet"):
+        for each in (*containers(overlay, "StatefulSet"), *containers(overlay, "LeaderWorkerSet")):
             if "--role=gateway" not in each.arguments:
                 found.setdefault(each.arguments, each)
     return list(found.values())

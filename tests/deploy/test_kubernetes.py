@@ -24,8 +24,8 @@ from tests.deploy.manifests import (
     ROOT,
     filled,
     objects,
-    of_kind,
     valid,
+    values_of,
 )
 
 KUBECTL = shutil.which("kubectl")
@@ -35,7 +35,7 @@ def programs() -> list[tuple[str, str, list[str]]]:
     """(folder, container, command line) of every container that runs a program of ours, variables filled in."""
     found = []
     for folder in FOLDERS:
-        models = {k: v for each in of_kind(folder, "ConfigMap").values() for k, v in each["data"].items()}
+        models = values_of(folder)
         for container in containers(objects(folder)):
             words = [*container.get("command", ()), *container.get("args", ())]
             line = [filled(word, models) for word in words]
@@ -95,14 +95,14 @@ def test_every_folder_is_part_of_some_overlay() -> None:
 def test_a_programs_flags_are_its_own(folder: str, container: str, line: list[str]) -> None:
     at = next(i for i, word in enumerate(line) if word.endswith(".py"))
     assert (ROOT / line[at]).is_file()
-    assert not any("$(" in word for word in line), "a variable that no ConfigMap has"
+    assert not any("$(" in word for word in line), "a variable that nobody sets"
     arguments = parser_of(line[at]).parse_args(line[at + 1 :])
-    ranks = [word.partition("=")[2] for word in line[:at] if word.startswith("--nproc-per-node=")]
+    before = dict(word.partition("=")[::2] for word in line[:at])
     if line[at] == "main.py":
         processes = (
             1 if arguments.backend == "nxdi" else arguments.tp_degree
         )  # NxD Inference's is one, whatever the degree
-        assert int(ranks[0] if ranks else 1) == processes
+        assert int(before.get("--nnodes", 1)) * int(before.get("--nproc-per-node", 1)) == processes
         assert (line[0] == "torchrun") == (processes > 1)
     else:
         asked = set(arguments.architectures.split(","))

@@ -155,6 +155,13 @@ def test_every_rank_on_a_neuron_device_sees_its_own_core_alone(monkeypatch: pyte
             assert os.environ["NEURON_RT_VISIBLE_CORES"] == str(4 + 2 * rank)
     with pytest.raises(ValueError, match="cores: 4 ranks use one core each, and 3 are named"):
         NEURON.prepare("/neff", "0-2", 0, 4)
+    monkeypatch.setenv("LOCAL_RANK", "1")  # of two hosts with 2 ranks each, the second: each has cores 0 and 1
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    NEURON.prepare("/neff", "0,1", 3, 4)
+    assert os.environ["NEURON_RT_VISIBLE_CORES"] == "1"
+    assert os.environ["TORCH_NEURONX_NEFF_CACHE_DIR"] == "/neff/rank_3", "ranks are numbered over all hosts"
+    with pytest.raises(ValueError, match="cores: 2 ranks use one core each, and 4 are named"):
+        NEURON.prepare("/neff", "0-3", 3, 4)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     CUDA.prepare("/inductor", "2,3", 1, 2)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3", "a rank finds its own among all by its local rank"

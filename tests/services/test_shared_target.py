@@ -1,4 +1,8 @@
-"""A server whose target is shared by two processes, started by main.py or torchrun: the tokens of one process."""
+"""A server whose target is shared by two processes: the tokens of one process.
+
+They are started by main.py, by torchrun, or by a torchrun for each of two hosts. Here both hosts are this machine,
+under one address: deploy/README.md says what ran between two addresses.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ from tandem.engine.batcher import Batcher
 from tandem.engine.generators import plain_generator
 from tandem.engine.loading import load
 from tandem.engine.model_config import ModelConfig
+from tandem.ports import free_port
 from tandem.rpc.generation_client import GenerationClient
 from tandem.runners.loading import Execution, Shape
 from tandem.speculation.types import GenerationRequest, SamplingParams
@@ -30,22 +35,34 @@ REQUESTS = [
 ]
 
 
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+
+
+def launchers(hosts: int) -> list[list[str]]:
+    """What starts main.py twice: nothing at 0 hosts (it does so itself), else a torchrun on each."""
+    if hosts < 2:
+        return [[*TORCHRUN, "--standalone", "--nproc-per-node", "2"] if hosts else [sys.executable]]
+    place = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    return [[*TORCHRUN, *place, "--node-rank", str(host)] for host in range(hosts)]
+
+
 class SharedServer:
     """main.py, alone or under torchrun."""
 
-    def __init__(self, folder: Path, torchrun: bool, *arguments: str) -> None:
+    def __init__(self, folder: Path, hosts: int, *arguments: str) -> None:
         self.ready, self.log = folder / "ready.json", folder / "server.log"
-        twice = [sys.executable]
-        if torchrun:
-            twice += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         own = [str(REPOSITORY / "main.py"), "--tp_degree", "2", "--port", "0", "--ready_file", str(self.ready)]
         with self.log.open("w") as log:
-            self.process = subprocess.Popen([*twice, *own, *FLAGS, *arguments], cwd=folder, stdout=log, stderr=log)
+            self.processes = [
+                subprocess.Popen([*launcher, *own, *FLAGS, *arguments], cwd=folder, stdout=log, stderr=log)
+                for launcher in launchers(hosts)
+            ]
 
     def wait_ready(self, seconds: float = 100.0) -> str:
         give_up = time.monotonic() + seconds
         while not self.ready.exists():
-            assert self.process.poll() is None and time.monotonic() < give_up, self.log.read_text()
+            running = all(process.poll() is None for process in self.processes)
+            assert running and time.monotonic() < give_up, self.log.read_text()
             time.sleep(0.05)
         self.facts = json.loads(self.ready.read_text())
         return f"{self.facts['host']}:{self.facts['port']}"
@@ -69,20 +86,21 @@ async def asked(address: str, service: str) -> list[tuple[int, ...]]:
 
 @pytest.mark.thorough
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize(("role", "torchrun"), [("target", False), ("fused_target", True)])
+@pytest.mark.parametrize(("role", "hosts"), [("target", 0), ("fused_target", 1), ("target", 2)])
 def test_a_shared_target_answers_as_one_process_does_and_stops_when_it_is_told(
-    tmp_path: Path, role: str, torchrun: bool
+    tmp_path: Path, role: str, hosts: int
 ) -> None:
     target, draft = model_folder(tmp_path / "target", 1), model_folder(tmp_path / "draft", 2)
     models = ("--target_model", str(target), *(("--draft_model", str(draft)) if role == "fused_target" else ()))
-    server = SharedServer(tmp_path, torchrun, "--role", role, *models, "--batch", "2", "--max_speculation_length", "3")
+    server = SharedServer(tmp_path, hosts, "--role", role, *models, "--batch", "2", "--max_speculation_length", "3")
     try:
         address = server.wait_ready()
         service = "TargetVerifier" if role == "target" else "FusedSpeculativeServer"
         assert run(asked(address, service)) == run(alone(target))
         os.kill(server.facts["pid"], signal.SIGTERM)
-        assert server.process.wait(30) == 0, server.log.read_text()
+        assert [process.wait(30) for process in server.processes] == [0] * max(1, hosts), server.log.read_text()
         assert "[rank 1] rank 1 follows" in server.log.read_text() and "stopped" in server.log.read_text()
     finally:
-        server.process.kill()
-        server.process.wait()
+        for process in server.processes:
+            process.kill()
+            process.wait()

@@ -80,8 +80,8 @@ class Platform:
         """Sets what the device's software reads when it is first used: variables, and the cores of this process.
 
         `folder`: as for `kept`; without one, a variable that is already set stays. `cores`: such as "0-3", those of all
-        `degree` ranks, of which this process is `rank`. A rank with a core of its own has its own folder too: AWS's
-        plugin of vLLM keeps native caches apart by rank. Raises ValueError.
+        ranks on this host; this process is `rank` of `degree` on all hosts. A rank with a core of its own has its own
+        folder too: AWS's plugin of vLLM keeps native caches apart by rank. Raises ValueError.
         """
         for name, value in self.environment.items():
             os.environ.setdefault(name, value)
@@ -94,12 +94,13 @@ class Platform:
             self._take(parse_cores(cores), rank, degree)
 
     def _take(self, cores: tuple[int, ...], rank: int, degree: int) -> None:
-        if self.core_per_rank and degree > 1 and len(cores) != degree:
-            raise ValueError(f"cores: {degree} ranks use one core each, and {len(cores)} are named")
+        here, ranks = _on_this_host(rank, degree)
+        if self.core_per_rank and degree > 1 and len(cores) != ranks:
+            raise ValueError(f"cores: {ranks} ranks use one core each, and {len(cores)} are named")
         if self.cores is None:
-            _pin(share_of(cores, rank, degree))
+            _pin(share_of(cores, here, ranks))
         else:
-            os.environ[self.cores] = format_cores(share_of(cores, rank, degree) if self.core_per_rank else cores)
+            os.environ[self.cores] = format_cores(share_of(cores, here, ranks) if self.core_per_rank else cores)
 
     def describe(self) -> str:
         """One line for a log: name, memory, cores."""
@@ -148,6 +149,12 @@ def compile_order(compile: str, platform: Platform, ranks: int = 1) -> tuple[str
 
 def _either(names: tuple[str, ...]) -> str:
     return f"auto or {' or '.join(names)}"
+
+
+def _on_this_host(rank: int, degree: int) -> tuple[int, int]:
+    """This process's rank among those of its host, and their number, by torchrun's variables; without it, one host."""
+    here = (os.environ.get("LOCAL_RANK"), os.environ.get("LOCAL_WORLD_SIZE"))
+    return (int(here[0]), int(here[1])) if degree > 1 and here[0] and here[1] else (rank, degree)
 
 
 def _several(cores: str) -> str | None:

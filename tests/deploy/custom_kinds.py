@@ -1,4 +1,7 @@
-"""Karpenter's kinds, as far as ours use them: no schema of theirs comes with a package. See karpenter.sh/docs."""
+"""Kinds of Karpenter and others, as far as ours use them: no schema of theirs comes with a package.
+
+See karpenter.sh/docs, lws.sigs.k8s.io/docs.
+"""
 
 from __future__ import annotations
 
@@ -117,4 +120,31 @@ POD_MONITOR = closed(
     ),
 )
 
-KINDS = {"NodePool": NODE_POOL, "EC2NodeClass": EC2_NODE_CLASS, "PodMonitor": POD_MONITOR}
+LEADER_WORKER_SET = closed(
+    "apiVersion kind metadata spec",
+    apiVersion={"const": "leaderworkerset.x-k8s.io/v1"},
+    kind={"const": "LeaderWorkerSet"},
+    # The name is a Service's too, so a DNS label that begins with a letter.
+    metadata=closed(
+        "name namespace", name={"type": "string", "pattern": "^[a-z]([-a-z0-9]*[a-z0-9])?$"}, namespace=TEXT
+    ),
+    spec=closed(
+        "leaderWorkerTemplate",
+        replicas=NUMBER,
+        startupPolicy={"enum": ["LeaderCreated", "LeaderReady"]},
+        leaderWorkerTemplate=closed(
+            "leaderTemplate workerTemplate size",
+            size={"type": "integer", "minimum": 1},
+            restartPolicy={"enum": ["RecreateGroupOnPodRestart", "RecreateGroupAfterStart", "None"]},
+            leaderTemplate={"type": "object"},  # pods: Kubernetes' own schema (manifests.valid)
+            workerTemplate={"type": "object"},
+        ),
+    ),
+)
+
+KINDS = {
+    "NodePool": NODE_POOL,
+    "EC2NodeClass": EC2_NODE_CLASS,
+    "PodMonitor": POD_MONITOR,
+    "LeaderWorkerSet": LEADER_WORKER_SET,
+}
