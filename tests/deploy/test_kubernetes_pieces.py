@@ -257,6 +257,29 @@ def test_what_is_compiled_is_what_is_served(part: str) -> None:
     assert differ == []
 
 
+def test_a_job_without_a_device_compiles_what_servers_of_its_models_look_for() -> None:
+    """It claims nothing, keeps off the nodes with devices, and its flags are those of `compile` but for the ranks."""
+    spec, data = (
+        pods("overlays/compile-cpu")["compile"]["spec"],
+        of_kind("overlays/compile-cpu", "ConfigMap")["models"]["data"],
+    )
+    assert "resourceClaims" not in spec and "claims" not in str(spec["initContainers"])
+    (term,) = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term["matchExpressions"] == [{"key": "tandem/nodes", "operator": "DoesNotExist"}]
+    with_device = pods("overlays/compile")["compile"]["spec"]
+    ahead = {each["name"]: each for each in with_device["initContainers"]}
+    assert [each["name"] for each in spec["initContainers"]] == ["target", "draft"]
+    for each in spec["initContainers"]:
+        given = {variable["name"]: variable["value"] for variable in each["env"]}
+        assert given["TORCH_NEURONX_COMPILE_ONLY"] == "1" and given["NEURON_PLATFORM_TARGET_OVERRIDE"] == "trn2"
+        assert flags(each) == flags(ahead[each["name"]]) and each["command"] == ["python", "main.py"]
+    assert spec["containers"] == with_device["containers"], "the same copy to the volume that servers read"
+    other = of_kind("overlays/compile", "ConfigMap")["models"]["data"]
+    assert data["TARGET_TP"] == "1" and data["COMPILED"] != other["COMPILED"], "other ranks, other graphs, other folder"
+    differ = {name for name in data if data[name] != other[name]}
+    assert differ == {"TARGET_TP", "COMPILED"}
+
+
 def terms(overlay: str, name: str, kind: str) -> set[str]:
     """Which services' pods `name` must be on one node with, or may not be."""
     affinity = pods(f"overlays/{overlay}")[name]["spec"].get("affinity", {})

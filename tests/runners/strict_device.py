@@ -118,6 +118,7 @@ def no_runtime() -> Any:
 def install() -> None:
     """Puts the stand-in in the place of the platform `neuron`."""
     here = {"absent": lambda: None, "memory": CPU.memory, "synchronize": lambda: None, "backend": DEVICE.backend}
+    here["collectives"] = CPU.collectives
     if platforms.compiles_only():  # AWS's wheels are there, as it were, and no device
         del here["absent"], here["memory"], here["synchronize"]
         platforms._neuron_package, platforms._neuron = lambda: None, no_runtime

@@ -152,14 +152,14 @@ def test_a_target_and_a_draft_worker_run_on_what_a_device_takes(
         clean(report(target))
 
 
-def test_a_server_finds_what_was_compiled_without_a_device_and_copied(models: tuple[str, str], tmp_path: Path) -> None:
+def compile_without_a_device(model: str, folder: Path, *launcher: str, ranks: int = 1) -> None:
     """As on a CPU instance with AWS's wheels: the stand-in refuses whatever asks the runtime."""
     shape = [*FLAGS[: FLAGS.index("--port")], "--batch", "1", "--max_speculation_length", "1", "--prefill_chunk", "16"]
-    words = ("--role", "compile", "--compile", "neuron", "--target_model", models[0])
-    program = (sys.executable, "-m", "tests.runners.strict_device", str(tmp_path / "compile.json"), "none")
+    words = ("--role", "compile", "--compile", "neuron", "--target_model", model, "--tp_degree", str(ranks))
+    program = (sys.executable, *launcher, "-m", "tests.runners.strict_device", f"{folder}.json", "none")
     environ = {"TORCH_NEURONX_COMPILE_ONLY": "1", "NEURON_PLATFORM_TARGET_OVERRIDE": "trn2"}
     done = subprocess.run(
-        [*program, *words, *shape, "--compiled_dir", str(tmp_path / "made")],
+        [*program, *words, *shape, "--compiled_dir", str(folder)],
         capture_output=True,
         text=True,
         timeout=STARTS,
@@ -167,6 +167,20 @@ def test_a_server_finds_what_was_compiled_without_a_device_and_copied(models: tu
         env={**os.environ, **environ},
     )
     assert done.returncode == 0 and "2 compiled" in done.stdout, done.stdout + done.stderr
+
+
+def test_several_ranks_compile_without_a_device_into_folders_of_their_own(
+    models: tuple[str, str], tmp_path: Path
+) -> None:
+    """With gloo in place of the device's collectives, so this says nothing of AWS's."""
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    compile_without_a_device(models[0], tmp_path / "made", *torchrun, ranks=2)
+    made = [sorted(file.name for file in (tmp_path / "made" / f"rank_{rank}").glob("*.neff")) for rank in range(2)]
+    assert len(made[0]) == 2 and made[0] == made[1], "all ranks compile the same graphs"
+
+
+def test_a_server_finds_what_was_compiled_without_a_device_and_copied(models: tuple[str, str], tmp_path: Path) -> None:
+    compile_without_a_device(models[0], tmp_path / "made")
     assert len(list((tmp_path / "made").glob("*.neff"))) == 2
     (tmp_path / "made").rename(tmp_path / "copied")
     served = ("--role", "target", "--model", models[0], "--compiled_dir", str(tmp_path / "copied"))
