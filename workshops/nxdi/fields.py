@@ -88,12 +88,26 @@ def check_names(given: Mapping[str, Any], field: str = "neuron_config") -> None:
 
 _ELSEWHERE = {
     "trace_tokengen_model": "since 0.3 it decides by itself which models it traces; leave it out",
+    "no_trace_tokengen_model": "since 0.3 it decides by itself which models it traces; leave it out",
+    "model": "it is --target_model here",
+    "model_path": "it is --target_model here",
+    "draft_model": "it is --draft_model here",
+    "draft_model_path": "it is --draft_model here",
+    "max_model_len": "it is --sequence_length here",
+    "max_num_seqs": "it is --batch here",
+    "tensor_parallel_size": "it is --tp_degree here",
+    "num_speculative_tokens": "it is --speculation_length here, which counts drafts alone",
     "skip_compile": "what is compiled already is found in --compiled_dir; leave it out",
     "compiled_model_path": "it is --compiled_dir here",
+    "model_type": "config.json says it; leave it out",
+    "task_type": "there is one, generation; leave it out",
     "pad_token_id": "it is of the model's config.json, and Tandem pads rows itself; leave it out",
     "temperature": "requests bring it (--temperature); leave it out",
+    "top_k": "requests bring it (--top_k); leave it out",
+    "top_p": "requests bring it (--top_p); leave it out",
+    "do_sample": "requests bring a temperature; leave it out",
 }
-"""Names of its demo, of older versions or of a model's configuration, and where what they mean is said here."""
+"""Names of its demo, of vLLM, of older versions or of a model: where what they mean is said here."""
 
 
 def _check(given: Iterable[str], known: frozenset[str], field: str) -> None:
@@ -101,6 +115,7 @@ def _check(given: Iterable[str], known: frozenset[str], field: str) -> None:
         if name not in known and name in _ELSEWHERE:
             raise ValueError(f"{field}: NxD Inference has no field {name!r}: {_ELSEWHERE[name]}")
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            cutoff = 0.5 if len(known) < 50 else 0.75  # among many names, one of another thing is always half as alike
+            near = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ValueError(f"{field}: NxD Inference has no field {name!r}{hint}")

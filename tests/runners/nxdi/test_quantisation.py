@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 
 from tandem.checkpoints.locate import CheckpointError
 from tandem.workshops.nxdi import quantisation
+from tandem.workshops.nxdi.fields import check_names
 from tandem.workshops.nxdi.settings import NxdiSettings, draft_apart
 from tests.runners.nxdi import simulated
 from tests.runners.nxdi.runners import Bench, application, bench  # noqa: F401
@@ -117,3 +118,27 @@ def test_short_context_buckets_with_kernels_are_warned_of(bench: Bench, caplog: 
 def test_names_of_the_demo_are_told_where_they_belong(name: str) -> None:
     with pytest.raises(ValueError, match=rf"no field '{name}': .*leave it out"):
         NxdiSettings(neuron_config={name: 1})
+
+
+def refusal(name: str) -> str:
+    """What is said of a field of this name; nothing if NxD Inference has it."""
+    try:
+        check_names({name: 1})
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+SEEN = ("tensor_parallel_size", "max_num_seqs", "max_model_len", "num_speculative_tokens", "draft_model", "model_path")
+SEEN += ("no_trace_tokengen_model", "top_k", "top_p", "do_sample")
+
+
+def test_no_flag_of_the_seeds_commands_is_mistaken_for_another_field() -> None:
+    """A hint names the same word spelled otherwise, or nothing; what is said elsewhere here is told."""
+    recorded = json.loads((REPOSITORY / "tests/recipes/seed_flags.json").read_text(encoding="utf-8"))
+    flags = {flag.lstrip("-").replace("-", "_") for page in recorded.values() for flag in page["flags"]}
+    assert len(flags) > 50
+    refused = {name: said for name in flags | set(SEEN) if (said := refusal(name))}
+    assert all("here" in refused[name] or "leave it out" in refused[name] for name in SEEN)
+    hints = {name: said.partition("did you mean ")[2].rstrip("?") for name, said in refused.items()}
+    assert {name: hint for name, hint in hints.items() if hint and not hint.startswith(name[:8])} == {}
