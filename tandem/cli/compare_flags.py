@@ -11,7 +11,7 @@ from tandem.cli.option import DIR, FILE, LIST, NAME, SECONDS, OptionParser, flag
 from tandem.cli.role_names import BACKENDS, REAL, TORCH
 from tandem.comparison.links.settings import LINK_KINDS
 from tandem.comparison.measuring.architectures import HEADED, PIPELINED
-from tandem.comparison.measuring.config import CLIENTS, ComparisonConfig
+from tandem.comparison.measuring.config import CLIENTS, ONE_LENGTH, ComparisonConfig
 from tandem.comparison.measuring.prompts import BUILT_IN, ON_REQUEST
 
 PROMPTS_PER_WORKLOAD = 4
@@ -46,8 +46,9 @@ class CompareOptions:
 
     max_new_tokens: int = option("tokens to generate", group="requests")
     speculation_length: str = option(
-        "draft tokens per round; auto: the fastest length by measurement, without a prediction",
-        default=str(ComparisonConfig.speculation_length),
+        f"draft tokens per round; auto: the fastest by measurement, none too, and {ONE_LENGTH} on Neuron, whose servers"
+        " take one length",
+        default="auto",
         metavar="auto|K",
     )
     temperature: LIST = option("0 is greedy; the first of several is the base", default="0")

@@ -9,6 +9,7 @@ from pathlib import Path
 from tandem.cli.compare_flags import COMPARE_FLAGS, CompareOptions
 from tandem.cli.values import auto_or_count
 from tandem.comparison.measuring.architectures import COMPARED
+from tandem.comparison.measuring.config import ONE_LENGTH
 from tandem.host.cores import parse_cores
 from tandem.host.devices import find_devices
 from tandem.workshops.planning.host_placement import HostPlacement, place_on_cpus, place_on_gpus, place_on_neuron
@@ -66,6 +67,6 @@ def _plan_of(options: CompareOptions) -> PlanConfig:
         dtype=options.dtype,
         batch=4 if options.batch is None else options.batch,
         length=options.sequence_length,
-        drafts=length or 5,
+        drafts=ONE_LENGTH if length is None else length or 5,
         degree=options.tp_degree if options.tp_degree > 1 else None,
     )

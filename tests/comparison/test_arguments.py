@@ -10,7 +10,7 @@ import pytest
 
 from tandem.cli import compare
 from tandem.cli.compare import build_config, build_parser
-from tandem.comparison.measuring.config import ComparisonConfig
+from tandem.comparison.measuring.config import ONE_LENGTH, ComparisonConfig
 from tandem.speculation.types import Rule
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,9 +25,18 @@ def test_the_defaults_are_a_whole_comparison() -> None:
     found = config()
     assert found.architectures == ("autoregressive", "lookup", "distributed", "never_waiting", "fused", "remote_draft")
     assert len(found.prompts) == 20
-    assert (found.num_runs, found.max_new_tokens, found.speculation_length) == (1, 64, 3)
+    assert (found.num_runs, found.max_new_tokens, found.speculation_length) == (1, 64, None)
     assert found.sampling.greedy
     assert found.output_dir.parent == Path("results")
+
+
+@pytest.mark.parametrize("given", [(), ("--speculation-length", "auto")])
+def test_servers_that_take_one_length_have_one_where_others_adapt(given: tuple[str, ...]) -> None:
+    assert config(*given).speculation_length is None
+    for one in (("--backend", "nxdi"), ("--device", "neuron")):
+        asked = config(*given, *one, "--connect", "autoregressive=h:1", "--architectures", "autoregressive")
+        assert asked.speculation_length == ONE_LENGTH == 3
+    assert config("--speculation-length", "6", "--device", "cpu").speculation_length == 6
 
 
 def test_hyphens_and_underscores_are_the_same() -> None:

@@ -121,7 +121,7 @@ def test_placed_servers_run_in_turn_and_plain_decoding_last(
     plain = FakeGenerator("autoregressive", margins=(5.0, 4.0, 0.5, 2.0, 1.0))
     fused = FakeGenerator("fused", chunks=((1, 2, 8, 4, 5),))
     network = Network(wide=True, generators=[plain, fused], draft="d")
-    config = replace(config, placement=PLACEMENT, max_new_tokens=5)
+    config = replace(config, placement=PLACEMENT, device="neuron", max_new_tokens=5)
     assert run_comparison(config, network.connect) == 0
     found = written(config)
     assert list(found["servers"]) == [
@@ -134,6 +134,8 @@ def test_placed_servers_run_in_turn_and_plain_decoding_last(
     turns += ["autoregressive", "autoregressive_width_1"]
     assert asked == [name for name in turns for _ in config.prompts]
     assert any("measured in turn, each with all of its cores: plain and fused" in one for one in found["remarks"])
+    assert any("draft one length, 3 tokens a round: auto, the default" in one for one in found["remarks"])
+    assert found["settings"]["speculation_length"] == 3
     compared = found["conditions"][0]["architectures"]["fused"]["identical_to_autoregressive"]
     assert [one["logit_gap"] for one in compared["divergences"]] == [0.5, 0.5]
     calibrations = [line["calibration"] for line in lines_of(config, "calibration")]

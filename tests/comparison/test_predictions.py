@@ -7,8 +7,9 @@ from dataclasses import asdict, replace
 import pytest
 
 from tandem.comparison.analysis.costs import costs_by_architecture
+from tandem.comparison.analysis.drafts import drafted
 from tandem.comparison.analysis.findings import Theory, model_from_json, theory_as_json, theory_of
-from tandem.comparison.analysis.predictions import best_length, crossing, drafted
+from tandem.comparison.analysis.predictions import best_length, crossing
 from tandem.comparison.analysis.summary import summarize
 from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.measuring.calibration import Calibration

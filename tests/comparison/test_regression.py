@@ -105,6 +105,20 @@ def test_other_tokens_settings_and_machines_are_named() -> None:
     assert any("machines differ" in remark for remark in found)
 
 
+@pytest.mark.parametrize("factor", [0.5, 1.0, 2.0])
+def test_what_drafted_other_lengths_is_not_judged_and_plain_decoding_is(
+    factor: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    auto = slower(comparison(), "fused", factor)
+    auto["settings"]["speculation_length"] = None
+    assert code_of(comparison(), auto) == NOT_JUDGED
+    said = capsys.readouterr().out
+    assert "fused, speedup: " in said and "NOT JUDGED: speculation length 3 then, auto now" in said
+    assert "speculation_length: 3 then, auto now" in said.splitlines()
+    assert code_of(comparison(), slower(auto, "autoregressive", 1.3)) == REGRESSED
+    assert code_of(auto, auto) == 0
+
+
 def test_what_only_one_run_has_is_named() -> None:
     less = comparison()
     less["records"] = [r for r in less["records"] if r["architecture"] != "fused"]

@@ -126,7 +126,7 @@ def test_the_table_says_what_ran_and_that_loopback_was_the_link(tmp_path: Path) 
     assert "1/1" in text
     assert "drafter: ngram" in text
     assert "dtype float32" in text
-    assert "k = 3" in text
+    assert "k = auto" in text
     assert "link: loopback\n" in text
     assert "machine: " in text
 

@@ -78,7 +78,9 @@ def _costs(group: Sequence[Calibration], link: LinkSettings) -> ArchitectureCost
     fits = {"verify": fit_line(verifying), **({"draft": fit_line(drafting)} if drafting else {})}
     drafted = fits.get("draft", LineFit(0.0, 0.0))
     everything = [m for ms in by_length.values() for m in ms]
-    message_bytes = _per_round(everything, lambda m: m.bytes_up + m.bytes_down)
+    # A target whose draft is elsewhere sends nothing in a round without a draft.
+    asking = [m for length, ms in by_length.items() if length for m in ms] or everything
+    message_bytes = _per_round(asking, lambda m: m.bytes_up + m.bytes_down)
     return ArchitectureCosts(
         draft_fixed_s=drafted.fixed_s,
         draft_slope_s=drafted.slope_s,
@@ -87,7 +89,7 @@ def _costs(group: Sequence[Calibration], link: LinkSettings) -> ArchitectureCost
         verify_slope_s=fits["verify"].slope_s,
         verify_s_by_positions=dict(sorted(verify.items())),
         round_overhead_s=_per_round(everything, lambda m: _overhead(m, link.seconds)),
-        rpc_s=max(0.0, _per_round(everything, lambda m: m.seconds_by_cause.network) - link.round_trip(message_bytes)),
+        rpc_s=max(0.0, _per_round(asking, lambda m: m.seconds_by_cause.network) - link.round_trip(message_bytes)),
         message_bytes=message_bytes,
         fits=fits,
     )

@@ -10,6 +10,7 @@ from tandem.comparison.analysis.doubt import MISSED, Doubt, Sureness
 from tandem.comparison.analysis.evidence import missed
 from tandem.comparison.analysis.findings import Theory
 from tandem.comparison.analysis.metrics import ratio
+from tandem.comparison.analysis.predictions import BestLength
 from tandem.comparison.analysis.summary import Summary
 from tandem.comparison.analysis.verdicts import Verdict
 from tandem.comparison.measuring import architectures as arch
@@ -19,6 +20,8 @@ from tandem.comparison.report.formatting import break_even, joined, ms, name_in_
 
 WORTH = 0.03
 """The least predicted saving in time per token for which a length other than the measured one is proposed."""
+WORTH_OVER_AUTO = 0.05
+"""The same over lengths chosen by measurement (auto), which do better than a prediction that knows them on average."""
 PREDICTIONS_MISSED = (
     "What would change this cannot be told: predictions missed what was measured. Measure again on an idle machine."
 )
@@ -75,7 +78,9 @@ def decide(
         speculation_length=None if adaptive and best != arch.AUTOREGRESSIVE.name else length,
         speedup=chosen.speedup.speedup,
         speedup_interval=chosen.speedup.interval,
-        because=tuple([*_measured(chosen, summaries), *advice, *_over_lookup(tpots), *_against(tpots, theory)]),
+        because=tuple(
+            [*_measured(chosen, summaries, adaptive), *advice, *_over_lookup(tpots), *_against(tpots, theory)]
+        ),
         would_change=tuple(_would_change(best, tpots, reliable) if reliable or not theory else [PREDICTIONS_MISSED]),
     )
 
@@ -117,12 +122,14 @@ def _faster(best_s: float, other_s: float) -> str:
     return "too fast for the clock, faster than" if other_s else "as fast, to the clock, as"
 
 
-def _length(best: str, theory: Theory | None) -> tuple[int, list[str]]:
-    """Returns the measured length and sentences on the predicted best length."""
+def _length(best: str, theory: Theory | None) -> tuple[int | None, list[str]]:
+    """Returns the measured length (None: it adapted) and sentences on the predicted best length."""
     found = [b for b in theory.best_lengths if b.architecture == best] if theory else []
     if not found or theory is None:
         return (0 if best == arch.AUTOREGRESSIVE.name or theory is None else theory.model.length), []
     first, measured = found[0], theory.model.length
+    if measured is None:
+        return None, _over_auto(first, theory)
     share = ratio(first.tpot_s, first.tpot_s_by_length[measured])
     saved = 0.0 if share is None else 1 - share
     if first.length == measured:
@@ -138,8 +145,31 @@ def _length(best: str, theory: Theory | None) -> tuple[int, list[str]]:
     ]
 
 
-def _measured(chosen: Summary, summaries: Sequence[Summary]) -> list[str]:
+def _over_auto(best: BestLength, theory: Theory) -> list[str]:
+    """States what a fixed length is predicted to save over the lengths that auto chose."""
+    ran = next(p.predicted_tpot_s for p in theory.predictions if p.architecture == best.architecture)
+    tpots = best.tpot_s_by_length
+    fixed = min(range(1, len(tpots)), key=tpots.__getitem__, default=None)
+    share = None if fixed is None else ratio(tpots[fixed], ran)
+    if share is None:
+        return []
+    if 1 - share < WORTH_OVER_AUTO:
+        return ["No fixed speculation length of those costed is predicted to be clearly faster than auto."]
+    return [
+        f"Speculation length {fixed} is predicted to save {100 * (1 - share):.0f} % of the time per token over auto:"
+        f" compare with --speculation-length {fixed} before you rely on it."
+    ]
+
+
+def _measured(chosen: Summary, summaries: Sequence[Summary], adaptive: bool) -> list[str]:
     sentences: list[str] = []
+    drafted = chosen.acceptance
+    if adaptive and drafted.drafted:
+        none = drafted.rounds_by_length[0] / drafted.rounds
+        sentences.append(
+            f"Draft lengths were chosen by measurement (auto): {drafted.drafted / drafted.rounds:.2f} tokens a round on"
+            f" average, none in {100 * none:.0f} % of the rounds."
+        )
     if chosen.speedup.speedup and chosen.speedup.interval:
         low, high = chosen.speedup.interval
         sentences.append(
@@ -215,7 +245,12 @@ def _would_change(best: str, tpots: Mapping[str, float], theory: Theory | None) 
         base = next(p for p in theory.predictions if p.architecture == best)
         least = theory.model.least_tokens_per_round(best, base.predicted_tpot_s)
         now = theory.model.drafts[best].per_round
-        if least is not None:
+        if least is not None and theory.model.length is None:
+            sentences.append(
+                f"Prompts that commit fewer than {least:.2f} tokens a round (here {now:.2f}) with drafts as long as"
+                " here: plain decoding, or drafts as short as auto then makes them."
+            )
+        elif least is not None:
             sentences.append(
                 f"Prompts that commit fewer than {least:.2f} tokens a round (here {now:.2f}): plain decoding."
             )

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tandem.comparison.analysis.bootstrap import Interval
 from tandem.comparison.analysis.costs import ArchitectureCosts, costs_by_architecture
+from tandem.comparison.analysis.drafts import Copied, Drafted, copied, drafted, rates_at_fixed
 from tandem.comparison.analysis.predictions import (
     NOTES,
+    NOTES_ON_AUTO,
     BestLength,
-    Copied,
-    Drafted,
     Model,
     Prediction,
     best_length,
-    copied,
     crossing,
     curve,
-    drafted,
 )
 from tandem.comparison.analysis.summary import Summary
 from tandem.comparison.measuring import architectures as arch
@@ -55,18 +53,22 @@ def theory_of(
     summaries: Mapping[str, Sequence[Summary]],
     records: Sequence[Record],
     found: Sequence[Calibration],
-    length: int,
+    length: int | None,
 ) -> Theory | None:
-    """Predicts every link; None unless plain decoding and a drafting architecture were measured and calibrated."""
+    """Predicts every link; None unless plain decoding and a drafting architecture were measured and calibrated.
+
+    `length`: of drafts, None if it was chosen by measurement (auto).
+    """
     model = _model(conditions[0], records, found, length)
     if model is None or not model.drafts:
         return None
     links = [c for c in conditions if c.varies in (BASE, LINK)]
     measured = {c.name: _mean_tpots(summaries[c.name]) for c in links}
+    ran = {c.name: model if length is not None else _on(c, model, records) for c in links}
     names = [arch.AUTOREGRESSIVE.name, *model.drafts]
     derived = [arch.PIPELINED.name, arch.NEVER_WAITING.name] if arch.DISTRIBUTED.name in model.drafts else []
     predictions = tuple(
-        Prediction(name, c.name, 1000 * c.link.seconds, model.tpot(name, c.link), measured[c.name].get(name))
+        Prediction(name, c.name, 1000 * c.link.seconds, ran[c.name].tpot(name, c.link), measured[c.name].get(name))
         for c in links
         if c.link.but.predictable
         for name in (*names, *derived)
@@ -88,25 +90,42 @@ def theory_of(
     )
 
 
-def _model(base: Condition, records: Sequence[Record], found: Sequence[Calibration], length: int) -> Model | None:
+def _model(
+    base: Condition, records: Sequence[Record], found: Sequence[Calibration], length: int | None
+) -> Model | None:
     costs = costs_by_architecture(found, base.link)
     plain = costs.get(arch.WIDTH_1.name) or costs.get(arch.AUTOREGRESSIVE.name)
     if plain is None or length == 0:
         return None
-    by_prompt: defaultdict[str, defaultdict[str, list[Measurement]]] = defaultdict(lambda: defaultdict(list))
-    for record in records:
-        if record.condition == base.name and record.measurement and record.measurement.rounds:
-            by_prompt[record.architecture][record.prompt].append(record.measurement)
+    by_prompt = _by_prompt(base, records)
     drafts = {
         name: drafted(of)
         for name, of in by_prompt.items()
         if name in arch.COMPARED
         and name in costs
+        and costs[name].draft_s_by_length
         and name not in NOT_COSTED
         and any(m.drafted for ms in of.values() for m in ms)
     }
     copies = copied([m for ms in by_prompt[arch.LOOKUP.name].values() for m in ms])
-    return Model(plain.verify_fixed_s + plain.verify_slope_s, costs, drafts, length, copies)
+    fixed = {name: rates_at_fixed([c for c in found if c.architecture == name]) for name in drafts}
+    plain_s = plain.verify_fixed_s + plain.verify_slope_s
+    return Model(plain_s, costs, drafts, length, copies, fixed if length is None else {})
+
+
+def _on(condition: Condition, model: Model, records: Sequence[Record]) -> Model:
+    """Returns the model with the lengths and the tokens that rounds had under this condition, where it was measured."""
+    found = _by_prompt(condition, records)
+    return replace(model, drafts={n: drafted(found[n]) if found[n] else of for n, of in model.drafts.items()})
+
+
+def _by_prompt(condition: Condition, records: Sequence[Record]) -> defaultdict[str, dict[str, list[Measurement]]]:
+    """Returns the measurements with rounds under a condition, by architecture and prompt."""
+    found: defaultdict[str, dict[str, list[Measurement]]] = defaultdict(lambda: defaultdict(list))
+    for record in records:
+        if record.condition == condition.name and record.measurement and record.measurement.rounds:
+            found[record.architecture][record.prompt].append(record.measurement)
+    return found
 
 
 def _mean_tpots(summaries: Sequence[Summary]) -> dict[str, float]:
@@ -162,7 +181,13 @@ def theory_as_json(theory: Theory) -> Any:
             "architectures": {name: model.costs[name] for name in names if name in model.costs},
         },
         "acceptance": {
-            name: {"conditional": of.rates, "tokens_per_round": of.per_round, "output_tokens": of.tokens}
+            name: {
+                "conditional": of.rates,
+                "tokens_per_round": of.per_round,
+                "output_tokens": of.tokens,
+                "rounds_by_length": of.rounds_by_length,
+                "at_fixed_lengths": model.at_fixed.get(name),
+            }
             for name, of in model.drafts.items()
         },
         "length": model.length,
@@ -172,7 +197,7 @@ def theory_as_json(theory: Theory) -> Any:
         "best_lengths": [{**encoded(b), "length": b.length, "tpot_s": b.tpot_s} for b in theory.best_lengths],
         "capacity_gain": model.capacity_gain(),
         "target_s_per_token": {name: model.target_seconds(name) for name in names},
-        "notes": NOTES,
+        "notes": (*NOTES, *(NOTES_ON_AUTO if model.length is None else ())),
     }
     return encoded(theory) | encoded(found)
 
@@ -183,8 +208,11 @@ def model_from_json(theory: Mapping[str, Any]) -> Model:
         name: decoded(ArchitectureCosts, {key: value for key, value in of.items() if key != "fits"})
         for name, of in theory["costs"]["architectures"].items()
     }
+    accepted = theory["acceptance"].items()
     drafts = {
-        name: Drafted(tuple(of["conditional"]), (), of["output_tokens"]) for name, of in theory["acceptance"].items()
+        name: Drafted(tuple(of["conditional"]), (), of["output_tokens"], tuple(of.get("rounds_by_length", ())))
+        for name, of in accepted
     }
+    fixed = {name: tuple(rates) for name, of in accepted if (rates := of.get("at_fixed_lengths")) is not None}
     copies = decoded(Copied, theory["copies"]) if theory.get("copies") else None
-    return Model(theory["costs"]["plain_s"], costs, drafts, theory["length"], copies)
+    return Model(theory["costs"]["plain_s"], costs, drafts, theory["length"], copies, fixed)

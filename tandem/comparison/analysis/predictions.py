@@ -4,6 +4,11 @@ Component times come from calibration requests on the base's link (tandem/compar
 the base's measured requests; TPOT on every other link is a true prediction. TPOT = (E2E - TTFT) / (n - 1) excludes the
 time of the first chunk but not all of its tokens: a request of n tokens in rounds of E tokens has n / E - 1 rounds
 after the first, and predictions follow that definition.
+
+Where lengths were chosen by measurement (auto), they and E differ from link to link. Each link is then predicted from
+the lengths and the E of its own requests: a round costs the mean of what rounds of these lengths cost. Fixed lengths
+are predicted from the acceptance in calibration requests, which had fixed lengths: auto drafts much where much is
+accepted, so that its own rounds would promise too much.
 """
 
 from __future__ import annotations
@@ -11,15 +16,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tandem.comparison.analysis.bootstrap import Interval, ratio_interval
 from tandem.comparison.analysis.costs import ArchitectureCosts
 from tandem.comparison.analysis.doubt import MISSED
-from tandem.comparison.analysis.metrics import ratio, sum_positions
+from tandem.comparison.analysis.drafts import Copied, Drafted
+from tandem.comparison.analysis.metrics import ratio
 from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.measuring import architectures as arch
-from tandem.comparison.measuring.records import Measurement
 from tandem.speculation import theory
 from tandem.speculation.never_waiting_theory import RunCosts, Undrafted, tpot_never_waiting
 from tandem.speculation.theory import StepCosts
@@ -34,64 +39,28 @@ NOTES = (
     "The break-even is that of long outputs: TPOT counts the first chunk's tokens, not its time.",
     "The capacity gain holds where the target is the bottleneck and requests do not share steps.",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Drafted:
-    """The acceptance of an architecture's drafts in the base, over all rounds, also those without a draft.
-
-    rates[i]: P(draft token i accepted | all before it accepted). by_prompt: rounds and accepted tokens of every prompt.
-    tokens: mean output length.
-    """
-
-    rates: tuple[float, ...]
-    by_prompt: tuple[tuple[int, int], ...]
-    tokens: float
-
-    @property
-    def per_round(self) -> float:
-        return theory.expected_tokens_measured(self.rates)
-
-
-def drafted(by_prompt: Mapping[str, Sequence[Measurement]]) -> Drafted:
-    every = [m for ms in by_prompt.values() for m in ms]
-    accepted = sum_positions(m.accepted_per_position for m in every)
-    reached = [sum(m.rounds for m in every), *accepted]
-    return Drafted(
-        tuple(a / r if r else 0.0 for a, r in zip(accepted, reached, strict=False)),
-        tuple((sum(m.rounds for m in ms), sum(m.accepted for m in ms)) for ms in by_prompt.values()),
-        sum(m.output_tokens for m in every) / len(every),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Copied:
-    """The rounds of lookup alone in the base: tokens committed in one, and draft tokens that it verifies."""
-
-    tokens: float
-    drafted: float
-
-
-def copied(found: Sequence[Measurement]) -> Copied | None:
-    """Returns what lookup alone did in these requests; None without a round."""
-    rounds = sum(m.rounds for m in found)
-    if not rounds:
-        return None
-    return Copied(1 + sum(m.accepted for m in found) / rounds, sum(m.drafted for m in found) / rounds)
+NOTES_ON_AUTO = (
+    "With lengths chosen by measurement (auto), the lengths and the tokens of a round are those of each link's own"
+    " requests, and only the cost of a round of each length is predicted.",
+    "The curves and the break-even are those of the lengths in the base: at other round trips auto may choose others,"
+    " and be faster than they say.",
+    "Fixed lengths, a target that never waits and pipelined decoding take the acceptance in the calibrating requests.",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The inputs of predictions. `plain_s`: seconds of a plain target step; `length`: the measured length.
+    """The inputs of predictions. `plain_s`: seconds of a plain target step; `length`: the measured one, None if auto.
 
-    `copies`: those of lookup alone, if it was measured.
+    `copies`: those of lookup alone, if it was measured. `at_fixed`: with auto, the rates at fixed lengths.
     """
 
     plain_s: float
     costs: Mapping[str, ArchitectureCosts]
     drafts: Mapping[str, Drafted]
-    length: int
+    length: int | None
     copies: Copied | None = None
+    at_fixed: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     def steps(self, name: str, length: int) -> StepCosts:
         of = self.costs[name]
@@ -99,7 +68,19 @@ class Model:
 
     def lengths(self, name: str) -> range:
         """Returns the speculation lengths from 0 to the longest that was calibrated or measured."""
-        return range(int(max(self.length, *self.costs[name].draft_s_by_length)) + 1)
+        return range(int(max([self.length or 0, *self.costs[name].draft_s_by_length])) + 1)
+
+    def rates(self, name: str) -> tuple[float, ...]:
+        """Returns the acceptance that a fixed length is predicted from."""
+        return self.at_fixed.get(name, self.drafts[name].rates)
+
+    def round_parts(self, name: str, length: int | None = None) -> tuple[float, float]:
+        """Returns the seconds of a round's draft and verification; without a length, the means of its rounds."""
+        of = self.costs[name]
+        rounds = enumerate(self.drafts[name].rounds_by_length) if length is None else [(length, 1)]
+        parts = [(n * of.draft(g), n * of.verify(g), n) for g, n in rounds if n]
+        draft, verify, total = map(sum, zip(*parts, strict=True))
+        return draft / total, verify / total
 
     @property
     def plain_tpot(self) -> float:
@@ -107,13 +88,19 @@ class Model:
         return self.plain_s + (of.round_overhead_s if of else 0.0)
 
     def tpot(self, name: str, link: LinkSettings, length: int | None = None) -> float:
-        """Returns the predicted seconds per output token."""
+        """Returns the predicted seconds per output token; at no `length`, as it was measured."""
         g = self.length if length is None else length
         if name == arch.AUTOREGRESSIVE.name or g == 0:
             return self.plain_tpot
-        base = arch.DISTRIBUTED.name if name in (arch.PIPELINED.name, arch.NEVER_WAITING.name) else name
-        of, drafts, steps = self.costs[base], self.drafts[base], self.steps(base, g)
-        rates = theory.carried_on(drafts.rates, g)
+        overlaps = name in (arch.PIPELINED.name, arch.NEVER_WAITING.name)
+        base = arch.DISTRIBUTED.name if overlaps else name
+        of, drafts = self.costs[base], self.drafts[base]
+        if g is None and not overlaps:
+            seconds = sum(self.round_parts(base)) + of.round_overhead_s + self._apart(base, link)
+            return seconds / drafts.per_round * _as_defined(drafts.tokens, drafts.per_round)
+        g = self.lengths(base)[-1] if g is None else g
+        steps = self.steps(base, g)
+        rates = theory.carried_on(self.rates(base), g)
         tokens = theory.expected_tokens_measured(rates)
         if name == arch.PIPELINED.name:
             return theory.tpot_pipelined(
@@ -127,6 +114,13 @@ class Model:
         else:
             value = theory.tpot_fused(steps, rates, of.round_overhead_s)
         return value * _as_defined(drafts.tokens, tokens)
+
+    def _apart(self, name: str, link: LinkSettings) -> float:
+        """Returns the seconds that a round waits for the other side, on average over the lengths of its rounds."""
+        of, counts = self.costs[name], self.drafts[name].rounds_by_length
+        # A target whose draft is elsewhere asks nobody in a round without one; a draft always asks its target.
+        asking = 1 - counts[0] / sum(counts) if name == arch.REMOTE_DRAFT.name else 1.0
+        return asking * (link.round_trip(of.message_bytes) + of.rpc_s) if arch.COMPARED[name].split else 0.0
 
     def _never_waiting(self, link: LinkSettings, length: int, rate: float) -> float:
         """Returns the predicted seconds per token of a target that never waits, from the costs of rounds that wait."""
@@ -144,8 +138,8 @@ class Model:
 
     def closed_form(self, name: str, link: LinkSettings) -> float | None:
         """Returns the continuous optimum for one rate at all positions; None if there is none."""
-        of, drafts = self.costs[name], self.drafts[name]
-        rate = theory.rate_for(drafts.per_round, len(drafts.rates))
+        of, rates = self.costs[name], self.rates(name)
+        rate = theory.rate_for(theory.expected_tokens_measured(rates), len(rates))
         once = of.verify_fixed_s + of.verify_slope_s
         waited = of.round_overhead_s + of.draft_fixed_s
         if arch.COMPARED[name].split:
@@ -163,10 +157,9 @@ class Model:
         The second value is its 95 % interval over prompts, at fixed costs.
         """
         of, drafts = self.costs[name], self.drafts[name]
-        g = len(drafts.rates)
-        steps = self.steps(name, g)
-        fixed = of.verify_fixed_s + of.round_overhead_s + of.rpc_s + link.transfer(of.message_bytes)
-        value = theory.break_even_rtt(StepCosts(steps.draft, self.plain_tpot, fixed, of.verify_slope_s), drafts.rates)
+        rounds_take = sum(self.round_parts(name, None if self.length is None else len(drafts.rates)))
+        fixed = rounds_take + of.round_overhead_s + of.rpc_s + link.transfer(of.message_bytes)
+        value = theory.break_even_rtt(StepCosts(0.0, self.plain_tpot, fixed), drafts.rates)
         spread = ratio_interval([a for _, a in drafts.by_prompt], [r for r, _ in drafts.by_prompt])
         rest = value - drafts.per_round * self.plain_tpot
         if spread is None:
@@ -175,9 +168,10 @@ class Model:
 
     def capacity_gain(self) -> float | None:
         """Returns the capacity of a target with remote drafts over one with local drafts; None if not calibrated."""
-        if arch.FUSED.name not in self.costs or self.costs[arch.FUSED.name].verify(self.length) <= 0:
+        if arch.FUSED.name not in self.costs or (self.length is None and arch.FUSED.name not in self.drafts):
             return None
-        return theory.capacity_gain(self.steps(arch.FUSED.name, self.length), self.length)
+        draft, verify = self.round_parts(arch.FUSED.name, self.length)
+        return theory.capacity_gain(StepCosts(draft, self.plain_s, verify), 1) if verify > 0 else None
 
     def least_tokens_per_round(self, name: str, tpot_s: float) -> float | None:
         """Returns the mean acceptance length below which `name`, now at `tpot_s`, is slower than plain decoding.
@@ -191,9 +185,11 @@ class Model:
         g = self.length if length is None else length
         if name == arch.AUTOREGRESSIVE.name or g == 0:
             return self.plain_s
-        of = self.costs[name]
-        busy = of.verify(g) + (0.0 if arch.COMPARED[name].split else of.draft(g))
-        return busy / theory.expected_tokens_measured(theory.carried_on(self.drafts[name].rates, g))
+        draft, verify = self.round_parts(name, g)
+        busy = verify + (0.0 if arch.COMPARED[name].split else draft)
+        if g is None:
+            return busy / self.drafts[name].per_round
+        return busy / theory.expected_tokens_measured(theory.carried_on(self.rates(name), g))
 
 
 def _as_defined(tokens: float, per_round: float) -> float:

@@ -23,9 +23,10 @@ from tandem.comparison.analysis.bootstrap import MIN_UNITS, Interval, percentile
 from tandem.comparison.analysis.doubt import Sureness, doubt
 from tandem.comparison.analysis.evidence import beside_loads
 from tandem.comparison.analysis.metrics import ratio
+from tandem.comparison.measuring.architectures import OPENAI, PLAIN
 from tandem.comparison.measuring.json_form import decoded
 from tandem.comparison.measuring.machine_load import MachineLoad
-from tandem.comparison.report.formatting import plural
+from tandem.comparison.report.formatting import length, plural
 
 REGRESSED, NOT_JUDGED = 3, 5
 """The exit codes for a regression, and for figures that cannot be judged."""
@@ -41,7 +42,8 @@ class Change:
     """One figure before and after. `ratio` is after / before; `interval` is 95 %, None for too few prompts.
 
     `judged`: whether it can count as a regression; other figures are informational unless they are worse by GROSS.
-    `why_not`: why a change for the worse is not called a regression though it may be one; empty otherwise.
+    `why_not`: why a change for the worse is not called a regression though it may be one, or why no change of this
+    figure could be one; empty otherwise.
     """
 
     condition: str
@@ -94,13 +96,25 @@ def changes_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> list
     old, new = _grouped(before), _grouped(after)
     loads = {record["condition"] for record in after["records"] if record.get("sent_s") is not None}
     busy = _busy(before, "the earlier run") or _busy(after, "this run")
+    other = _other_length(before, after)
     found = [
         replace(change, judged=change.judged and key[0] not in loads)
         for key in new
         if key in old
         for change in _changes(key, old, new, after["baseline"])
     ]
-    return [replace(change, why_not=_why_not(change, busy, change.condition in loads)) for change in found]
+    return [
+        replace(change, judged=False, why_not=other)
+        if other and change.architecture not in (*PLAIN, OPENAI.name)
+        else replace(change, why_not=_why_not(change, busy, change.condition in loads))
+        for change in found
+    ]
+
+
+def _other_length(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """Says that the runs drafted other lengths by their settings, so that nothing drafted is comparable; or nothing."""
+    then, now = (of["settings"].get("speculation_length") for of in (before, after))
+    return "" if then == now else f"speculation length {length(then)} then, {length(now)} now"
 
 
 def _why_not(change: Change, busy: str, loaded: bool) -> str:
@@ -189,7 +203,8 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator
     for name in COMPARED_SETTINGS:
         then, now = before["settings"].get(name), after["settings"].get(name)
         if then != now:
-            yield f"{name}: {then} then, {now} now"
+            said = map(length, (then, now)) if name == "speculation_length" else (then, now)
+            yield "{}: {} then, {} now".format(name, *said)
     if before["machine"] != after["machine"]:
         yield "the machines differ, so TTFT and TPOT are not comparable"
     if other := list(_other_tokens(old, new)):
@@ -214,7 +229,8 @@ def regression_lines(changes: Sequence[Change], remarks: Iterable[str]) -> Itera
     if not any(change.judged or change.not_judged for change in changes):
         yield "not judged: the two runs have no figure in common that could be"
     elif unjudged:
-        yield f"not judged: {plural(unjudged, 'figure')}; measure again, with more prompts or on an idle machine"
+        how = "with the same settings, with more prompts or on an idle machine"
+        yield f"not judged: {plural(unjudged, 'figure')}; measure again, {how}"
     elif not count:
         yield "no regression beyond noise"
     if count:

@@ -172,8 +172,6 @@ def _theory(
     measured: RunData, conditions: Sequence[Condition], summaries: Mapping[str, Sequence[Summary]]
 ) -> Theory | None:
     length = measured.config.speculation_length
-    if length is None:
-        return None
     return theory_of(conditions, summaries, measured.records, measured.calibrations, length)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.launch import LAUNCH
 from tandem.rpc.credentials import on_this_machine
-from tandem.workshops.planning.host_placement import CoreGroup, one_length, pair_for
+from tandem.workshops.planning.host_placement import CoreGroup, pair_for
 
 MIN_LENGTH = 5
 """The least maximum speculation length of servers, so that costs can be measured at several lengths."""
@@ -71,7 +71,7 @@ def most_drafts(config: ComparisonConfig) -> int:
 
     Elsewhere it also covers calibration requests; on Neuron a longer maximum would make every round as long.
     """
-    if config.speculation_length and one_length(config.backend, config.device):
+    if config.speculation_length and config.one_length:
         return config.speculation_length
     return max(config.speculation_length or 0, min(MIN_LENGTH, config.sequence_length - 1))
 

@@ -22,7 +22,7 @@ from tandem.host.published_times import times_named
 from tandem.rpc.credentials import Credentials
 from tandem.speculation.types import GenerationRequest, Rule, SamplingParams
 from tandem.workshops.planning.head_shape import holds_head
-from tandem.workshops.planning.host_placement import BACKENDS, HostPlacement
+from tandem.workshops.planning.host_placement import BACKENDS, HostPlacement, one_length
 
 DTYPES: tuple[str, ...] = ("auto", "float32", "bfloat16", "float16")
 DRAFTERS: tuple[str, ...] = ("auto", "hybrid", "ngram", "model", "eagle")
@@ -32,6 +32,8 @@ LEAST_FOR_CAPACITY = 8
 """The least number of requests from which a capacity's percentile is taken."""
 CLIENTS = (1, 2, 4, 8, 16, 32, 64)
 """The numbers of clients at which a capacity is measured, unless others are named."""
+ONE_LENGTH = 3
+"""The speculation length of servers that take one, if none is named: there is nothing for auto to choose."""
 MIN_SLOTS = 4
 """The least number of KV slots of a server that is measured under load; a server's own default."""
 
@@ -44,7 +46,8 @@ class ComparisonConfig:
     tandem/comparison/measuring/conditions.py. Without `rtts_ms`, `bandwidth_mbps` and what
     tandem/comparison/links/impairments.py has, no link is emulated; `link` may be trace:UP,DOWN, with others like it in
     `other_links`, each of which is measured.
-    `speculation_length` None chooses the length adaptively. `connect` maps architectures to the HOST:PORT of running
+    `speculation_length` None (auto) chooses lengths adaptively; servers that take one length have ONE_LENGTH then.
+    `connect` maps architectures to the HOST:PORT of running
     servers, and `credentials` are sent to those only. `pipeline` applies to the draft worker of the distributed
     architecture and, unless it is "on", to the target of remote_draft. `head` is the EAGLE-3 head of distributed_head,
     which gets features in `feature_format`, of the last `feature_context` positions of a prompt, from a target with
@@ -71,7 +74,7 @@ class ComparisonConfig:
     credentials: Credentials = field(default_factory=Credentials, metadata=HIDDEN)
     num_runs: int = 1
     max_new_tokens: int = 64
-    speculation_length: int | None = 3
+    speculation_length: int | None = None
     sampling: SamplingParams = field(default_factory=SamplingParams)
     rtts_ms: tuple[float, ...] = ()
     bandwidth_mbps: float | None = None
@@ -129,7 +132,14 @@ class ComparisonConfig:
         """Whether the drafter is an EAGLE-3 head, which reads its target's features."""
         return self.draft == "eagle" or (self.draft_model is not None and holds_head(self.draft_model))
 
+    @property
+    def one_length(self) -> bool:
+        """Whether a server's rounds all take as long as its longest."""
+        return one_length(self.backend, self.device)
+
     def __post_init__(self) -> None:
+        if self.speculation_length is None and self.one_length:
+            object.__setattr__(self, "speculation_length", ONE_LENGTH)
         _check_names("architectures", self.architectures, ASKED)
         _check_names("connect", tuple(self.connect), {**CONNECTABLE, **ASKED}, may_be_empty=True)
         if OPENAI.name in self.architectures and OPENAI.name not in self.connect:

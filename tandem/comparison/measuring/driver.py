@@ -124,6 +124,11 @@ async def measure(log: RecordLog, connect: Connect, interruption: Interruption, 
     tokenizer, turns = _tokenizer(config), turns_of(config)
     with progress:
         async with _open_link(config) as link:
+            if config.one_length:
+                log.remark(
+                    f"Servers of this device draft one length, {config.speculation_length} tokens a round: auto, the"
+                    " default of the speculation length elsewhere, has nothing to choose there."
+                )
             if config.placement:
                 log.remark(f"Architectures were measured in turn, each with all of its cores: {config.placement}.")
             while turns:

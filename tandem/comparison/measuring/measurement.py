@@ -117,16 +117,18 @@ class Measuring:
             await self.link.set(condition.link)
 
     def _lengths(self) -> tuple[int, ...]:
-        """Returns the speculation lengths to calibrate: those that every speculating server supports."""
+        """Returns the lengths to calibrate: those that every speculating server supports; for auto also none."""
         most = [e.model.max_speculation_length for e in self.endpoints if e.model.draft_name]
-        return tuple(range(1, min(most) + 1)) if most and self.config.speculation_length else ()
+        shortest = 0 if self.config.speculation_length is None else 1
+        return tuple(range(shortest, min(most) + 1)) if most and self.config.speculation_length != 0 else ()
 
     def _predicts(self) -> bool | None:
         """Whether plain and speculating servers are both measured, where that is in turn; else None."""
         if self.config.placement is None:
             return None
         asked = set(self.config.architectures)
-        return bool(self.config.speculation_length and AUTOREGRESSIVE.name in asked and asked - {*NOT_COSTED})
+        drafts = self.config.speculation_length != 0
+        return drafts and AUTOREGRESSIVE.name in asked and bool(asked - {*NOT_COSTED})
 
     async def _links(self) -> None:
         """Measures the overhead of every link, the base's last so that it stays set."""

@@ -162,11 +162,17 @@ def _tpot_by_length(comparison: JSON) -> str:
     found = [b for b in theory["best_lengths"] if b["architecture"] == shown] or theory["best_lengths"]
     lengths = list(dict.fromkeys(str(b["length"]) for b in sorted(found, key=lambda b: b["rtt_ms"])))
     where = "whatever the round trip" if len(lengths) == 1 else "as the round trip grows"
+    auto = theory["length"] is None
     return fmt.capitalised(
-        f"{fmt.name(found[0]['architecture'])} is predicted to be fastest at speculation length {fmt.joined(lengths)}"
+        ("of fixed speculation lengths, " if auto else "")
+        + f"{fmt.name(found[0]['architecture'])} is predicted to be fastest at "
+        + ("" if auto else "speculation length ")
+        + fmt.joined(lengths)
         + (f", {where}" if len(found) > 1 else "")
-        + f"; {theory['length']} was run (dotted line).",
-        "Rings: least predicted; filled markers: measured. Length 0 is plain decoding.",
+        + ("; auto was run." if auto else f"; {theory['length']} was run (dotted line)."),
+        "Rings: least predicted; filled markers: measured"
+        + (", at the mean of what auto drafted." if auto else ".")
+        + " Length 0 is plain decoding.",
     )
 
 

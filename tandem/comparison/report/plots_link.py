@@ -139,7 +139,8 @@ def tpot_by_length(comparison: JSON) -> Figure:
     figure, drawn = style.panels(len(rtts), 2, 3.15, 1.75, labels, extra=0.75)
     top = 0.0
     for axes, rtt in zip(drawn, rtts, strict=True):
-        axes.axvline(theory["length"], color=style.QUIET, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
+        if theory["length"] is not None:
+            axes.axvline(theory["length"], color=style.QUIET, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
         for best in (b for b in theory["best_lengths"] if b["rtt_ms"] == rtt):
             of, tpots = style.look(best["architecture"], everyone), [1000 * s for s in best["tpot_s_by_length"]]
             top = max(top, tpots[0] * 2, *tpots[1:3])
@@ -152,10 +153,13 @@ def tpot_by_length(comparison: JSON) -> Figure:
             )  # fmt: skip
             mean = reading.mean_tpot(conditions[rtt], best["architecture"]) if rtt in conditions else None
             if mean is not None:
-                said = f"{fmt.name(best['architecture'])}, {theory['length']}: {1000 * mean:.1f} ms measured"
-                hover.point(axes, theory["length"], 1000 * mean, said)
+                ran = theory["length"]
+                if ran is None:
+                    ran = conditions[rtt]["architectures"][best["architecture"]]["mean_draft_length"] or 0.0
+                said = f"{fmt.name(best['architecture'])}, {ran:.3g}: {1000 * mean:.1f} ms measured"
+                hover.point(axes, ran, 1000 * mean, said)
                 axes.plot(
-                    [theory["length"]], [1000 * mean], of.marker, color=of.color, markeredgecolor=style.PAPER,
+                    [ran], [1000 * mean], of.marker, color=of.color, markeredgecolor=style.PAPER,
                     markersize=6, zorder=4,
                 )  # fmt: skip
         link = conditions[rtt]["link"] if rtt in conditions else {"kind": "emulated", "rtt_ms": rtt}

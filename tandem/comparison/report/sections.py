@@ -135,6 +135,8 @@ def _date(comparison: JSON) -> str:
 def _setup(comparison: JSON) -> list[Block]:
     settings, machine, versions = dict(comparison["settings"]), dict(comparison["machine"]), comparison["versions"]
     prompts, memory = settings.pop("prompts", None) or [], machine.pop("memory_bytes", None)
+    if "speculation_length" in settings:
+        settings["speculation_length"] = fmt.length(settings["speculation_length"])
     machine["memory"] = f"{memory / 2**30:.0f} GiB" if memory else None
     own = {key: value for key, value in versions.items() if key != "packages"}
     pairs = {"Settings": settings, "Machine": machine, "Versions": {**own, **(versions.get("packages") or {})}}

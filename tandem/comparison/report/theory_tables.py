@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 
 from tandem.comparison.analysis.doubt import MISSED
 from tandem.comparison.report import formatting as fmt
@@ -102,10 +103,10 @@ def length_table(comparison: JSON) -> Table:
     theory = comparison["theory"]
     ran = theory["length"]
     return table(
-        "Best speculation length, predicted",
+        "Best speculation length, predicted" if ran is not None else "Best fixed speculation length, predicted",
         [
             *words("RTT", "architecture"),
-            *numbers("best length", "closed form", "TPOT there, ms", f"TPOT at {ran} (ran), ms"),
+            *numbers("best length", "closed form", "TPOT there, ms", f"TPOT at {fmt.length(ran)} (ran), ms"),
         ],
         [
             [
@@ -114,13 +115,21 @@ def length_table(comparison: JSON) -> Table:
                 f"{best['length']}" + (" (plain decoding)" if best["length"] == 0 else ""),
                 fmt.number(best["closed_form"]),
                 fmt.milliseconds(best["tpot_s"], 2),
-                fmt.milliseconds(next(iter(best["tpot_s_by_length"][ran:]), None), 2),
+                fmt.milliseconds(_as_ran(theory, best), 2),
             ]
             for best in theory["best_lengths"]
         ],
         "Best length: the integer optimum under the measured rates. Closed form: the continuous optimum under one rate"
         " for all positions; it does not consider plain decoding.",
     )
+
+
+def _as_ran(theory: JSON, best: JSON) -> float | None:
+    """Returns the predicted TPOT of the length that ran, or of the lengths that auto chose."""
+    if theory["length"] is not None:
+        return next(iter(best["tpot_s_by_length"][theory["length"] :]), None)
+    of = (p for p in theory["predictions"] if all(p[key] == best[key] for key in ("architecture", "rtt_ms")))
+    return next((float(p["predicted_tpot_s"]) for p in of), None)
 
 
 def cost_tables(theory: JSON) -> list[Table]:
@@ -184,15 +193,24 @@ def _line(fixed_s: float, slope_s: float, of: str) -> str:
 
 
 def acceptance_table(theory: JSON) -> Table:
+    auto = theory["length"] is None
     return table(
         "Acceptance that the predictions start from",
-        [*words("architecture"), *numbers("each position, given those before", "tokens a round")],
+        [
+            *words("architecture"),
+            *numbers("each position, given those before", "tokens a round", *(["at fixed lengths"] if auto else [])),
+        ],
         [
             [
                 fmt.name(name),
-                ", ".join(fmt.number(rate) for rate in of["conditional"]) or fmt.MISSING,
+                _rates(of["conditional"]),
                 fmt.number(of["tokens_per_round"]),
+                *([_rates(of["at_fixed_lengths"])] if auto else []),
             ]
             for name, of in theory["acceptance"].items()
         ],
     )
+
+
+def _rates(rates: Sequence[float]) -> str:
+    return ", ".join(fmt.number(rate) for rate in rates) or fmt.MISSING

@@ -34,7 +34,7 @@ PLACED = HostPlacement(CoreGroup("0-7", 8), CoreGroup("0-3", 4), CoreGroup("7"))
 SETTINGS: dict[str, dict[str, Any]] = {
     "as they are": {},
     "models": {"model": "T", "draft_model": "D", "draft": "model", "dtype": "float32", "threads": 2, "batch": 2},
-    "adaptive": {"speculation_length": None, "sampling": SamplingParams(temperature=0.5), "pipeline": "auto"},
+    "fixed length": {"speculation_length": 3, "sampling": SamplingParams(temperature=0.5), "pipeline": "auto"},
     "placed": {"model": "T", "draft_model": "D", "placement": PLACED, "device": "neuron", "compiled_dir": "/neff"},
     "pipelined": {"pipeline": "on", "weights": "q4"},
 }
@@ -60,8 +60,9 @@ def test_every_server_of_an_architecture_is_understood_and_has_no_flag_in_vain(
 def test_a_server_is_started_with_what_was_measured_and_not_with_what_only_measuring_asks_for() -> None:
     ((fused),) = commands_of("fused", **SETTINGS["models"])
     line = " ".join(fused)
-    for flag in ("--target_model T", "--draft_model D", "--dtype float32", "--threads 2", "--speculation_length 3"):
+    for flag in ("--target_model T", "--draft_model D", "--dtype float32", "--threads 2", "--speculation_length auto"):
         assert flag in line
+    assert "--speculation_length 3" in " ".join(commands_of("fused", **SETTINGS["fixed length"])[0])
     assert "prefix_sharing" not in line and "--port 0" not in line
 
 
