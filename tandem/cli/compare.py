@@ -24,6 +24,7 @@ from tandem.comparison.measuring.others_workloads import spec_bench_prompts
 from tandem.comparison.measuring.prompts import BUILT_IN
 from tandem.comparison.measuring.workloads import Prompt, built_in_prompts, given_prompts, read_prompt_file
 from tandem.comparison.report.reading import read_comparison
+from tandem.comparison.vllm.settings import SERVED, VLLM
 from tandem.speculation.sampling import member_named
 from tandem.speculation.types import Rule, SamplingParams
 
@@ -61,7 +62,24 @@ def refuse_unused_flags(options: CompareOptions) -> None:
 
 def started_here(options: CompareOptions) -> set[str]:
     """Returns the architectures whose servers are started here."""
-    return set(split_list(options.architectures)) - set(parse_connect(options.connect))
+    return set(asked_of(options)) - set(parse_connect(options.connect))
+
+
+def asked_of(options: CompareOptions) -> tuple[str, ...]:
+    """Returns the architectures to compare: by default, all that the engine has."""
+    named = "architectures" in options.given or options.engine != VLLM
+    return split_list(options.architectures) if named else tuple(SERVED)
+
+
+def models_of(options: CompareOptions) -> dict[str, str]:
+    """Returns the folders of the embedded pair for vLLM, which reads no other form of it. Raises ValueError."""
+    if options.engine != VLLM or options.model is not None:
+        return {}
+    from tandem.checkpoints.gguf_cache import unpacked
+    from tandem.checkpoints.locate import embedded_draft, find
+
+    draft = options.draft_model or embedded_draft()
+    return {"model": str(unpacked(find(None)).folder)} | ({"draft_model": draft} if draft else {})
 
 
 def _flag(name: str) -> str:
@@ -77,7 +95,8 @@ def build_config(options: CompareOptions) -> ComparisonConfig:
         options,
         prompts=choose_prompts(options),
         output_dir=options.output_dir or Path("results") / datetime.now().strftime("%Y%m%d-%H%M%S"),
-        architectures=split_list(options.architectures),
+        architectures=asked_of(options),
+        **models_of(options),
         connect=parse_connect(options.connect),
         credentials=credentials(options),
         speculation_length=auto_or_count("speculation-length", options.speculation_length),

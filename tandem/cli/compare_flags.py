@@ -119,7 +119,14 @@ class CompareOptions:
     insecure: bool = switch("allow sending the token in clear text to other machines")
     pipeline: str = same("pipeline")
 
-    model: str | None = option("target (default: the embedded one)", also="target_model", group=STARTED)
+    engine: str = option(
+        "whose servers are the targets: tandem's, or OpenAI servers of vLLM (docs/vllm.md)",
+        metavar="tandem|vllm",
+        group=STARTED,
+    )
+    vllm_python: FILE | None = option("the Python that has vLLM (default: $TANDEM_VLLM_PYTHON)")
+    vllm_args: str = option("further arguments of each vLLM server, in one word", metavar="ARGS")
+    model: str | None = option("target (default: the embedded one)", also="target_model")
     draft_model: str | None = same("draft_model")
     draft: str = same("draft")
     adapters: str | None = same("adapters", "LoRA adapters of the target, of which --adapter takes one", BACKENDS)

@@ -141,7 +141,7 @@ def _ended_early(records: Sequence[Record], raw: bool) -> list[str]:
 def _summaries(measured: RunData, condition: Condition, records: Sequence[Record], remarks: list[str]) -> list[Summary]:
     own = [record for record in records if record.condition == condition.name]
     baseline = baseline_of(list(measured.endpoints))
-    has_plain = any(e.architecture == AUTOREGRESSIVE for e in measured.endpoints)
+    has_plain = any(e.architecture.name == AUTOREGRESSIVE.name for e in measured.endpoints)
     faster = baseline.architecture.name if baseline else None
     # The rejection rule preserves the distribution, not the tokens.
     same = AUTOREGRESSIVE.name if has_plain and condition.request.rule is Rule.AGREEMENT else None

@@ -18,6 +18,7 @@ from tandem.comparison.measuring.loads import Load, check_length, check_loads
 from tandem.comparison.measuring.others_workloads import read_arrivals
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.comparison.report.blocks import FORMATS
+from tandem.comparison.vllm import settings as vllm
 from tandem.host.published_times import times_named
 from tandem.rpc.credentials import Credentials
 from tandem.speculation.types import GenerationRequest, Rule, SamplingParams
@@ -60,6 +61,9 @@ class ComparisonConfig:
     each client. `target_price` and `draft_price` are dollars an hour. `mean_input_tokens` cuts the prompts of loads to
     a length, `mean_output_tokens` sets the length of their outputs.
 
+    With the `engine` vllm, the targets are OpenAI servers of the vLLM that `vllm_python` has (see
+    tandem/comparison/vllm), started with `vllm_args` as well.
+
     `tp_degree` cores or processes share each target. With a `placement`, every architecture has the same cores of this
     host, and they are measured in turn, because a device's core belongs to one process. `draft_device` "cpu" puts the
     draft on the host's CPU where it is apart, whatever the target runs on. `neuron_config` and
@@ -100,6 +104,9 @@ class ComparisonConfig:
     sequence_length: int = 512
     batch: int | None = None
     threads: int | None = None
+    engine: str = "tandem"
+    vllm_python: str | None = None
+    vllm_args: str = ""
     backend: str = "torch"
     device: str = "auto"
     tp_degree: int = 1
@@ -176,11 +183,16 @@ class ComparisonConfig:
             ("feature-format", (self.feature_format,), ("bfloat16", "int8")),
             ("pipeline", (self.pipeline,), ("off", "on", "never-waiting", "auto")),
             ("format", self.formats, FORMATS),
+            ("engine", (self.engine,), vllm.ENGINES),
         ):
             _check_names(flag, chosen, dict.fromkeys(known))
         self._check_conditions()
         self._check_loads()
         self._check_adapters()
+        if self.engine == vllm.VLLM:
+            vllm.check(self)
+        elif self.vllm_python or self.vllm_args:
+            raise ValueError("vllm-python: is for --engine vllm, as --vllm-args is")
         if self.rehearse is not None:
             times_named(self.rehearse)
             if set(self.architectures) & set(self.connect):

@@ -28,6 +28,10 @@ from tandem.comparison.measuring.servers import Fleet, ServerFailed
 from tandem.comparison.measuring.template import decide_template
 from tandem.comparison.report.attempt import format_error
 from tandem.comparison.report.publishing import FAILED, OK, SERVER_DIED, USAGE, publish
+from tandem.comparison.vllm.deployment import VllmDeployment
+from tandem.comparison.vllm.memory import vllm_turns
+from tandem.comparison.vllm.probe import Found, NoVllm, find
+from tandem.comparison.vllm.settings import FORMS, VLLM
 from tandem.rpc.errors import TandemError
 from tandem.rpc.first_contact import explained
 from tandem.speculation.types import ModelInfo
@@ -96,9 +100,9 @@ def _measured(log: RecordLog, connect: Connect, interruption: Interruption) -> i
     except ServerDied as error:
         print(error, file=sys.stderr)
         return _ended(log, f"{error}".splitlines()[0], SERVER_DIED)
-    except (ServerFailed, LinkUnavailable, NoTokenizer, Unreachable) as error:  # before anything was measured
+    except (ServerFailed, LinkUnavailable, NoTokenizer, NoVllm, Unreachable) as error:  # before anything was measured
         print(f"compare_architectures.py: error: {error}", file=sys.stderr)
-        usage = isinstance(error, LinkUnavailable | NoTokenizer) or getattr(error, "returncode", None) == USAGE
+        usage = isinstance(error, LinkUnavailable | NoTokenizer | NoVllm) or getattr(error, "returncode", None) == USAGE
         return _ended(log, f"{error}".splitlines()[0], USAGE if usage else FAILED)
     except Exception as error:
         if not log.measured.records:
@@ -118,11 +122,13 @@ def _ended(log: RecordLog, why: str, code: int) -> int:
 async def measure(log: RecordLog, connect: Connect, interruption: Interruption, progress: Progress) -> None:
     """Starts the servers, measures everything into the log and stops the servers.
 
-    Raises ServerFailed, ServerDied, Unreachable, LinkUnavailable or NoTokenizer.
+    Raises ServerFailed, ServerDied, Unreachable, LinkUnavailable, NoTokenizer or NoVllm.
     """
     config, logs = log.measured.config, log.measured.config.output_dir / "logs"
-    tokenizer, turns = _tokenizer(config), turns_of(config)
+    tokenizer = _tokenizer(config)
     with progress:
+        vllm = await _vllm(config)
+        turns = turns_of(config) if vllm is None else vllm_turns(config, vllm)
         async with _open_link(config) as link:
             if config.one_length:
                 log.remark(
@@ -138,7 +144,11 @@ async def measure(log: RecordLog, connect: Connect, interruption: Interruption, 
                 async with contextlib.AsyncExitStack() as stack:
                     stack.enter_context(interruption.killing(fleet.kill))  # also while the fleet stops its servers
                     await stack.enter_async_context(fleet)
-                    endpoints = await deploy(config, fleet, _describing(connect, config.credentials), link, names)
+                    describe = _describing(connect, config.credentials)
+                    if vllm:
+                        endpoints = await VllmDeployment(config, vllm, fleet, describe, link).start(names)
+                    else:
+                        endpoints = await deploy(config, fleet, describe, link, names)
                     log.servers(in_report_order(config, [*log.measured.endpoints, *endpoints]))
                     _check_tokenizer(tokenizer, endpoints)
                     wide = any(each.architecture == AUTOREGRESSIVE and wants_width_1(each) for each in endpoints)
@@ -149,12 +159,19 @@ async def measure(log: RecordLog, connect: Connect, interruption: Interruption, 
                     measuring = Measuring(config, endpoints, contenders, link, progress, log, tokenizer)
                     await while_all_live(measuring.run(), fleet, log)
                     if config.rehearse:
-                        counted = await _described_again(endpoints, _describing(connect, config.credentials))
+                        counted = await _described_again(endpoints, describe)
                         before = [each for each in log.measured.endpoints if each not in endpoints]
                         log.servers(in_report_order(config, [*before, *counted]))
                     if not turns:
                         log.end()
                     progress.say("stopping the servers")
+
+
+async def _vllm(config: ComparisonConfig) -> Found | None:
+    """Returns the vLLM that serves, if one does. Raises NoVllm."""
+    return (
+        await find(config.vllm_python, bool(set(config.architectures) & set(FORMS))) if config.engine == VLLM else None
+    )
 
 
 async def _described_again(endpoints: Sequence[Endpoint], describe: Describe) -> list[Endpoint]:

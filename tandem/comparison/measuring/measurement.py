@@ -123,7 +123,12 @@ class Measuring:
         return tuple(range(shortest, min(most) + 1)) if most and self.config.speculation_length != 0 else ()
 
     def _predicts(self) -> bool | None:
-        """Whether plain and speculating servers are both measured, where that is in turn; else None."""
+        """Whether plain and speculating servers are both measured, where that is in turn; else None.
+
+        Servers of others tell no times of draft and target.
+        """
+        if self.config.engine != "tandem":
+            return False
         if self.config.placement is None:
             return None
         asked = set(self.config.architectures)

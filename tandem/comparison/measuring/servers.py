@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tandem.launch import environment
@@ -94,13 +96,39 @@ class Fleet:
             log = self._log_dir / f"{name}.log"
             ready_file = self._log_dir / f"{name}.ready.json"
             ready_file.unlink(missing_ok=True)
-            process = await self._spawn([*command, "--ready_file", str(ready_file)], log)
-            server = await self._until_ready(name, process, log, ready_file)
+            process = await self._spawn([*command, "--ready_file", str(ready_file)], log, environment())
+
+            async def ready() -> tuple[str, int, float] | None:
+                return _read_ready(ready_file)
+
+            server = await self._until_ready(name, process, log, ready)
+        return self._is_ready(server)
+
+    async def start_other(
+        self,
+        name: str,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        port: int,
+        answers: Callable[[], Awaitable[bool]],
+    ) -> Server:
+        """Runs a server of others, which writes no file, and returns when it answers on `port` of this machine."""
+        async with self._starting:
+            log, started = self._log_dir / f"{name}.log", time.monotonic()
+            process = await self._spawn(command, log, env)
+
+            async def ready() -> tuple[str, int, float] | None:
+                return ("127.0.0.1", port, time.monotonic() - started) if await answers() else None
+
+            server = await self._until_ready(name, process, log, ready)
+        return self._is_ready(server)
+
+    def _is_ready(self, server: Server) -> Server:
         self._ready.append(server)
-        self._on_ready(name, server.address, server.startup_seconds)
+        self._on_ready(server.name, server.address, server.startup_seconds)
         return server
 
-    async def _spawn(self, command: Sequence[str], log: Path) -> asyncio.subprocess.Process:
+    async def _spawn(self, command: Sequence[str], log: Path, env: Mapping[str, str]) -> asyncio.subprocess.Process:
         with log.open("wb") as output:
             # A new session: Ctrl-C on the terminal reaches only the driver, which stops its servers in order.
             process = await asyncio.create_subprocess_exec(
@@ -108,19 +136,25 @@ class Fleet:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=asyncio.subprocess.STDOUT,
-                env={**environment(), "PYTHONUNBUFFERED": "1"},
+                env={**env, "PYTHONUNBUFFERED": "1"},
                 start_new_session=True,
             )
         self._processes.append(process)
         return process
 
-    async def _until_ready(self, name: str, process: asyncio.subprocess.Process, log: Path, ready_file: Path) -> Server:
+    async def _until_ready(
+        self,
+        name: str,
+        process: asyncio.subprocess.Process,
+        log: Path,
+        ready: Callable[[], Awaitable[tuple[str, int, float] | None]],
+    ) -> Server:
         started = time.monotonic()
         while True:
             if process.returncode is not None:
                 raise ServerFailed(name, f"{_ending(process.returncode)} while starting", log, process.returncode)
-            if ready := _read_ready(ready_file):
-                host, port, seconds = ready
+            if found := await ready():
+                host, port, seconds = found
                 return Server(name, host, port, log, seconds, process)
             waited = time.monotonic() - started
             if waited > self._startup_timeout_s:
@@ -151,7 +185,7 @@ class Fleet:
         """Sends SIGKILL to all, without waiting."""
         for process in self._processes:
             if process.returncode is None:
-                _signal(process.kill)
+                _signal(partial(os.killpg, process.pid, signal.SIGKILL))  # each leads a group of what it has started
 
     async def stop(self) -> None:
         """Sends SIGTERM to all, then SIGKILL to those still running after the grace period or if cancelled."""
@@ -164,7 +198,7 @@ class Fleet:
         finally:
             for process in running:
                 if process.returncode is None:
-                    _signal(process.kill)
+                    _signal(partial(os.killpg, process.pid, signal.SIGKILL))
         for process in running:
             await process.wait()
 

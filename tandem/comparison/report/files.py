@@ -67,7 +67,8 @@ class Comparison(RunData):
         rtts = [f"{condition.link}" for condition in self.conditions if condition.varies in (BASE, LINK)]
         if self.conditions[0].link.rtt_ms is not None:
             return f"{self.config.link_kind} ({'; '.join(rtts)})"
-        outside = (e for e in self.endpoints if not on_this_machine(e.address.rpartition(":")[0]))
+        given = (e for e in self.endpoints if e.log is None)
+        outside = (e for e in given if not on_this_machine(e.address.rpartition(":")[0]))
         elsewhere = [f"{e.architecture.name} at {e.address}" for e in outside]
         return "loopback" if not elsewhere else "loopback, except " + ", ".join(elsewhere)
 

@@ -1,0 +1,87 @@
+"""Starts vLLM's servers, and the draft worker that drafts for them."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tandem.comparison.links.link import Link
+from tandem.comparison.measuring import commands
+from tandem.comparison.measuring.architectures import COMPARED, OPENAI
+from tandem.comparison.measuring.config import ComparisonConfig
+from tandem.comparison.measuring.deployment import Describe, Endpoint, in_report_order
+from tandem.comparison.measuring.servers import Fleet
+from tandem.comparison.vllm.commands import drafter_settings, environment, server_command
+from tandem.comparison.vllm.probe import Found
+from tandem.comparison.vllm.settings import FORMS, SERVED
+from tandem.comparison.vllm.settings import of_vllm as served_by
+from tandem.ports import free_port
+
+WORKER_SLOTS = 8
+"""KV slots of the draft worker: sessions of an idle vLLM end after seconds, while those of another begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class VllmDeployment:
+    """Starts the servers of the architectures of a turn. `found`: the vLLM that serves."""
+
+    config: ComparisonConfig
+    found: Found
+    fleet: Fleet
+    describe: Describe
+    link: Link
+
+    async def start(self, turn: tuple[str, ...]) -> list[Endpoint]:
+        """Returns the endpoints in report order. Servers start one after the other: each takes all cores for it."""
+        endpoints: list[Endpoint] = []
+        worker = await self._worker() if set(turn) & set(FORMS) else ""
+        for name in turn:
+            endpoints.append(await (self._connected() if name == OPENAI.name else self._server(name, worker)))
+        return in_report_order(self.config, endpoints)
+
+    async def _connected(self) -> Endpoint:
+        address = self.config.connect[OPENAI.name]
+        return Endpoint(OPENAI, address, await self.describe(address, OPENAI.service))
+
+    async def _worker(self) -> str:
+        """Starts a draft worker at the near end of the link; returns where the far end reaches it."""
+        config = replace(self.config, batch=self.config.slots or WORKER_SLOTS)
+        command = commands.server_command(config, "draft_worker", "--propose_only", host=self.link.near_host)
+        server = await self.fleet.start("draft_worker", command)
+        return await self.link.listen(server.address, back=True)
+
+    async def _server(self, name: str, worker: str) -> Endpoint:
+        """Starts a vLLM server at the far end of the link, where its own drafts are too."""
+        port = free_port()
+        variables = environment(self.config.threads) | (drafter_settings(name, worker) if name in FORMS else {})
+        command = server_command(self.config, self.found.python, name, port)
+        server = await self.fleet.start_other(name, command, variables, port, lambda: asyncio.to_thread(healthy, port))
+        address, across = f"http://{server.address}", f"http://{await self.link.listen(server.address)}"
+        model = await self.describe(address, OPENAI.service)
+        drafts, k = SERVED[name] if name != "autoregressive" else "", self.config.speculation_length or 0
+        model = replace(
+            model,
+            model_name=Path(model.model_name).name,
+            dtype="" if self.config.dtype == "auto" else self.config.dtype,
+            device=self.found.device,
+            backend=f"vLLM {self.found.version}",
+            draft_name=drafts,
+            max_speculation_length=k if drafts else 0,
+            default_speculation_length=k if drafts else 0,
+            startup_seconds=server.startup_seconds,
+        )
+        return Endpoint(served_by(COMPARED[name]), address, model, server.log, across)
+
+
+def healthy(port: int) -> bool:
+    """Whether a vLLM server on this machine answers that it is well."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == http.client.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
