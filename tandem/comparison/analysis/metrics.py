@@ -67,7 +67,7 @@ def acceptance(measurements: Sequence[Measurement]) -> Acceptance:
         conditional_acceptance_by_position=_conditional(accepted_at, drafted_at),
         drafted_by=sum_counts(m.drafted_by for m in measurements),
         accepted_by=sum_counts(m.accepted_by for m in measurements),
-        rounds_by_length=tuple(rounds_by_length(rounds, drafted_at)),
+        rounds_by_length=tuple(rounds_by_length(rounds, drafted_at)) if sum(drafted_at) == drafted else (),
     )
 
 

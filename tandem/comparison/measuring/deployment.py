@@ -25,7 +25,8 @@ class Endpoint:
     """The address and the model of an architecture. `log` is None for servers that were not started here.
 
     `across`: the address at which the client side reaches it across a link, if there is one. `more`: the addresses of
-    further draft workers, so that each client has one of its own.
+    further draft workers, so that each client has one of its own. `counters`: the pages on which a server of others
+    counts.
     """
 
     architecture: arch.Architecture
@@ -34,6 +35,7 @@ class Endpoint:
     log: Path | None = None
     across: str | None = None
     more: tuple[str, ...] = ()
+    counters: tuple[str, ...] = ()
 
     @property
     def reached(self) -> str:

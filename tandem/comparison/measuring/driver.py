@@ -28,6 +28,7 @@ from tandem.comparison.measuring.servers import Fleet, ServerFailed
 from tandem.comparison.measuring.template import decide_template
 from tandem.comparison.report.attempt import format_error
 from tandem.comparison.report.publishing import FAILED, OK, SERVER_DIED, USAGE, publish
+from tandem.comparison.vllm.counters import Counters
 from tandem.comparison.vllm.deployment import VllmDeployment
 from tandem.comparison.vllm.memory import vllm_turns
 from tandem.comparison.vllm.probe import Found, NoVllm, find
@@ -241,4 +242,5 @@ async def _connected(
     service = endpoint.architecture.service
     first, *own = [await stack.enter_async_context(connect(at, service)) for at in (endpoint.reached, *endpoint.more)]
     split, all_ours = endpoint.architecture.split, not config.connect
-    return Contender(endpoint.architecture.name, first, split, config.timeout_s, all_ours, tuple(own))
+    counters = Counters(endpoint.counters) if endpoint.counters else None
+    return Contender(endpoint.architecture.name, first, split, config.timeout_s, all_ours, tuple(own), counters)

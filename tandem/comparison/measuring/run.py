@@ -18,6 +18,7 @@ from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, Sp
 
 if TYPE_CHECKING:
     from tandem.comparison.measuring.openai_client import OpenAIClient
+    from tandem.comparison.vllm.counters import Counters
     from tandem.rpc.generation_client import GenerationClient
 
 WARM_UP_TOKENS = 8
@@ -32,6 +33,7 @@ class Contender:
     """An architecture under test. `split`: draft and target run apart, and the traffic between them is counted.
 
     own: clients of the draft workers of the second user and those after, if each has one. timeout_s: of each request.
+    counters: of a server whose answers do not have the counts; read before and after a request that is alone.
     all_ours: this process started every server, so that their processor time can be told from that of other programs.
     """
 
@@ -41,6 +43,7 @@ class Contender:
     timeout_s: float | None = None
     all_ours: bool = True
     own: tuple[GenerationClient | OpenAIClient, ...] = ()
+    counters: Counters | None = None
 
     def of(self, user: int) -> Contender:
         """Returns what a user asks: a draft worker of its own, if there is one."""
@@ -48,7 +51,7 @@ class Contender:
 
     def apart(self) -> Contender:
         """Returns one whose bytes are not mixed with those of requests that run at the same time."""
-        return replace(self, generator=self.generator.sharing())
+        return replace(self, generator=self.generator.sharing(), counters=None)
 
 
 async def _as_it_is(condition: Condition) -> None:
@@ -131,6 +134,8 @@ async def measure(contender: Contender, request: GenerationRequest) -> Measureme
     generator, chunks, arrivals = contender.generator, list[Chunk](), list[float]()  # arrivals: of those with tokens
     up, down = generator.bytes_up, generator.bytes_down
     completion: GenerationEnd | None = None
+    if contender.counters:
+        await contender.counters.begin()
     sent = time.perf_counter()
     async for event in generator.generate(request, timeout=contender.timeout_s):
         if isinstance(event, GenerationEnd):
@@ -142,6 +147,8 @@ async def measure(contender: Contender, request: GenerationRequest) -> Measureme
     end_to_end_s = time.perf_counter() - sent
     if completion is None:
         raise IncompleteStream(f"the stream ended after {len(arrivals)} chunks of tokens without a completion")
+    if contender.counters:
+        completion = replace(completion, stats=await contender.counters.stats(completion.output_tokens))
     own = generator.bytes_up - up, generator.bytes_down - down
     between = completion.stats.bytes_up, completion.stats.bytes_down
     return _measurement(chunks, arrivals, completion, end_to_end_s, between if contender.split else own)

@@ -138,7 +138,7 @@ def _drafts(found: JSON) -> Iterator[str]:
         if of["drafted"]:
             rounds = ", ".join(f"{count} with {n}" for n, count in enumerate(of["rounds_by_length"]) if count)
             mean = fmt.number(of["mean_draft_length"])
-            yield f"drafted, {name}: {mean} tokens a round on average; rounds: {rounds} draft tokens"
+            yield f"drafted, {name}: {mean} tokens a round on average" + (rounds and f"; rounds: {rounds} draft tokens")
 
 
 def rounds(comparison: JSON) -> Text:

@@ -32,6 +32,13 @@ def server_command(config: ComparisonConfig, python: str, architecture: str, por
     return [python, "-m", SERVER, *serve_flags(config, architecture), *where]
 
 
+def serving(config: ComparisonConfig, architecture: str, worker: str) -> str:
+    """Returns the line that serves an architecture as it was measured. `worker`: the draft worker's address."""
+    drafts = {"TANDEM_DRAFT_WORKERS": worker, "TANDEM_DRAFT_FORM": FORMS[architecture]} if architecture in FORMS else {}
+    flags = shlex.join(["python", "-m", SERVER, *serve_flags(config, architecture)])
+    return " ".join([*(f"{name}={value}" for name, value in drafts.items()), flags])
+
+
 def environment(threads: int | None = None) -> dict[str, str]:
     """Returns the environment of vLLM's Python: Tandem is importable there from a checkout.
 
@@ -47,9 +54,10 @@ def environment(threads: int | None = None) -> dict[str, str]:
     return variables
 
 
-def drafter_settings(architecture: str, worker: str) -> dict[str, str]:
+def drafter_settings(architecture: str, worker: str, metrics_port: int) -> dict[str, str]:
     """Returns the variables of our drafter; others of its that this process has go to it as they are."""
-    return {"TANDEM_DRAFT_WORKERS": worker, "TANDEM_DRAFT_FORM": FORMS[architecture]}
+    chosen = {"WORKERS": worker, "FORM": FORMS[architecture], "METRICS_PORT": str(metrics_port)}
+    return {f"TANDEM_DRAFT_{name}": value for name, value in chosen.items()}
 
 
 def installing(python: str) -> str:

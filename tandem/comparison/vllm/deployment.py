@@ -54,8 +54,11 @@ class VllmDeployment:
 
     async def _server(self, name: str, worker: str) -> Endpoint:
         """Starts a vLLM server at the far end of the link, where its own drafts are too."""
-        port = free_port()
-        variables = environment(self.config.threads) | (drafter_settings(name, worker) if name in FORMS else {})
+        port, variables, counters = free_port(), environment(self.config.threads), list[str]()
+        if name in FORMS:
+            counting = free_port()
+            variables |= drafter_settings(name, worker, counting)
+            counters = [f"http://127.0.0.1:{counting}/metrics"]
         command = server_command(self.config, self.found.python, name, port)
         server = await self.fleet.start_other(name, command, variables, port, lambda: asyncio.to_thread(healthy, port))
         address, across = f"http://{server.address}", f"http://{await self.link.listen(server.address)}"
@@ -72,7 +75,8 @@ class VllmDeployment:
             default_speculation_length=k if drafts else 0,
             startup_seconds=server.startup_seconds,
         )
-        return Endpoint(served_by(COMPARED[name]), address, model, server.log, across)
+        pages = (f"{address}/metrics", *counters)
+        return Endpoint(served_by(COMPARED[name]), address, model, server.log, across, counters=pages)
 
 
 def healthy(port: int) -> bool:
