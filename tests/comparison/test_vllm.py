@@ -1,0 +1,165 @@
+"""vLLM as the engine of a comparison, with a server process of its API in its place."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem import compare
+from tandem.cli.compare import main
+from tandem.comparison.measuring.config import ComparisonConfig
+from tandem.comparison.measuring.servers import ServerFailed
+from tandem.comparison.measuring.workloads import given_prompts
+from tandem.comparison.report.deploying import deployment
+from tandem.comparison.vllm.commands import serve_flags
+from tandem.comparison.vllm.counters import AT_POSITION, DRAFTED, DRAFTS, parsed, stats_of
+from tandem.comparison.vllm.memory import needed, vllm_turns
+from tandem.comparison.vllm.probe import Found, NoVllm
+from tandem.comparison.vllm.settings import SERVED
+
+FAKE = Path(__file__).with_name("fake_vllm.py")
+ALL = tuple(SERVED)
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> str:
+    """A program that behaves as a Python that has vLLM."""
+    path = tmp_path / "python"
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} -S {FAKE} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+def settings(tmp_path: Path, python: str, *names: str) -> dict[str, Any]:
+    return {
+        "engine": "vllm",
+        "vllm_python": python,
+        "backend": "toy",
+        "model": "salt=1",
+        "draft_model": "miss=0.3,salt=1",
+        "architectures": names,
+        "max_new_tokens": 9,
+        "output_dir": tmp_path / "out",
+    }
+
+
+def config(tmp_path: Path, **more: Any) -> ComparisonConfig:
+    return ComparisonConfig(
+        prompts=given_prompts(["a"], False), **{**settings(tmp_path, "", *ALL), "vllm_python": None, **more}
+    )
+
+
+def test_every_way_that_vllm_drafts_is_measured_with_its_own_counters(tmp_path: Path, python: str) -> None:
+    found = compare(["one", "two"], **settings(tmp_path, python, *ALL), rtts_ms=(0.0, 5.0))
+    written = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    assert not found.failed and [len(c["architectures"]) for c in written["conditions"]] == [5, 5]
+    for condition in written["conditions"]:
+        for name, of in condition["architectures"].items():
+            drafts = name != "autoregressive"
+            # 9 tokens: one of the prompt, and 8 by one or by two
+            assert of["rounds"] == 2 * (5 if drafts else 9)
+            assert (of["drafted"], of["accepted"]) == ((2 * 12, 2 * 4) if drafts else (0, 0))
+            assert of["identical_to_autoregressive"]["count"] == 2
+            by = {"arrived": 24} if name in ("remote_draft", "never_waiting") else {}
+            assert of["drafted_by"] == by
+        assert condition["architectures"]["fused"]["acceptance_by_position"] == [1.0, 0.0, 0.0]
+    assert written["servers"]["fused"]["model"]["backend"] == "vLLM 0.0.fake"
+    assert written["decision"] is None or "vllm" in deployment(written, "fused").lines[0]
+    text = " ".join(str(found).split())
+    assert "its own n-gram" in text and "What vLLM counted" in text
+    worker, served = deployment(written, "never_waiting").lines
+    assert "--propose_only" in worker
+    assert served.startswith("TANDEM_DRAFT_WORKERS=127.0.0.1:50052 TANDEM_DRAFT_FORM=never_waiting python -m vllm.")
+
+
+def test_a_text_that_leaves_vllm_s_own_is_counted_with_where_it_does(
+    tmp_path: Path, python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_VLLM", "leaves")
+    found = compare(["one"], **settings(tmp_path, python, "autoregressive", "lookup"))
+    written = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    same = written["conditions"][0]["architectures"]["lookup"]["identical_to_autoregressive"]
+    assert (same["count"], same["total"], same["divergences"][0]["position"]) == (0, 1, 4)
+    assert "0/1 4" in " ".join(str(found).split())
+
+
+def test_a_server_that_does_not_start_is_said_with_its_last_line(
+    tmp_path: Path, python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_VLLM", "fails")
+    with pytest.raises(ServerFailed, match="server lookup exited with code 1 while starting: no memory for the drafts"):
+        compare(["one"], **settings(tmp_path, python, "autoregressive", "lookup"))
+
+
+@pytest.mark.parametrize("named", [None, "/no/such/python", sys.executable])
+def test_a_missing_vllm_is_refused_with_the_command_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str | None
+) -> None:
+    monkeypatch.delenv("TANDEM_VLLM_PYTHON", raising=False)
+    with pytest.raises(NoVllm, match=r"^vllm-python: no vLLM \(.*install_vllm_cpu.sh .venv-vllm.*$") as refused:
+        compare(["one"], **{**settings(tmp_path, "", "autoregressive"), "vllm_python": named})
+    assert "\n" not in str(refused.value)
+
+
+def test_the_command_line_refuses_a_missing_vllm_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("TANDEM_VLLM_PYTHON", raising=False)
+    flags = ("--engine", "vllm", "--model", "M", "--draft-model", "D", "--prompt", "a", "--output-dir", str(tmp_path))
+    assert main(flags) == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert len(errors) == 1 and "no vLLM (none is named)" in errors[0]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"architectures": ("distributed",)}, "architectures: vLLM has no distributed"),
+        ({"model": None}, "model: --engine vllm needs the folder"),
+        ({"draft_model": None}, "draft-model: vLLM's draft_model"),
+        ({"speculation_length": None}, "speculation-length: vLLM's is a fixed number"),
+        ({"head": "H"}, "head: is not for --engine vllm"),
+        ({"link": "netns", "rtts_ms": (1.0,)}, "link netns: is not for --engine vllm"),
+        ({"engine": "tandem", "vllm_args": "--seed 1"}, "vllm-python: is for --engine vllm"),
+        ({"engine": "sglang"}, "engine: 'sglang' is not one of tandem, vllm"),
+    ],
+)
+def test_what_is_not_measured_with_vllm_is_refused(tmp_path: Path, wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        config(tmp_path, **wrong)
+
+
+def test_servers_run_one_after_the_other_where_memory_does_not_allow_more(tmp_path: Path) -> None:
+    asked, found = config(tmp_path), Found("python", "0", "cpu")
+    room = len(ALL) * needed(asked)
+    assert vllm_turns(asked, found, room) == [ALL]
+    in_turn = vllm_turns(asked, found, room - 1)
+    assert in_turn[-1] == ("autoregressive",) and sorted(sum(in_turn, ())) == sorted(ALL)
+    assert vllm_turns(asked, replace(found, device="cuda"), room) == in_turn
+
+
+def test_the_flags_are_those_of_vllm_s_server_and_further_ones_of_the_user(tmp_path: Path) -> None:
+    flags = serve_flags(config(tmp_path, dtype="float32", vllm_args="--enforce-eager --seed 3"), "fused")
+    drafts = json.loads(flags[flags.index("--speculative-config") + 1])
+    assert drafts == {"method": "draft_model", "model": "miss=0.3,salt=1", "num_speculative_tokens": 3}
+    assert flags[-3:] == ["--enforce-eager", "--seed", "3"] and flags[flags.index("--dtype") + 1] == "float32"
+    assert "--speculative-config" not in serve_flags(config(tmp_path), "autoregressive")
+
+
+def test_positions_of_drafts_of_unknown_length_are_not_made_up() -> None:
+    at = {(AT_POSITION, "0"): 4.0, (AT_POSITION, "1"): 2.0}
+    even = stats_of({(DRAFTS, ""): 5.0, (DRAFTED, ""): 10.0, **at})
+    assert (even.drafted_per_position, even.accepted_per_position) == ([5, 5], [4, 2])
+    uneven = stats_of({(DRAFTS, ""): 5.0, (DRAFTED, ""): 9.0, **at})
+    assert (uneven.drafted_per_position, uneven.accepted_per_position) == ([5], [4])
+
+
+def test_a_page_that_is_no_page_of_counters_counts_nothing() -> None:
+    assert parsed("<html>\nvllm:spec_decode_num_drafts_total{ 3\nother_total 4\nvllm:x_total nan\n") == {}
+    two_engines = 'vllm:x_total{engine="0"} 1.0\nvllm:x_total{engine="1"} 2.0\n'
+    assert parsed(two_engines) == {("vllm:x_total", ""): 3.0}
