@@ -54,6 +54,7 @@ def config(tmp_path: Path, **more: Any) -> ComparisonConfig:
     )
 
 
+@pytest.mark.thorough
 def test_every_way_that_vllm_drafts_is_measured_with_its_own_counters(tmp_path: Path, python: str) -> None:
     found = compare(["one", "two"], **settings(tmp_path, python, *ALL), rtts_ms=(0.0, 5.0))
     written = json.loads((tmp_path / "out" / "comparison.json").read_text())
@@ -83,9 +84,21 @@ def test_a_text_that_leaves_vllm_s_own_is_counted_with_where_it_does(
     monkeypatch.setenv("FAKE_VLLM", "leaves")
     found = compare(["one"], **settings(tmp_path, python, "autoregressive", "lookup"))
     written = json.loads((tmp_path / "out" / "comparison.json").read_text())
-    same = written["conditions"][0]["architectures"]["lookup"]["identical_to_autoregressive"]
+    of = written["conditions"][0]["architectures"]["lookup"]
+    assert (of["rounds"], of["drafted"], of["accepted"]) == (5, 12, 4)
+    same = of["identical_to_autoregressive"]
     assert (same["count"], same["total"], same["divergences"][0]["position"]) == (0, 1, 4)
     assert "0/1 4" in " ".join(str(found).split())
+
+
+def test_servers_that_have_no_room_beside_each_other_are_measured_in_turn(
+    tmp_path: Path, python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.comparison.vllm.memory.free_bytes", lambda: 0)
+    found = compare(["one"], **settings(tmp_path, python, "autoregressive", "fused"))
+    assert [record.architecture for record in found.records] == ["autoregressive", "fused"] and not found.failed
+    assert any("one after the other" in remark for remark in found.remarks)
+    assert (tmp_path / "out" / "logs" / "fused" / "fused.log").is_file()
 
 
 def test_a_server_that_does_not_start_is_said_with_its_last_line(

@@ -138,9 +138,11 @@ async def measure(log: RecordLog, connect: Connect, interruption: Interruption, 
                 )
             if config.placement:
                 log.remark(f"Architectures were measured in turn, each with all of its cores: {config.placement}.")
+            elif len(turns) > 1:
+                log.remark("Servers ran one after the other: beside each other they have no room on this machine.")
             while turns:
                 names = turns.pop(0)
-                folder = logs / names[0] if config.placement else logs
+                folder = logs / names[0] if config.placement or names != config.architectures else logs
                 fleet = Fleet(folder, config.startup_timeout_s, on_wait=progress.waiting, on_ready=progress.ready)
                 async with contextlib.AsyncExitStack() as stack:
                     stack.enter_context(interruption.killing(fleet.kill))  # also while the fleet stops its servers

@@ -92,5 +92,5 @@ def _not_of_vllm(config: ComparisonConfig) -> dict[str, bool]:
         "head": config.head is not None or config.drafts_with_head,
         "capacity": config.capacity_ms is not None,
         "mean-input-tokens": config.mean_input_tokens is not None,
-        "backend": config.backend == "nxdi",
+        "backend": config.backend not in ("torch", "toy"),
     }
