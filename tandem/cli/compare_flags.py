@@ -46,8 +46,8 @@ class CompareOptions:
 
     max_new_tokens: int = option("tokens to generate", group="requests")
     speculation_length: str = option(
-        f"draft tokens per round; auto: the fastest by measurement, none too, and {ONE_LENGTH} on Neuron, whose servers"
-        " take one length",
+        f"draft tokens per round; auto: the fastest by measurement, none too, and {ONE_LENGTH} on Neuron and for vLLM,"
+        " whose servers take one length",
         default="auto",
         metavar="auto|K",
     )

@@ -135,7 +135,7 @@ def test_the_command_line_refuses_a_missing_vllm_in_one_line(
         ({"architectures": ("distributed",)}, "architectures: vLLM has no distributed"),
         ({"model": None}, "model: --engine vllm needs the folder"),
         ({"draft_model": None}, "draft-model: vLLM's draft_model"),
-        ({"speculation_length": None}, "speculation-length: vLLM's is a fixed number"),
+        ({"speculation_length": 0}, "speculation-length: vLLM's is a fixed number"),
         ({"head": "H"}, "head: is not for --engine vllm"),
         ({"link": "netns", "rtts_ms": (1.0,)}, "link netns: is not for --engine vllm"),
         ({"engine": "tandem", "vllm_args": "--seed 1"}, "vllm-python: is for --engine vllm"),

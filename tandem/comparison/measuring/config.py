@@ -145,7 +145,7 @@ class ComparisonConfig:
         return one_length(self.backend, self.device)
 
     def __post_init__(self) -> None:
-        if self.speculation_length is None and self.one_length:
+        if self.speculation_length is None and (self.one_length or self.engine == vllm.VLLM):
             object.__setattr__(self, "speculation_length", ONE_LENGTH)
         _check_names("architectures", self.architectures, ASKED)
         _check_names("connect", tuple(self.connect), {**CONNECTABLE, **ASKED}, may_be_empty=True)
