@@ -15,7 +15,7 @@ from tests.support import REPOSITORY
 
 LINES = sorted(
     {
-        line[line.index("main.py ") :]
+        line[line.index("main.py ") :].split("`")[0]
         for page in (REPOSITORY / "docs").rglob("*.md")
         for line in page.read_text(encoding="utf-8").splitlines()
         if re.search(r"main\.py --role (target|fused_target|draft_worker) .*--backend nxdi", line)
