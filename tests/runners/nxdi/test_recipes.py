@@ -15,10 +15,11 @@ from tests.support import REPOSITORY
 
 LINES = sorted(
     {
-        line[line.index("main.py ") :].split("`")[0]
+        command[command.index("main.py ") :]
         for page in (REPOSITORY / "docs").rglob("*.md")
         for line in page.read_text(encoding="utf-8").splitlines()
-        if re.search(r"main\.py --role (target|fused_target|draft_worker) .*--backend nxdi", line)
+        for command in line.split("`")  # of a table
+        if re.search(r"main\.py --role (target|fused_target|draft_worker) .*--backend nxdi", command)
     }
 )
 
