@@ -241,5 +241,5 @@ def _decided(draft: Draft, verdict: Verdict) -> Draft:
     n = verdict.accepted
     if n >= len(draft.token_ids) or verdict.token_ids[n] != draft.token_ids[n]:
         return draft
-    kept = (draft.token_ids[:n], draft.queue_seconds, draft.compute_seconds, draft.proposed_by[:n])
-    return Draft(*kept, draft.distributions[:n])
+    kept: dict[str, Any] = {name: getattr(draft, name)[:n] for name in ("token_ids", "proposed_by", "distributions")}
+    return replace(draft, **kept)
