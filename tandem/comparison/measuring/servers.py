@@ -185,7 +185,7 @@ class Fleet:
         """Sends SIGKILL to all, without waiting."""
         for process in self._processes:
             if process.returncode is None:
-                _signal(partial(os.killpg, process.pid, signal.SIGKILL))  # each leads a group of what it has started
+                _kill_group(process)
 
     async def stop(self) -> None:
         """Sends SIGTERM to all, then SIGKILL to those still running after the grace period or if cancelled."""
@@ -198,7 +198,7 @@ class Fleet:
         finally:
             for process in running:
                 if process.returncode is None:
-                    _signal(partial(os.killpg, process.pid, signal.SIGKILL))
+                    _kill_group(process)
         for process in running:
             await process.wait()
 
@@ -206,6 +206,11 @@ class Fleet:
 def _signal(send: Callable[[], None]) -> None:
     with contextlib.suppress(ProcessLookupError):  # it exited in the meantime
         send()
+
+
+def _kill_group(process: asyncio.subprocess.Process) -> None:
+    """Sends SIGKILL to a server and to what it has started: each leads a process group."""
+    _signal(partial(os.killpg, process.pid, signal.SIGKILL))
 
 
 def _ending(returncode: int | None) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from tandem.comparison.measuring.config import MIN_SLOTS, ComparisonConfig
 from tandem.comparison.vllm.settings import FORMS, speculation
 from tandem.launch import checkout
+from tandem.launch import environment as launched
 
 SERVER = "vllm.entrypoints.openai.api_server"
 KV_GIBIBYTES = "1"
@@ -44,13 +45,10 @@ def environment(threads: int | None = None) -> dict[str, str]:
 
     A package that was installed is not: all that is beside it would be imported in place of vLLM's own libraries.
     """
-    variables = {"VLLM_CPU_KVCACHE_SPACE": KV_GIBIBYTES, **os.environ, **_QUIET}
+    variables = {"VLLM_CPU_KVCACHE_SPACE": KV_GIBIBYTES, **(launched() if checkout() else os.environ), **_QUIET}
     if threads is not None:
         cores = sorted(os.sched_getaffinity(0))[:threads]
         variables["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
-    if folder := checkout():
-        path = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
-        variables["PYTHONPATH"] = os.pathsep.join(path)
     return variables
 
 

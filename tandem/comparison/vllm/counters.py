@@ -39,7 +39,7 @@ class Counters:
         self._before = await self._read()
 
     async def stats(self, tokens: int) -> SpeculationStats:
-        """Returns what was counted since, once the `tokens` of the request are; nothing if that does not come."""
+        """Returns the counts since `begin`, when they include the request's `tokens`; none if they never do."""
         for _ in range(TRIES):
             found = difference(self._before, await self._read())
             if found.get((SPOKEN, ""), 0) >= tokens:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tandem.comparison.links.link import Link
 from tandem.comparison.measuring import commands
-from tandem.comparison.measuring.architectures import COMPARED, OPENAI
+from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, COMPARED, OPENAI
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Describe, Endpoint, in_report_order
 from tandem.comparison.measuring.servers import Fleet
@@ -63,7 +63,7 @@ class VllmDeployment:
         server = await self.fleet.start_other(name, command, variables, port, lambda: asyncio.to_thread(healthy, port))
         address, across = f"http://{server.address}", f"http://{await self.link.listen(server.address)}"
         model = await self.describe(address, OPENAI.service)
-        drafts, k = SERVED[name] if name != "autoregressive" else "", self.config.speculation_length or 0
+        drafts, k = SERVED[name] if name != AUTOREGRESSIVE.name else "", self.config.speculation_length or 0
         model = replace(
             model,
             model_name=Path(model.model_name).name,

@@ -53,7 +53,7 @@ def python_of(named: str | None) -> str:
 
 
 async def find(named: str | None, drafted: bool, program: Sequence[str] = ("-c", _PROGRAM)) -> Found:
-    """Returns what is there. `drafted`: our drafter is needed too. Raises NoVllm."""
+    """Asks a Python which vLLM it has. `drafted`: it must be able to import our drafter too. Raises NoVllm."""
     python = python_of(named)
     process = await asyncio.create_subprocess_exec(
         python,

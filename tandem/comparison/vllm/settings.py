@@ -26,7 +26,7 @@ WRITTEN_FOR = "0.32.0"
 """The version whose options and counters these are."""
 SHORTEST_NGRAM, LONGEST_NGRAM = 1, 3
 FORMS: Mapping[str, str] = {REMOTE_DRAFT.name: "waiting", NEVER_WAITING.name: "never_waiting"}
-"""The architectures whose drafts come from a DraftWorker, and the form of our drafter that they are."""
+"""The form of our drafter, for each architecture whose drafts come from a DraftWorker."""
 SERVED: Mapping[str, str] = {
     AUTOREGRESSIVE.name: "plain",
     LOOKUP.name: "its own n-gram",
