@@ -19,7 +19,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import bandwidth, vllm_peer
+from benchmarks import against_plain, bandwidth, vllm_peer
 from benchmarks.bars import DISTRIBUTED, FUSED
 from benchmarks.contenders import Contender, Crowd, Ours, answer_in_turn, connect, describe, encode, ready
 from benchmarks.fast_peers import Llama, TargetFiles, prepare_llama, start_openvino, start_vllm, what_llama_said
@@ -181,6 +181,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     outcome = Outcome(settings.threads, settings.max_new_tokens)
     with kept(settings.output, lambda: document(asdict(settings), outcome), lambda: asdict(outcome)):
         asyncio.run(measure(settings, outcome, lambda text: print(text, file=sys.stderr, flush=True)))
+        if "compare" in settings.parts:
+            quick = ("--prompts-per-workload", "1", "--max-new-tokens", "16") if settings.quick else ()
+            found = against_plain.measure(settings.output.with_suffix(""), quick)
+            outcome.against_plain = against_plain.plain_ratio_bars(found)
     report(outcome, Console() if sys.stdout.isatty() else Console(width=130))
     print(f"took {outcome.seconds:.0f} s; wrote {settings.output}")
     return 0

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.against_plain import plain_ratio_bars
 from benchmarks.bandwidth import Limit, Reading
 from benchmarks.bars import AUTOREGRESSIVE, FUSED, Bar, gap_bars, load_bars, round_bars, single_bars
 from benchmarks.fast_settings import PROMPT_TOKENS
@@ -45,6 +46,7 @@ class Outcome:
     crowd_context: float = 0.0
     loads: list[Load] = field(default_factory=list)
     stall: Stall | None = None
+    against_plain: list[Bar] = field(default_factory=lambda: plain_ratio_bars({}))
     busy: dict[str, float] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     seconds: float = 0.0
@@ -64,6 +66,7 @@ class Outcome:
             *load_bars(self.loads),
             *many_bars(self.loads),
             *gap_bars(self.stall.chunks if self.stall else None),
+            *self.against_plain,
         ]
 
     def share_of_limit(self, contender: str, kind: str | None = None) -> float | None:

@@ -16,7 +16,7 @@ from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.prompts import BUILT_IN
 from tandem.comparison.measuring.workloads import Prompt, built_in_prompts
 
-PARTS = ("bandwidth", "single", "components", "peers", "prompts", "concurrency", "gap")
+PARTS = ("bandwidth", "single", "components", "peers", "prompts", "concurrency", "gap", "compare")
 PEER_LENGTH = 3
 """How many tokens a peer drafts where ours chooses by itself."""
 LEVELS, QUICK_LEVELS = (1, 2, 4, 8, 16), (1, 8)
@@ -44,6 +44,7 @@ class Settings:
     openvino_python: str | None
     weights: tuple[str, ...]
     output: Path
+    quick: bool = False
 
     def __post_init__(self) -> None:
         if unknown := [part for part in self.parts if part not in PARTS]:
@@ -143,4 +144,5 @@ def _settings(args: argparse.Namespace) -> Settings:
         openvino_python=args.openvino_python,
         weights=tuple(args.weights.split(",")),
         output=args.output,
+        quick=args.quick,
     )

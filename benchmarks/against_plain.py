@@ -1,0 +1,98 @@
+"""Compares architectures with plain decoding, as `make compare` does, and on raw prompts over emulated round trips.
+
+Two comparisons with folders of their own, which are written before anything is judged. One that is complete is not
+measured again.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bars import AUTOREGRESSIVE, DISTRIBUTED, FUSED, Bar
+from tandem.cli import compare
+from tandem.comparison.report.reading import base, links, read_comparison
+
+RUNNING = "never_waiting"
+RAW_PROMPTS = Path(__file__).with_name("raw_prompts.txt")
+"""Of kinds that no draft was trained on."""
+COMPARISONS: Mapping[str, tuple[str, ...]] = {
+    "built-in": (),
+    "raw": (
+        *("--raw", "--prompt-file", str(RAW_PROMPTS), "--rtt-ms", "0,20,50,100,200"),
+        *("--architectures", f"{AUTOREGRESSIVE},{FUSED},{RUNNING}"),
+    ),
+}
+BUILT_IN_FUSED, EVERY_WORKLOAD, WORST_PROMPT, RAW_FUSED, LEVEL, RAW_RUNNING = 1.8, 1.0, 0.98, 1.6, 1.0, 0.98
+
+
+class Incomplete(RuntimeError):
+    """A comparison failed or was interrupted. The message says which."""
+
+
+def measured(folder: Path) -> dict[str, dict[str, Any]]:
+    """Returns the complete comparisons in `folder`, by name."""
+    files = {name: folder / name / "comparison.json" for name in COMPARISONS}
+    found = {name: read_comparison(file) for name, file in files.items() if file.is_file()}
+    return {name: comparison for name, comparison in found.items() if not comparison.get("partial")}
+
+
+def measure(folder: Path, extra: tuple[str, ...] = ()) -> dict[str, dict[str, Any]]:
+    """Runs the comparisons that are missing, with `extra` flags; returns all. Raises Incomplete."""
+    for name in COMPARISONS.keys() - measured(folder).keys():
+        if (code := compare.main([*COMPARISONS[name], *extra, "--output-dir", str(folder / name)])) not in (0, 1):
+            raise Incomplete(f"{name}: the comparison ended with {code}")
+    found = measured(folder)
+    if missing := COMPARISONS.keys() - found.keys():
+        raise Incomplete(f"{min(missing)}: the comparison has no result")
+    return found
+
+
+def plain_ratio_bars(comparisons: Mapping[str, Mapping[str, Any]]) -> list[Bar]:
+    """Returns the bars on speed over plain decoding; `comparisons`: as measured, by name."""
+    built_in, raw = comparisons.get("built-in"), comparisons.get("raw")
+    return [
+        Bar("fused / plain, built-in prompts", _speedup(built_in, FUSED), BUILT_IN_FUSED),
+        Bar("fused / plain, the least of the workloads", _worst_workload(built_in, FUSED), EVERY_WORKLOAD),
+        Bar("fused / plain, the worst prompt", _worst_prompt(built_in, FUSED), WORST_PROMPT),
+        Bar("fused / plain, raw prompts", _speedup(raw, FUSED), RAW_FUSED),
+        *(Bar(f"{name} / plain at RTT 0", _speedup(built_in, name), LEVEL) for name in (DISTRIBUTED, RUNNING)),
+        Bar("never waiting / plain, raw prompts, the worst of 20 to 200 ms", _worst_link(raw, RUNNING), RAW_RUNNING),
+    ]
+
+
+def _speedup(comparison: Mapping[str, Any] | None, name: str) -> float | None:
+    return None if comparison is None else base(comparison)["architectures"][name]["speedup_vs_autoregressive"]
+
+
+def _worst_workload(comparison: Mapping[str, Any] | None, name: str) -> float | None:
+    if comparison is None:
+        return None
+    kinds = base(comparison)["architectures"][name]["workloads"].values()
+    return min((kind["speedup_vs_autoregressive"] for kind in kinds), default=None)
+
+
+def _worst_prompt(comparison: Mapping[str, Any] | None, name: str) -> float | None:
+    """Returns the least ratio of median times per token of plain decoding and of `name`, prompt by prompt."""
+    if comparison is None:
+        return None
+    under = base(comparison)["name"]
+
+    def times(architecture: str) -> dict[str, float]:
+        found: dict[str, list[float]] = {}
+        for record in comparison["records"]:
+            if (record["condition"], record["architecture"]) == (under, architecture) and record["tpot_s"]:
+                found.setdefault(record["prompt"], []).append(record["tpot_s"])
+        return {prompt: statistics.median(own) for prompt, own in found.items()}
+
+    plain, mine = times(AUTOREGRESSIVE), times(name)
+    return min((plain[prompt] / mine[prompt] for prompt in plain.keys() & mine.keys()), default=None)
+
+
+def _worst_link(comparison: Mapping[str, Any] | None, name: str) -> float | None:
+    if comparison is None:
+        return None
+    away = [condition["architectures"] for condition in links(comparison) if condition["link"]["rtt_ms"] > 0]
+    return min((found[name]["speedup_vs_autoregressive"] for found in away), default=None)
