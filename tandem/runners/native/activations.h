@@ -34,20 +34,19 @@ inline int32_t total(v16i value) {
     return last[0] + last[1] + last[2] + last[3];
 }
 
-template <class V> inline V greater(V a, V b) { return a > b ? a : b; }
-
 // The largest magnitude, as the bits of a float: NaN is above infinity, that above all others.
 inline uint32_t magnitude(v16f near, v16f far) {
-    typedef uint32_t v8u __attribute__((vector_size(32)));
-    typedef uint32_t v4u __attribute__((vector_size(16)));
-    const v16u sizes = greater((v16u)near & 0x7fffffffu, (v16u)far & 0x7fffffffu);
-    v8u halves[2];
-    std::memcpy(halves, &sizes, sizeof(sizes));
-    const v8u half = greater(halves[0], halves[1]);
-    v4u quarters[2];
-    std::memcpy(quarters, &half, sizeof(half));
-    const v4u most = greater(quarters[0], quarters[1]);
-    return std::max({most[0], most[1], most[2], most[3]});
+    vu sizes[2][SIXTEEN], most{};
+    std::memcpy(sizes[0], &near, sizeof(near));
+    std::memcpy(sizes[1], &far, sizeof(far));
+    for (const auto& half : sizes)
+        by_register([&](int r) {
+            const vu size = half[r] & 0x7fffffffu;
+            most = size > most ? size : most;
+        });
+    uint32_t largest = 0;
+    for (int lane = 0; lane < WIDTH; lane++) largest = std::max(largest, most[lane]);
+    return largest;
 }
 
 inline void quantise(v16f near, v16f far, Group8& to) {
@@ -60,7 +59,7 @@ inline void quantise(v16f near, v16f far, Group8& to) {
     int32_t sums[2];
     for (int half = 0; half < 2; half++) {
         const v16i rounded = finite & ((v16i)((half ? far : near) * inverse + magic) - (v16i)magic);
-        store(to.values + half * LANES, __builtin_convertvector(rounded, v16b));
+        store(to.values + half * LANES, bytes_of(rounded));
         sums[half] = total(rounded);
         to.less32[half] = -32 * sums[half];
     }

@@ -7,7 +7,6 @@ namespace tandem {
 
 constexpr int AHEAD = 2;    // blocks of 16 positions fetched ahead: the processor does not foresee the jump to the next span
 constexpr int QUERIES = 4;  // queries that share a pass over the keys and values
-constexpr int SIXTEEN = LANES / WIDTH;                 // registers of 16 keys or values
 constexpr int VECTORS = WIDTH == 16 ? 4 : SIXTEEN;  // registers of them, whose products with QUERIES queries are summed at once
 static_assert(SPAN % (VECTORS * WIDTH) == 0);
 

@@ -123,6 +123,18 @@ inline uint16_t to_half(float value) {
 
 inline vf floats(vi value) { return __builtin_convertvector(value, vf); }
 
+// Integers of -128 to 127 as bytes; GCC would convert them one by one.
+inline v16b bytes_of(v16i value) {
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+    __m256i halves[2];
+    std::memcpy(halves, &value, sizeof(value));
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(halves[0], halves[1]), 0xd8);
+    return (v16b)_mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+#else
+    return __builtin_convertvector(value, v16b);
+#endif
+}
+
 // Bytes as floats; GCC would convert them one by one.
 #if defined(__AVX512VNNI__)
 inline vf wide(const int8_t* from) { return floats((vi)_mm512_cvtepi8_epi32((__m128i)load<vb>(from))); }

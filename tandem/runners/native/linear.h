@@ -51,9 +51,9 @@ public:
         for (const Panel& panel : panels_) total += panel.bytes;
         return total;
     }
-    // Few tokens leave no time for it: the processor itself fetches ahead what is read as fast as memory gives it, and asked
-    // for more it is slower. With more tokens there is arithmetic behind which it does not see what comes next.
-    bool fetches_ahead(int tokens) const { return tokens > (blocks_ ? 4 : 2); }
+    // With AVX-512, few tokens leave no time for it: the processor itself fetches ahead what is read as fast as memory gives
+    // it, and asked for more it is slower. With more tokens there is arithmetic behind which it does not see what comes next.
+    bool fetches_ahead(int tokens) const { return WIDTH < 16 || tokens > (blocks_ ? 4 : 2); }
     bool blocks() const { return blocks_; }
     static int groups(int inputs) { return (inputs + GROUP - 1) / GROUP; }
 

@@ -50,8 +50,8 @@ inline void add_group(const typename B::Packed& block, int group, int first, con
 #pragma GCC unroll 8
             for (int m = 0; m < N; m++) {
                 vf& sum = sums[first + r][m];
-                sum = fused(floats(dots[r][m].total(start(m))), by.scale[part] * x[m].scale, sum);
-                if constexpr (B::MINIMA) sum = fused(vf{} + x[m].scaled, by.minimum, sum);
+                sum = fused(floats(dots[r][m].total(start(m))), by.scale[part] * spread<vf>(x[m].scale), sum);
+                if constexpr (B::MINIMA) sum = fused(spread<vf>(x[m].scaled), by.minimum, sum);
             }
         }
     }

@@ -230,11 +230,7 @@ template <class D> void Transformer<D>::choose(int thread, int panel, int wanted
     const v16i lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     for (int part = 0; part < 2; part++) {
         v16f value = part ? last : first;
-        const v16i token = lanes + (panel * PANEL + part * LANES);
-        const v16i better = (value > best.value) | ((value == best.value) & (token < best.token));
-        best.token = (better & token) | (~better & best.token);
-        best.value = select(better, value, best.value);
-        best.nan |= value != value;
+        best.take(value, lanes + (panel * PANEL + part * LANES));
         if (step_.logits) {
             int at = panel * PANEL + part * LANES, room = std::min(LANES, shape.outputs - at);
             float* to = step_.logits + size_t(wanted) * shape.outputs + at;
@@ -249,12 +245,7 @@ template <class D> void Transformer<D>::settle() {
         float best = -INFINITY;
         int32_t token = 0;
         bool nan = false;
-        for (auto& running : running_)
-            for (int lane = 0; lane < LANES; lane++) {
-                const Running& one = running[wanted];
-                nan |= one.nan[lane] != 0;
-                if (one.value[lane] > best || (one.value[lane] == best && one.token[lane] < token)) best = one.value[lane], token = one.token[lane];
-            }
+        for (auto& running : running_) running[wanted].end(best, token, nan);
         step_.best[wanted] = {token, !nan && std::isfinite(best)};
     }
 }

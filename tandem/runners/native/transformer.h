@@ -97,11 +97,6 @@ private:
     struct Group {  // neighbouring tokens of one slot whose queries a thread takes together
         int first, tokens;
     };
-    struct alignas(64) Running {  // lane by lane, the best of the panels that one thread took
-        v16f value = all(-INFINITY);
-        v16i token = v16i{} + INT32_MAX, nan = v16i{};
-    };
-
     struct Activations {  // rows `stride` apart, those of `which` or the first ones, to be normed where `norm` is given
         const stored* values;
         size_t stride;
@@ -160,7 +155,7 @@ private:
     std::vector<Buffer<stored>> normed_;
     std::vector<Buffer<Group8>> groups8_;  // input of a layer with blocks, each thread's own or in the first for all
     std::vector<Scores<D>> scores_;
-    std::vector<std::vector<Running>> running_;
+    std::vector<std::vector<Running>> running_;  // of the panels that each thread took
     std::vector<Group> groups_;
     Buffer<std::atomic<int>> phases_;  // of each phase: how many pieces are done, and how many of each thread's are claimed
     std::vector<int32_t> taps_;

@@ -41,7 +41,16 @@ template <class V> inline V load(const void* from) {
 }
 template <class V> inline void store(void* to, V value) { std::memcpy(to, &value, sizeof(V)); }
 inline v16f all(float value) { return v16f{} + value; }
+// A number in every lane of a register. A sum with zeros would be an addition: -0 is not 0.
+template <class F> inline F spread(float value) { return (F)(decltype(F{} < F{}){} + load<int32_t>(&value)); }
 template <class I, class F> inline F select(I mask, F yes, F no) { return (F)((mask & (I)yes) | (~mask & (I)no)); }
+
+// Calls each(r) for the registers of 16 lanes. What compares goes by register: GCC compares wider vectors lane by lane.
+constexpr int SIXTEEN = LANES / WIDTH;
+template <class Each> inline void by_register(Each each) {
+#pragma GCC unroll 4
+    for (int r = 0; r < SIXTEEN; r++) each(r);
+}
 
 inline float widen(uint16_t value) {
     uint32_t bits = uint32_t(value) << 16;
@@ -55,7 +64,7 @@ inline v16h narrow(v16f value) {
     v16u bits = (v16u)value;
     v16u rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
     v16u nan = (bits >> 16) | 0x40u;
-    v16u is_nan = (v16u)(value != value);
+    v16u is_nan = (v16u)((v16i)(0x7f800000u - (bits & 0x7fffffffu)) >> 31);
     return __builtin_convertvector((is_nan & nan) | (~is_nan & rounded), v16h);
 #endif
 }
@@ -88,27 +97,33 @@ inline v16f fused(v16f a, v16f b, v16f c) {
 #endif
 
 // e^x for x <= 0 and moderate x above (Cephes' expf: relative error below 2e-7); -inf gives 0.
-inline v16f exponential(v16f x) {
-    v16f low = all(-87.0f), high = all(88.0f);
-    v16i below = x < low;
+inline vf exponential_of_register(vf x) {
+    vf low = vf{} - 87.0f, high = vf{} + 88.0f;
+    vi below = x < low;
     x = select(below, low, x);
     x = select(x > high, high, x);
-    v16f scaled = x * 1.44269504088896341f + 0.5f;
-    v16i n = __builtin_convertvector(scaled, v16i);
-    v16f whole = __builtin_convertvector(n, v16f);
-    v16i above = whole > scaled;  // conversion rounds towards zero; floor is wanted
+    vf scaled = x * 1.44269504088896341f + 0.5f;
+    vi n = __builtin_convertvector(scaled, vi);
+    vf whole = __builtin_convertvector(n, vf);
+    vi above = whole > scaled;  // conversion rounds towards zero; floor is wanted
     n += above;
-    whole = __builtin_convertvector(n, v16f);
+    whole = __builtin_convertvector(n, vf);
     x = x - whole * 0.693359375f + whole * 2.12194440e-4f;
-    v16f y = all(1.9875691500e-4f);
+    vf y = vf{} + 1.9875691500e-4f;
     y = y * x + 1.3981999507e-3f;
     y = y * x + 8.3334519073e-3f;
     y = y * x + 4.1665795894e-2f;
     y = y * x + 1.6666665459e-1f;
     y = y * x + 5.0000001201e-1f;
     y = y * x * x + x + 1.0f;
-    v16f power = (v16f)((n + 127) << 23);
-    return select(below, v16f{}, y * power);
+    vf power = (vf)((n + 127) << 23);
+    return select(below, vf{}, y * power);
+}
+inline v16f exponential(v16f x) {
+    vf parts[SIXTEEN];
+    std::memcpy(parts, &x, sizeof(x));
+    by_register([&](int r) { parts[r] = exponential_of_register(parts[r]); });
+    return load<v16f>(parts);
 }
 
 inline float sum(v16f value) {
@@ -121,6 +136,34 @@ template <class F> inline float largest(F value) {
     for (size_t i = 1; i < sizeof(F) / sizeof(float); i++) best = value[i] > best ? value[i] : best;
     return best;
 }
+
+// The largest of many numbers and its token, lane by lane, the lowest of equals; whether any is NaN.
+struct alignas(64) Running {
+    vf value[SIXTEEN];
+    vi token[SIXTEEN], nan[SIXTEEN];
+
+    Running() { by_register([&](int r) { value[r] = vf{} - INFINITY, token[r] = vi{} + INT32_MAX, nan[r] = vi{}; }); }
+    void take(v16f values, v16i tokens) {
+        vf own[SIXTEEN];
+        vi its[SIXTEEN];
+        std::memcpy(own, &values, sizeof(values));
+        std::memcpy(its, &tokens, sizeof(tokens));
+        by_register([&](int r) {
+            const vi better = (own[r] > value[r]) | ((own[r] == value[r]) & (its[r] < token[r]));
+            token[r] = select(better, its[r], token[r]);
+            value[r] = select(better, own[r], value[r]);
+            nan[r] |= own[r] != own[r];
+        });
+    }
+    void end(float& best, int32_t& its, bool& unsound) const {
+        by_register([&](int r) {
+            for (int lane = 0; lane < WIDTH; lane++) {
+                unsound |= nan[r][lane] != 0;
+                if (value[r][lane] > best || (value[r][lane] == best && token[r][lane] < its)) best = value[r][lane], its = token[r][lane];
+            }
+        });
+    }
+};
 
 // What a data type stores, and how two stored values a step of the sum are multiplied.
 struct Bfloat16 {
@@ -135,9 +178,9 @@ struct Bfloat16 {
 #ifdef __AVX512BF16__
         return (F)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(int(x)), (__m512bh)w);
 #else
-        uint32_t even = x << 16, odd = x & 0xffff0000u;
-        sum = fused(F{} + load<float>(&even), (F)(w << 16), sum);
-        return fused(F{} + load<float>(&odd), (F)(w & 0xffff0000u), sum);
+        const U both = U{} + x;
+        sum = fused((F)(both << 16), (F)(w << 16), sum);
+        return fused((F)(both & 0xffff0000u), (F)(w & 0xffff0000u), sum);
 #endif
     }
 };
@@ -150,7 +193,7 @@ struct Float32 {
     static inline float wide1(stored value) { return value; }
     static inline void keep(stored* to, v16f value) { store(to, value); }
     static inline v16f rounded(v16f value) { return value; }
-    template <class F, class U> static inline F multiply_add(F sum, unit x, U w) { return fused(F{} + x, (F)w, sum); }
+    template <class F, class U> static inline F multiply_add(F sum, unit x, U w) { return fused(spread<F>(x), (F)w, sum); }
 };
 
 }  // namespace tandem
