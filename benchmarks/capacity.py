@@ -31,7 +31,7 @@ PROMPT_MS = 1.0
 """Of a prompt's step: the law has none."""
 BOUND_STEPS = 7 / 3
 """The bound on the time per token, in t_v: where fused serves a few clients."""
-CLIENTS = "1,2,3,4,5,6,8"
+CLIENTS = "1,3,4,5,6"
 OFF = 0.10
 HEAD = (
     "| t_d / t_v | fused, clients | distributed | times as many | the law | off | late steps |",
@@ -99,10 +99,10 @@ def measure(ratio: float, args: argparse.Namespace, folder: Path) -> int:
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = Parser(prog="capacity", description=__doc__, allow_abbrev=False)
     parser.flag("--ratios", default="0.1,0.2,0.4", help="of t_d to t_v (default: %(default)s)")
-    parser.flag("--step-ms", type=float, default=100.0, metavar="MS", help="t_v (default: %(default)s)")
+    parser.flag("--step-ms", type=float, default=40.0, metavar="MS", help="t_v (default: %(default)s)")
     parser.flag("--miss", type=float, default=0.3, help="share of missed draft tokens (default: %(default)s)")
     parser.flag("--clients", default=CLIENTS, help="numbers of clients (default: %(default)s)")
-    parser.flag("--max-new-tokens", type=positive, default=24, metavar="N", help="(default: %(default)s)")
+    parser.flag("--max-new-tokens", type=positive, default=48, metavar="N", help="(default: %(default)s)")
     parser.flag("--page", action="store_true", help="put the figures into docs/links.md")
     parser.flag("--output", type=Path, default=Path("results/capacity"), help="folder (default: %(default)s)")
     args = parser.parse_args(argv)
