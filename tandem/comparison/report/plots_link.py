@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING
 
 from tandem.comparison.report import formatting as fmt
@@ -16,6 +17,8 @@ ONE_POINT = "Only one round trip was measured and nothing was predicted; see the
 SEVERAL_LINKS = "Several links have the same round trip; see the tables."
 ONE_LINK = "Only one link was measured; see the tables."
 HEIGHT = 3.4
+TITLE_WIDTH = 48
+"""Characters of a strip's title in a line."""
 WIDE = 8
 """How many times the least time the most is where an axis of times is logarithmic."""
 
@@ -142,10 +145,12 @@ def tpot_by_link(comparison: JSON) -> Figure:
     conditions, everyone = several_links(comparison), reading.architectures(comparison)
     dots = _request_times(comparison)
     times = [1000 * seconds for each in dots.values() for seconds in each]
-    height = sum(0.36 + 0.17 * len(c["architectures"]) for c in conditions) + 0.9
+    titles = [textwrap.fill(f"RTT {fmt.rtt(c['link'])}", TITLE_WIDTH) for c in conditions]
+    lines = sum(title.count("\n") for title in titles)
+    height = sum(0.36 + 0.17 * len(c["architectures"]) for c in conditions) + 0.16 * lines + 0.9
     ratios = [1 + len(c["architectures"]) for c in conditions]
     figure, strips = style.new_figure(height, rows=len(conditions), sharex=True, height_ratios=ratios)
-    for axes, condition in zip(strips, conditions, strict=True):
+    for axes, condition, title in zip(strips, conditions, titles, strict=True):
         found = [(name, point) for name in everyone if (point := _measured(condition, name))]
         for place, (name, (_, mean, less, more)) in enumerate(found):
             of, each = style.look(name, everyone), dots.get((condition["name"], name), [])
@@ -160,7 +165,7 @@ def tpot_by_link(comparison: JSON) -> Figure:
             )  # fmt: skip
             tpot = fmt.with_interval(f"{mean:.1f} ms a token", (mean - less, mean + more), digits=1)
             hover.point(axes, mean, place, f"{fmt.name(name)}: {tpot}")
-        axes.set_title(f"RTT {fmt.rtt(condition['link'])}")
+        axes.set_title(title)
         axes.set_yticks([])
         axes.set_ylim(len(found) - 0.4, -0.6)
         axes.spines["left"].set_visible(False)

@@ -104,6 +104,14 @@ def test_links_that_differ_by_more_than_an_axis_shows_have_a_logarithmic_one():
     assert plot.draw(found).axes[0].get_xscale() == "log" and plot.draw(FULL).axes[0].get_xscale() == "linear"
 
 
+def test_a_link_of_many_words_has_a_title_of_several_lines():
+    plot = next(figure for figure in FIGURES if figure.name == "tpot-by-link")
+    found = copy.deepcopy(FULL)
+    found["conditions"][0]["link"]["but"] = "recorded somewhere, 70% of the delay up, jitter 5 ms, loss 1 %"
+    title = plot.draw(found).axes[0].get_title(loc="left")
+    assert title.count("\n") == 1 and max(map(len, title.splitlines())) <= plots_link.TITLE_WIDTH
+
+
 def test_the_break_even_is_marked_with_its_interval():
     even = FULL["theory"]["break_even_rtt_s"]
     assert f"{1000 * even:.0f} predicted ({1000 * even - 9:.0f} to {1000 * even + 12:.0f})" in texts(
