@@ -3,8 +3,9 @@
 `python -m benchmarks.links [UP,DOWN ...]` measures cell by cell: constant round trips of 10 to 200 ms, recorded links
 (without files, eight that are generated), and hostile ones. Each cell is a comparison with a folder of its own, which
 is written before anything is judged. A cell whose comparison is complete is not measured again, so the benchmark can be
-interrupted, and its cells can be measured one by one, or several beside each other (`--only 10ms,recorded`). At the end
-all that is there is judged; `--only none` measures nothing.
+interrupted, and its cells can be measured one by one, or several beside each other (`--only 10ms,recorded`); `--list`
+says how long each takes. At the end all that is there is judged; `--only none` measures nothing, and `--page` puts the
+figures into docs/links.md and draws docs/links.png (benchmarks/links_page.py).
 """
 
 from __future__ import annotations
@@ -12,23 +13,24 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.arguments import Parser, positive
+from benchmarks.links_judged import LOOKUP, PLAIN, RUNNING, WAITING, bars_of, cells_of, how_measured, measured, table_of
+from benchmarks.links_page import publish
 from tandem.cli import compare
 from tandem.comparison.links.trace import read_trace
 from tandem.comparison.report.reading import read_comparison
+from tandem.host.published_times import times_named
 from tests.comparison.reference_queue import generated
 
-PLAIN, LOOKUP, RUNNING = "autoregressive", "lookup", "never_waiting"
 RIVALS = f"{PLAIN},{LOOKUP},{RUNNING}"
 """Measured where the formula says nothing: without rounds that wait, whose costs it needs."""
 RTTS = (10, 20, 50, 100, 200)
@@ -38,9 +40,13 @@ LONGER = 4
 """Factor of the tokens of a request on a hostile link, with half the prompts: one that is shorter than the link's
 period says where it began in that."""
 DOUBLING_MS = (20, 40, 80, 160, 320)
-MOST_OF_LOOKUP, MOST_OF_PLAIN, OFF, WITHIN = 1.00, 0.80, 0.10, 0.9
 PARTS = ("constant", "recorded", "hostile")
 NONE = "none"
+WORKLOADS = 5
+STARTING_S, REQUEST_S, STEPS_PER_TOKEN, ROUNDS_PER_TOKEN = 70.0, 0.15, 0.75, 0.45
+"""What a cell is expected to take, from cells that were measured: seconds before and after its requests, and of each
+beside its steps; steps with copies or drafts and round trips, for each token. Only `--list` says it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,91 +56,6 @@ class Asked:
     name: str
     part: str
     flags: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One link: mean seconds per token, how many outputs are plain decoding's, and how far the formula is off.
-
-    `late`: the share of rehearsed steps that took longer here than there, at the server that was late most often.
-    """
-
-    link: str
-    plain_s: float
-    lookup_s: float
-    running_s: float
-    identical: int
-    outputs: int
-    off: float | None
-    late: float = 0.0
-
-    @property
-    def of_lookup(self) -> float:
-        return self.running_s / self.lookup_s
-
-    @property
-    def of_plain(self) -> float:
-        return self.running_s / self.plain_s
-
-
-def cells_of(comparison: Mapping[str, Any]) -> Iterator[Cell]:
-    """Yields the links of a comparison on which all three were measured."""
-    predicted = {
-        p["condition"]: p["error"]
-        for p in (comparison["theory"] or {}).get("predictions", ())
-        if p["architecture"] == RUNNING
-    }
-    for condition in comparison["conditions"]:
-        found = condition["architectures"]
-        if condition["varies"] not in ("base", "link") or not {PLAIN, LOOKUP, RUNNING} <= set(found):
-            continue
-        plain, lookup, running = (found[name]["tpot_s"]["mean"] for name in (PLAIN, LOOKUP, RUNNING))
-        same = [found[name]["identical_to_autoregressive"] for name in (LOOKUP, RUNNING)]
-        but = condition["link"]["but"]
-        link = f"{condition['link']['rtt_ms']:g} ms{f', {but}' if but else ''}"
-        identical, outputs = (sum(one[key] for one in same) for key in ("count", "total"))
-        off = predicted.get(condition["name"])
-        yield Cell(link, plain, lookup, running, identical, outputs, off, late_steps(comparison))
-
-
-def late_steps(comparison: Mapping[str, Any]) -> float:
-    """Returns the share of late steps, at the server with most."""
-    told = [each for server in comparison["servers"].values() for each in server["model"].get("rehearsals") or ()]
-    return max((each["late_steps"] / each["steps"] for each in told if each["steps"]), default=0.0)
-
-
-def bars_of(cells: Sequence[Cell]) -> list[tuple[str, bool]]:
-    """Returns the bars, each with whether the measured cells meet it."""
-    worst = max(cells, key=lambda cell: cell.of_lookup)
-    median = statistics.median(cell.of_plain for cell in cells)
-    offs = [abs(cell.off) for cell in cells if cell.off is not None]
-    near = sum(off <= OFF for off in offs)
-    identical, outputs = sum(cell.identical for cell in cells), sum(cell.outputs for cell in cells)
-    bars = [
-        (f"outputs are plain decoding's: {identical} of {outputs}", identical == outputs),
-        (
-            f"never waiting takes at most {MOST_OF_LOOKUP:.2f} of lookup's time in every cell:"
-            f" {worst.of_lookup:.2f} at {worst.link}",
-            worst.of_lookup <= MOST_OF_LOOKUP,
-        ),
-        (f"at most {MOST_OF_PLAIN:.2f} of plain decoding's in the median: {median:.2f}", median <= MOST_OF_PLAIN),
-    ]
-    if offs:
-        said = f"the formula within {OFF:.0%} in 9 cells of 10: {near} of {len(offs)}"
-        bars.append((said, near >= WITHIN * len(offs)))
-    return bars
-
-
-def table_of(cells: Sequence[Cell]) -> Table:
-    table = Table(title="Milliseconds a token, rehearsed, on emulated links", title_justify="left")
-    table.add_column("link")
-    for column in ("plain", "lookup", "never waiting", "of lookup", "of plain", "formula off", "late steps"):
-        table.add_column(column, justify="right")
-    for cell in cells:
-        times = (f"{1000 * seconds:.1f}" for seconds in (cell.plain_s, cell.lookup_s, cell.running_s))
-        off = "" if cell.off is None else f"{cell.off:+.0%}"
-        table.add_row(cell.link, *times, f"{cell.of_lookup:.2f}", f"{cell.of_plain:.2f}", off, f"{cell.late:.0%}")
-    return table
 
 
 def made_up(folder: Path) -> list[str]:
@@ -195,7 +116,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.flag(
         "--only", metavar="NAME,...", help=f"measure these parts ({', '.join(PARTS)}) or cells, or none (default: all)"
     )
-    parser.flag("--list", action="store_true", help="print the names of the cells, and which are measured")
+    parser.flag("--list", action="store_true", help="print the cells, and how long they take")
+    parser.flag("--page", action="store_true", help="put the figures into docs/links.md, and draw docs/links.png")
     parser.flag("--rehearse", default="trn2-llama-8b", help="a preset or a file (default: %(default)s)")
     parser.flag("--prompts-per-workload", type=positive, default=4, metavar="N", help="of 5 kinds (default: 4)")
     parser.flag("--max-new-tokens", type=positive, default=48, metavar="N", help="(default: %(default)s)")
@@ -213,19 +135,59 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def measured(path: Path) -> bool:
-    return path.is_file() and not read_comparison(path).get("partial")
+def size_of(cell: Asked, args: argparse.Namespace) -> tuple[int, int]:
+    """Returns the prompts of each workload in a cell, and the tokens of a request."""
+    prompts, tokens = args.prompts_per_workload, args.max_new_tokens
+    return (-(-prompts // 2), LONGER * tokens) if cell.part == "hostile" else (prompts, tokens)
+
+
+def ways_of(cell: Asked) -> list[str]:
+    return [*RIVALS.split(","), *((WAITING,) if cell.part == "constant" else ())]
+
+
+def expected_s(cell: Asked, args: argparse.Namespace) -> float:
+    """Estimates the seconds that a cell takes, if its link passes what it is sent."""
+    step, rtt = times_named(args.rehearse).target, float(cell.flags[1]) / 1000
+    each = step.steps.seconds(1) if step else 0.0
+    prompts, tokens = size_of(cell, args)
+    tokens_s = {PLAIN: each, WAITING: ROUNDS_PER_TOKEN * (each + rtt)}
+    ways = [tokens_s.get(way, STEPS_PER_TOKEN * each) for way in ways_of(cell)]
+    return STARTING_S + WORKLOADS * prompts * sum(REQUEST_S + tokens * way for way in ways)
+
+
+def took_s(file: Path) -> float:
+    """The seconds from the start of a comparison to its file."""
+    return file.stat().st_mtime - datetime.fromisoformat(read_comparison(file)["started_at"]).timestamp()
 
 
 def measure(cell: Asked, args: argparse.Namespace) -> int:
     """Runs the comparison of a cell, and returns its exit code."""
-    architectures = f"{RIVALS},distributed" if cell.part == "constant" else RIVALS
-    prompts, tokens = args.prompts_per_workload, args.max_new_tokens
-    if cell.part == "hostile":
-        prompts, tokens = -(-prompts // 2), LONGER * tokens
+    prompts, tokens = size_of(cell, args)
     asked = ["--prompts-per-workload", str(prompts), "--max-new-tokens", str(tokens)]
-    asked += ["--rehearse", args.rehearse, "--architectures", architectures, *cell.flags]
+    asked += ["--rehearse", args.rehearse, "--architectures", ",".join(ways_of(cell)), *cell.flags]
     return compare.main([*asked, "--output-dir", str(args.output / cell.name)])
+
+
+def list_cells(cells: Sequence[Asked], files: Mapping[str, Path], args: argparse.Namespace) -> None:
+    """Prints the cells, how long the measured ones took, and what the others are expected to take."""
+    left = 0.0
+    for cell in cells:
+        if measured(files[cell.name]):
+            said = f"measured in {took_s(files[cell.name]):.0f} s"
+        else:
+            left += (expected := expected_s(cell, args))
+            said = f"not measured, about {expected:.0f} s"
+        print(f"{cell.name} ({cell.part}): {said}")
+    print(f"left: about {left / 60:.0f} minutes")
+
+
+def how(comparisons: Sequence[Mapping[str, Any]], args: argparse.Namespace) -> str:
+    """Says what was measured, where and when."""
+    return (
+        f"Times per token over plain decoding's, `{args.rehearse}` rehearsed, {WORKLOADS * args.prompts_per_workload}"
+        f" prompts of {args.max_new_tokens} tokens on each link, half of them {LONGER} times as long on hostile ones"
+        f" ({how_measured(comparisons)}):"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -233,23 +195,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     files = {cell.name: args.output / cell.name / "comparison.json" for cell in args.cells}
     if args.list:
-        for cell in args.cells:
-            print(f"{cell.name} ({cell.part}): {'measured' if measured(files[cell.name]) else 'not measured'}")
+        list_cells(args.cells, files, args)
         return 0
     for cell in (cell for cell in args.chosen if not measured(files[cell.name])):
         if (code := measure(cell, args)) not in (0, 1):
             print(f"links: the comparison of {cell.name} ended with {code}", file=sys.stderr)
             return code
-    cells = [cell for file in files.values() if measured(file) for cell in cells_of(read_comparison(file))]
+    comparisons = [read_comparison(file) for file in files.values() if measured(file)]
+    cells = [cell for comparison in comparisons for cell in cells_of(comparison)]
     if not cells:
         print("links: no link was measured with all three architectures", file=sys.stderr)
         return 1
     bars = bars_of(cells)
     console = Console() if sys.stdout.isatty() else Console(width=130)
     console.print(table_of(cells))
-    for said, holds in bars:
-        console.print(f"{'met' if holds else 'MISSED'}: {said}", highlight=False)
-    summary = {"cells": [{name: getattr(cell, name) for name in cell.__slots__} for cell in cells], "bars": bars}
+    told = [f"{'met' if holds else 'MISSED'}: {said}" for said, holds in bars]
+    for line in told:
+        console.print(line, highlight=False)
+    if args.page:
+        publish(how(comparisons, args), [cell.row for cell in cells], told)
+    summary = {"cells": [asdict(cell) for cell in cells], "bars": bars}
     (args.output / "links.json").write_text(json.dumps(summary, indent=1) + "\n")
     return 0 if all(holds for _, holds in bars) else 1
 

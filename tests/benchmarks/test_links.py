@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import links
-from benchmarks.links import Cell, bars_of, main
+from benchmarks.links import main
+from benchmarks.links_judged import Cell, bars_of
 from tandem.comparison.links.trace import read_trace
 
 GOOD = Cell("20 ms", 0.026, 0.020, 0.018, 4, 4, 0.05)
@@ -62,6 +63,19 @@ def test_cells_are_chosen_by_name_or_part_and_a_name_that_is_none_is_one_line(
     assert "--only: 20 is none of constant, recorded, hostile, 10ms" in capsys.readouterr().err
 
 
+def test_a_list_says_how_long_cells_take(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--list", "--output", str(tmp_path / "all")]) == 0
+    all_lines = capsys.readouterr().out.splitlines()
+    assert main(["--list", "--prompts-per-workload", "1", "--output", str(tmp_path / "one")]) == 0
+    few_lines = capsys.readouterr().out.splitlines()
+    assert len(all_lines) == 17 and all_lines[0].startswith("10ms (constant): not measured, about ")
+    seconds = [int(line.rpartition("about ")[2].split()[0]) for line in (*all_lines[:5], *few_lines[:5])]
+    assert seconds[:5] == sorted(set(seconds[:5])) and all(
+        few < many for many, few in zip(seconds[:5], seconds[5:], strict=True)
+    )
+    assert all_lines[-1].startswith("left: about ") and all_lines[-1].endswith(" minutes")
+
+
 @pytest.mark.thorough
 def test_cells_are_measured_once_and_judged_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -83,3 +97,5 @@ def test_cells_are_measured_once_and_judged_again(
     assert [cell["link"] for cell in found["cells"]] == ["5 ms"]
     assert found["bars"][0] == ["outputs are plain decoding's: 2 of 2", True]
     assert "never waiting" in capsys.readouterr().out
+    assert main([*arguments, "--list"]) == 0
+    assert "5ms (constant): measured in " in capsys.readouterr().out

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tandem.comparison.analysis.advice import advice_lines, advise, basis, run_advice
+from tandem.comparison.analysis.drafts import Copied
 from tandem.comparison.analysis.findings import theory_as_json
 from tests.comparison.test_predictions import theory
 
@@ -51,6 +53,18 @@ def test_many_clients_move_the_advice_to_drafts_elsewhere() -> None:
     assert many.tpot_s == pytest.approx(32 * many.busy_s)
     lines = list(advice_lines(*basis(comparison())))
     assert any("clients or more on one target: distributed is then the best." in line for line in lines)
+
+
+def test_lookup_is_an_option_of_its_own_and_every_gain_is_said_against_it_too() -> None:
+    model, link = basis(comparison(), rtt_ms=400.0)
+    assert "lookup" not in [option.architecture for option in advise(model, link)]
+    copying = replace(model, copies=Copied(2.0, 1.0))
+    lookup = next(option for option in advise(copying, link) if option.architecture == "lookup")
+    assert model.plain_tpot / 2 <= lookup.alone_s < model.plain_tpot and lookup.busy_s <= lookup.alone_s
+    (line,) = [line for line in advice_lines(copying, link) if line.startswith("  distributed ")]
+    far = next(option for option in advise(copying, link) if option.architecture == "distributed")
+    gains = [f"{tpot / far.alone_s:.2f}" for tpot in (model.plain_tpot, lookup.alone_s)]
+    assert f"({gains[0]} times plain decoding and {gains[1]} times lookup alone)" in line
 
 
 def test_a_far_target_makes_distributed_slower_than_plain_decoding() -> None:

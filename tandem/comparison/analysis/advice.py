@@ -21,7 +21,7 @@ from tandem.comparison.analysis.metrics import ratio
 from tandem.comparison.analysis.predictions import Model
 from tandem.comparison.analysis.prefill_advice import prefill_costs, prefill_document, prefill_lines
 from tandem.comparison.links.settings import MAX_RTT_MS, LinkSettings
-from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, COMPARED, DISTRIBUTED, NEVER_WAITING
+from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, COMPARED, DISTRIBUTED, LOOKUP, NEVER_WAITING
 from tandem.comparison.report.capacity_table import capacity_lines
 from tandem.comparison.report.formatting import capitalised, joined, name_in_sentence
 from tandem.comparison.report.reading import read_comparison
@@ -60,9 +60,15 @@ def basis(comparison: Mapping[str, Any], rtt_ms: float | None = None) -> tuple[M
 
 
 def advise(model: Model, link: LinkSettings, clients: int = 1) -> tuple[Option, ...]:
-    """Returns every measured architecture, and distributed at a target that never waits, best first."""
+    """Returns every measured architecture, and distributed at a target that never waits, best first.
+
+    Lookup, plain decoding with copies from the text, is the one whose gain needs no draft model.
+    """
     derived = [NEVER_WAITING.name] if DISTRIBUTED.name in model.drafts else []
     options = [_option(model, name, link, clients) for name in (AUTOREGRESSIVE.name, *model.drafts, *derived)]
+    if copying := model.lookup():
+        busy = copying.seconds - (model.plain_tpot - model.plain_s)
+        options.append(Option(LOOKUP.name, 0, copying.seconds / copying.tokens, busy / copying.tokens, clients))
     return tuple(sorted(options, key=lambda option: option.tpot_s))
 
 
@@ -108,8 +114,11 @@ def _line(option: Option, model: Model) -> str:
     at = f"k = {option.length}" if option.length else "k = 0"
     shared = f", {1000 * option.tpot_s:.1f} ms with {option.clients}" if option.clients > 1 else ""
     plural = "client" if option.capacity == 1 else "clients"
-    times, most = ratio(model.plain_tpot, option.alone_s), ratio(1.0, option.busy_s)
-    beside = "" if times is None else f" ({times:.2f} times plain decoding alone)"
+    rivals, most = [("plain decoding", model.plain_tpot)], ratio(1.0, option.busy_s)
+    if copying := model.lookup():
+        rivals.append((LOOKUP.name, copying.seconds / copying.tokens))
+    times = [f"{gain:.2f} times {who}" for who, tpot in rivals if (gain := ratio(tpot, option.alone_s)) is not None]
+    beside = f" ({' and '.join(times)} alone)" if times else ""
     limit = (
         "no limit was measured"
         if option.capacity is None or most is None

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tandem.comparison.analysis.bootstrap import Interval, ratio_interval
@@ -125,16 +125,29 @@ class Model:
     def _never_waiting(self, link: LinkSettings, length: int, rate: float) -> float:
         """Returns the predicted seconds per token of a target that never waits, from the costs of rounds that wait."""
         of, steps = self.costs[arch.DISTRIBUTED.name], self.steps(arch.DISTRIBUTED.name, length)
-        overhead = self.plain_tpot - self.plain_s
-        plain = self.plain_tpot
-
-        def step(tokens: float) -> float:
-            wide = steps.verify_fixed + steps.verify_slope * tokens
-            return plain if tokens <= 1 else max(plain, wide + overhead)
-
-        copies = Undrafted(step(1 + self.copies.drafted), self.copies.tokens) if self.copies else None
+        step, copies = self._step(arch.DISTRIBUTED.name), self._copying(arch.DISTRIBUTED.name)
         costs = RunCosts(steps.draft, step, link.round_trip(of.message_bytes) + of.rpc_s, copies)
         return min(tpot_never_waiting(costs, rate, width) for width in range(length + 1))
+
+    def lookup(self) -> Undrafted | None:
+        """Returns what a step of lookup alone is predicted to be; None if lookup was not measured."""
+        names = sorted(self.drafts, key=lambda name: name != arch.DISTRIBUTED.name)
+        return self._copying(names[0]) if names else None
+
+    def _copying(self, name: str) -> Undrafted | None:
+        step = self._step(name)
+        return Undrafted(step(1 + self.copies.drafted), self.copies.tokens) if self.copies else None
+
+    def _step(self, name: str) -> Callable[[float], float]:
+        """Returns the seconds of a target's step by its tokens, from the costs of an architecture that drafts."""
+        of, plain = self.costs[name], self.plain_tpot
+        overhead = plain - self.plain_s
+
+        def step(tokens: float) -> float:
+            wide = of.verify_fixed_s + of.verify_slope_s * tokens
+            return plain if tokens <= 1 else max(plain, wide + overhead)
+
+        return step
 
     def closed_form(self, name: str, link: LinkSettings) -> float | None:
         """Returns the continuous optimum for one rate at all positions; None if there is none."""

@@ -84,6 +84,22 @@ def _tpot_by_rtt(comparison: JSON) -> str:
     return fmt.capitalised(*sentences)
 
 
+def _tpot_by_link(comparison: JSON) -> str:
+    sentences = []
+    conditions = plots_link.several_links(comparison)
+    fastest = {
+        c["name"]: min((tpot, name) for name in c["architectures"] if (tpot := reading.mean_tpot(c, name)))[1]
+        for c in conditions
+    }
+    for name in dict.fromkeys(fastest.values()):
+        on = sum(each == name for each in fastest.values())
+        sentences.append(f"{fmt.name_in_sentence(name)} takes the least time on {on} of {len(conditions)} links.")
+    return fmt.capitalised(
+        *sentences,
+        "A strip for each link; thin marks are requests, the others means (bars: 95 % interval), measured.",
+    )
+
+
 def _time_by_cause(comparison: JSON) -> str:
     parts = []
     conditions = reading.links(comparison)
@@ -217,6 +233,7 @@ FIGURES = (
            plots_acceptance.acceptance_by_position),
     Figure("latency-by-throughput", "Latency against throughput under load", _latency_by_throughput,
            plots_requests.latency_by_throughput),
+    Figure("tpot-by-link", "Time per token on each link", _tpot_by_link, plots_link.tpot_by_link),
     Figure("tokens-over-time", "Tokens over time", _tokens_over_time, plots_requests.tokens_over_time),
     Figure("acceptance-by-temperature", "Agreement against rejection", _acceptance_by_temperature,
            plots_acceptance.acceptance_by_temperature),

@@ -1,7 +1,8 @@
-"""Plots TPOT against RTT, and predicted TPOT by speculation length."""
+"""Plots TPOT against RTT, TPOT on each link, and predicted TPOT by speculation length."""
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING
 
 from tandem.comparison.report import formatting as fmt
@@ -14,7 +15,12 @@ if TYPE_CHECKING:
 
 ONE_POINT = "Only one round trip was measured and nothing was predicted; see the tables."
 SEVERAL_LINKS = "Several links have the same round trip; see the tables."
+ONE_LINK = "Only one link was measured; see the tables."
 HEIGHT = 3.4
+TITLE_WIDTH = 48
+"""Characters of a strip's title in a line."""
+WIDE = 8
+"""How many times the least time the most is where an axis of times is logarithmic."""
 
 
 @style.in_style()
@@ -123,6 +129,65 @@ def _break_even(axes: Axes, theory: JSON, right: float) -> None:
             f"break-even, ms: {', '.join(said)}", (share, 1), (shift, 5), xycoords="axes fraction",
             textcoords="offset points", ha=align, fontsize=9, annotation_clip=False,
         )  # fmt: skip
+
+
+def several_links(comparison: JSON) -> list[JSON]:
+    """Returns the links on which anything was measured. Raises NothingToDraw if there is one at most."""
+    found = [c for c in reading.links(comparison) if any(_measured(c, name) for name in c["architectures"])]
+    if len(found) < 2:
+        raise NothingToDraw(ONE_LINK)
+    return found
+
+
+@style.in_style()
+def tpot_by_link(comparison: JSON) -> Figure:
+    """Draws a strip for each link: a row for each architecture, with a dot for each request, and the mean."""
+    conditions, everyone = several_links(comparison), reading.architectures(comparison)
+    dots = _request_times(comparison)
+    times = [1000 * seconds for each in dots.values() for seconds in each]
+    titles = [textwrap.fill(f"RTT {fmt.rtt(c['link'])}", TITLE_WIDTH) for c in conditions]
+    lines = sum(title.count("\n") for title in titles)
+    height = sum(0.36 + 0.17 * len(c["architectures"]) for c in conditions) + 0.16 * lines + 0.9
+    ratios = [1 + len(c["architectures"]) for c in conditions]
+    figure, strips = style.new_figure(height, rows=len(conditions), sharex=True, height_ratios=ratios)
+    for axes, condition, title in zip(strips, conditions, titles, strict=True):
+        found = [(name, point) for name in everyone if (point := _measured(condition, name))]
+        for place, (name, (_, mean, less, more)) in enumerate(found):
+            of, each = style.look(name, everyone), dots.get((condition["name"], name), [])
+            times += [mean - less, mean + more]
+            axes.plot(
+                [1000 * seconds for seconds in each], [place] * len(each), "|", color=of.color, alpha=0.45,
+                markersize=6, zorder=2,
+            )  # fmt: skip
+            axes.errorbar(
+                mean, place, xerr=[[less], [more]], color=of.color, fmt=of.marker, markeredgecolor=style.PAPER,
+                markeredgewidth=0.8, elinewidth=1.2, zorder=3, clip_on=False,
+            )  # fmt: skip
+            tpot = fmt.with_interval(f"{mean:.1f} ms a token", (mean - less, mean + more), digits=1)
+            hover.point(axes, mean, place, f"{fmt.name(name)}: {tpot}")
+        axes.set_title(title)
+        axes.set_yticks([])
+        axes.set_ylim(len(found) - 0.4, -0.6)
+        axes.spines["left"].set_visible(False)
+        style.only_grid(axes, "x")
+    low, high = max(min(times), 1e-3), max(times)
+    if high > WIDE * low:
+        strips[0].set(xscale="log", xlim=(low / 1.2, high * 1.2))
+        strips[0].xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    else:
+        strips[0].set_xlim(0, 1.04 * high)
+    strips[-1].set_xlabel("time per output token, ms" + (" (log scale)" if high > WIDE * low else ""))
+    style.legend_above(figure, min(3, len(everyone)), [style.handle(name, everyone) for name in everyone])
+    return figure
+
+
+def _request_times(comparison: JSON) -> dict[tuple[str, str], list[float]]:
+    """Returns the seconds per token of every request, by condition and architecture."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for record in comparison["records"]:
+        if not record["error"] and record["tpot_s"]:
+            found.setdefault((record["condition"], record["architecture"]), []).append(record["tpot_s"])
+    return found
 
 
 @style.in_style()

@@ -180,6 +180,7 @@ SECTIONS: tuple[tuple[str, str, tuple[Part, ...]], ...] = (
         (BOTH, "The counts of vLLM", engine_table),
         (PAGE, "The table of round trips", tables.round_trip_table),
         "tpot-by-rtt",
+        "tpot-by-link",
         "time-by-cause",
         (BOTH, "The table of causes", tables.cause_table),
         "speedup-by-workload",

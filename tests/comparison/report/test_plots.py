@@ -20,6 +20,8 @@ from tests.comparison.report.example_comparison import example, minimal
 FULL, LEAST = example(), minimal()
 FEW = {"time-by-cause", "acceptance-by-position"}  # what is left of the plots in the minimal comparison
 
+MORE = {"tpot-by-link", "acceptance-by-temperature"}  # need several links, or several samplings
+
 
 def one_round_trip() -> dict:
     found = copy.deepcopy(FULL)
@@ -54,7 +56,7 @@ def test_a_plot_without_data_is_left_out_with_a_sentence(figure):
             figure.draw(LEAST)
 
 
-@pytest.mark.parametrize("figure", FIGURES[:-1], ids=lambda figure: figure.name)
+@pytest.mark.parametrize("figure", [f for f in FIGURES if f.name not in MORE], ids=lambda figure: figure.name)
 def test_one_measured_round_trip_is_enough(figure):
     assert png(figure.draw(one_round_trip()))
 
@@ -81,6 +83,33 @@ def test_a_prediction_that_missed_is_struck_out_and_said_to_be_missed():
     assert "Missed by more than a factor of 1.25: fused." in plot.finding(found)
     table = prediction_table(found)
     assert [row[-1].text for row in table.rows if row[-1].tone == "bad"] == ["+300.0 %, missed"]
+
+
+def test_every_link_has_a_strip_with_its_requests_and_means():
+    plot = next(figure for figure in FIGURES if figure.name == "tpot-by-link")
+    drawn = plot.draw(FULL)
+    assert [axes.get_title(loc="left") for axes in drawn.axes] == [
+        f"RTT {rtt} ms, emulated" for rtt in (0, 20, 50, 100)
+    ]
+    requests = [line for line in drawn.axes[0].get_lines() if line.get_marker() == "|"]
+    base = [r for r in FULL["records"] if r["condition"] == "base" and not r["error"] and r["architecture"] == "fused"]
+    assert sorted(r["tpot_s"] * 1000 for r in base) == pytest.approx(sorted(requests[2].get_xdata()))
+    assert "Fused takes the least time on 4 of 4 links." in plot.finding(FULL)
+
+
+def test_links_that_differ_by_more_than_an_axis_shows_have_a_logarithmic_one():
+    plot = next(figure for figure in FIGURES if figure.name == "tpot-by-link")
+    found = copy.deepcopy(FULL)
+    next(r for r in found["records"] if r["tpot_s"])["tpot_s"] = 5.0
+    assert plot.draw(found).axes[0].get_xscale() == "log" and plot.draw(FULL).axes[0].get_xscale() == "linear"
+
+
+def test_a_link_of_many_words_has_a_title_of_several_lines():
+    plot = next(figure for figure in FIGURES if figure.name == "tpot-by-link")
+    found = copy.deepcopy(FULL)
+    found["conditions"][0]["link"]["but"] = "recorded somewhere, 70% of the delay up, jitter 5 ms, loss 1 %"
+    title = plot.draw(found).axes[0].get_title(loc="left")
+    assert title.count("\n") == 1 and max(map(len, title.splitlines())) <= plots_link.TITLE_WIDTH
 
 
 def test_the_break_even_is_marked_with_its_interval():

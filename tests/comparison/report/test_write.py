@@ -23,10 +23,10 @@ PNG = b"\x89PNG\r\n\x1a\n"
 def test_both_formats_and_the_plots_are_written_and_nothing_else(tmp_path):
     written = write_report(example(), tmp_path / "out", ("html", "md"))
     assert [path.name for path in written[:2]] == ["report.html", "report.md"]
-    assert len(written) == 10 and all(path.read_bytes().startswith(PNG) for path in written[2:])
+    assert len(written) == 11 and all(path.read_bytes().startswith(PNG) for path in written[2:])
     assert {path for path in (tmp_path / "out").rglob("*") if path.is_file()} == set(written)
     linked = re.findall(r"\]\((plots/[^)]+)\)", (tmp_path / "out" / "report.md").read_text(encoding="utf-8"))
-    assert len(linked) == 8 and all((tmp_path / "out" / name).is_file() for name in linked)
+    assert len(linked) == 9 and all((tmp_path / "out" / name).is_file() for name in linked)
 
 
 def test_the_same_comparison_gives_the_same_bytes(tmp_path):
