@@ -150,9 +150,8 @@ def started(words: Sequence[str], folder: Path, cwd: Path, environment: dict[str
 
 def tokens_of(port: int, service: str, secrets: Path | None, count: int = 12) -> tuple[int, ...]:
     """The tokens of a request with TLS and a token; without `secrets`, in clear text."""
-    credentials = Credentials(ca=f"{secrets}/tls/ca.crt", token_file=f"{secrets}/tokens/comparison")
-    if secrets is None:
-        credentials = Credentials()
+    files = {"ca": f"{secrets}/tls/ca.crt", "token_file": f"{secrets}/tokens/comparison"} if secrets else {}
+    credentials = Credentials(**files)
 
     async def ask() -> tuple[int, ...]:
         async with GenerationClient.connect(f"127.0.0.1:{port}", service, credentials) as client:

@@ -52,7 +52,6 @@ KNOWN: dict[str, str] = {
     " --permission-policy-arns",
     "eksctl delete cluster": "--name --region --disable-nodegroup-eviction",
     "helm upgrade": "--install --set",
-    "hf auth login": "",
     "hf download": "--local-dir",
     "kubectl apply": "-k",
     "kubectl create configmap": "-n --from-file",
