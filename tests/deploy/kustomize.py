@@ -13,6 +13,8 @@ from typing import Any
 import yaml
 
 Object = dict[str, Any]
+PREDICTOR = ("labels", "minReplicas", "timeout", "deploymentStrategy")
+"""Fields of a KServe predictor that are not its pod's."""
 KNOWN = {"apiVersion", "kind", "resources", "images", "patches"}
 
 
@@ -51,6 +53,10 @@ def containers(objects: list[Object]) -> Iterator[Object]:
 def pods_of(each: Object) -> dict[str, Object]:
     """The pod templates of what has some, by its name; that of a LeaderWorkerSet's workers by "NAME worker"."""
     spec, name = each.get("spec", {}), each["metadata"]["name"]
+    if each["kind"] == "InferenceService":
+        predictor = spec["predictor"]
+        inside = {field: value for field, value in predictor.items() if field not in PREDICTOR}
+        return {name: {"metadata": {"labels": predictor["labels"]}, "spec": inside}}
     if each["kind"] == "LeaderWorkerSet":
         group = spec["leaderWorkerTemplate"]
         return {name: group["leaderTemplate"], f"{name} worker": group["workerTemplate"]}

@@ -80,9 +80,10 @@ def servers() -> list[Container]:
     """Every server command of every overlay, once, where it stands first."""
     found: dict[tuple[str, ...], Container] = {}
     for overlay in OVERLAYS:
-        for each in (*containers(overlay, "StatefulSet"), *containers(overlay, "LeaderWorkerSet")):
-            if "--role=gateway" not in each.arguments:
-                found.setdefault(each.arguments, each)
+        for kind in ("StatefulSet", "LeaderWorkerSet", "InferenceService"):
+            for each in containers(overlay, kind):
+                if "--role=gateway" not in each.arguments:
+                    found.setdefault(each.arguments, each)
     return list(found.values())
 
 
@@ -147,9 +148,10 @@ def started(words: Sequence[str], folder: Path, cwd: Path, environment: dict[str
         process.wait()
 
 
-def tokens_of(port: int, service: str, secrets: Path, count: int = 12) -> tuple[int, ...]:
-    """The tokens of a request with TLS and a token."""
-    credentials = Credentials(ca=f"{secrets}/tls/ca.crt", token_file=f"{secrets}/tokens/comparison")
+def tokens_of(port: int, service: str, secrets: Path | None, count: int = 12) -> tuple[int, ...]:
+    """The tokens of a request with TLS and a token; without `secrets`, in clear text."""
+    files = {"ca": f"{secrets}/tls/ca.crt", "token_file": f"{secrets}/tokens/comparison"} if secrets else {}
+    credentials = Credentials(**files)
 
     async def ask() -> tuple[int, ...]:
         async with GenerationClient.connect(f"127.0.0.1:{port}", service, credentials) as client:

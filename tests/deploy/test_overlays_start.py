@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
+import ssl
 import subprocess
 import sys
 import urllib.request
@@ -28,9 +29,11 @@ from tests.deploy.starting import (
     started,
     tokens_of,
 )
+from tests.deploy.test_platforms import PICKED
 from tests.support import REPOSITORY
 
 SERVERS = servers()
+ASKED = json.dumps({"prompt": "abab", "max_tokens": 4, "temperature": 0}).encode()
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +44,18 @@ def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def hidden(image: str, arguments: list[str]) -> list[str]:
     """What runs main.py with an image's packages."""
     return [sys.executable, "-m", "tests.deploy.in_image", image, *arguments]
+
+
+def through(door: str, secrets: Path | None) -> bytes:
+    """What an OpenAI client gets there, with TLS and a key if there are secrets; then the page of metrics."""
+    trusted = ssl.create_default_context(cafile=f"{secrets}/tls/ca.crt") if secrets else None
+    key = {"authorization": f"Bearer {(secrets / 'tokens' / 'comparison').read_text().strip()}"} if secrets else {}
+    asked = urllib.request.Request(f"{door}/v1/completions", ASKED, {"content-type": "application/json", **key})
+    with urllib.request.urlopen(asked, timeout=30, context=trusted) as answer:
+        assert json.load(answer)["usage"]["completion_tokens"] == 4
+    scraped = urllib.request.Request(f"{door}/metrics", headers=key)
+    with urllib.request.urlopen(scraped, timeout=10, context=trusted) as page:
+        return bytes(page.read())
 
 
 @pytest.mark.thorough
@@ -61,8 +76,12 @@ def test_a_server_of_an_overlay_starts_with_what_its_image_has(
         words = hidden(container.image, on_toy(container, secrets, ports, target))
         log = stack.enter_context(started(words, tmp_path / "server", REPOSITORY))
         answers = container.flags["role"] != "prefill" and "propose_only" not in container.flags
+        guarded = secrets if "tls_cert" in container.flags else None
         if answers:
-            assert len(tokens_of(ports["port"], service, secrets)) == 12
+            assert len(tokens_of(ports["port"], service, guarded)) == 12
+        if "http_port" in ports:
+            door = f"{'https' if guarded else 'http'}://localhost:{ports['http_port']}"
+            assert [each for each in PICKED if each.encode() not in through(door, guarded)] == []
         assert health(ports["health_port"], f"tandem.v1.{service}") == health_pb2.HealthCheckResponse.SERVING
         with urllib.request.urlopen(f"http://127.0.0.1:{ports['metrics_port']}/metrics", timeout=10) as page:
             shown = (

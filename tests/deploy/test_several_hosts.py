@@ -76,6 +76,40 @@ def test_rank_0_is_probed_where_it_answers_and_has_longer_to_stop_than_it_drains
     assert {"tls_cert", "tls_key", "accept_tokens"} <= set(asked)
 
 
+def test_every_host_compiles_what_its_ranks_will_serve() -> None:
+    """The same ranks, devices, shapes and folder; the pods are hosts of their own, and find the first by its name."""
+    ahead = "overlays/compile-several-hosts"
+    job, values = of_kind(ahead, "Job")["compile"]["spec"], values_of(ahead)
+    spec, served = job["template"]["spec"], container(LEADER)
+    (made,) = spec["initContainers"]
+    compiled, wanted = flags(made), flags(served)
+    shape = ("target_model", "device", "dtype", "sequence_length", "batch", "tp_degree", "compiled_dir")
+    differ = [name for name in (*shape, "max_speculation_length") if compiled.get(name) != wanted.get(name)]
+    assert differ == [] and compiled["compile_for"] == "target" and values.items() >= values_of_models(FOLDER).items()
+    started, other = (dict(filled(w, values).partition("=")[::2] for w in each["command"]) for each in (made, served))
+    hosts = int(started["--nnodes"])
+    assert job["completionMode"] == "Indexed" and job["completions"] == job["parallelism"] == hosts == SET["size"]
+    assert started["--nproc-per-node"] == other["--nproc-per-node"] and "$(JOB_COMPLETION_INDEX)" in str(
+        made["command"]
+    )
+    service = of_kind(ahead, "Service")["compile"]
+    assert (
+        started["--master-addr"] == f"compile-0.{spec['subdomain']}.tandem" and service["metadata"]["name"] == "compile"
+    )
+    assert service["spec"]["selector"].items() <= job["template"]["metadata"]["labels"].items()
+    assert service["spec"]["publishNotReadyAddresses"] and service["spec"]["clusterIP"] == "None"
+    worker = pods(FOLDER)[WORKER]
+    assert worker["metadata"]["labels"].items() <= job["template"]["metadata"]["labels"].items()
+    for name in ("affinity", "resourceClaims", "nodeSelector"):
+        assert spec[name] == worker["spec"][name]
+    (restored,) = worker["spec"]["initContainers"]
+    assert spec["containers"][0]["args"] == restored["args"], "published where the server looks"
+
+
+def values_of_models(folder: str) -> dict[str, str]:
+    return dict(of_kind(folder, "ConfigMap")["models"]["data"])
+
+
 @pytest.mark.parametrize("where", ["spec", "group", "pod"])
 def test_a_wrong_field_of_the_set_is_seen_wherever_it_is(where: str) -> None:
     wrong = copy.deepcopy(next(each for each in objects(FOLDER) if each["kind"] == "LeaderWorkerSet"))

@@ -54,9 +54,11 @@ KNOWN: dict[str, str] = {
     "helm upgrade": "--install --set",
     "hf download": "--local-dir",
     "kubectl apply": "-k",
+    "kubectl create configmap": "-n --from-file",
     "kubectl create secret generic": "-n --from-file",
     "kubectl delete": "-k --ignore-not-found -n",
     "kubectl get": "-n",
+    "kubectl label namespace": "",
     "kubectl patch": "-n --type -p",
     "kubectl rollout": "-n --timeout",
     "kubectl wait": "-n --for --timeout",
@@ -202,6 +204,15 @@ def _kubectl(name: str, words: list[str]) -> str:
         for folder in folders:
             assert build(ROOT / folder), folder
         return "the folder builds"
+    if name == "kubectl label namespace":
+        policies = str([each for folder in FOLDERS for each in objects(folder) if each["kind"] == "NetworkPolicy"])
+        label, _, value = words[-1].partition("=")
+        assert repr({label: value}) in policies, f"no policy asks for {words[-1]}"
+        return "a network policy asks for the label"
+    if name == "kubectl create configmap":
+        wanted, (file,) = words[words.index("configmap") + 1], values(words, "--from-file")
+        assert file == "secrets/tls/ca.crt" and f"'{wanted}'" in str([objects(folder) for folder in FOLDERS])
+        return "a name that a manifest has, of a file that `sh deploy/secrets.sh` writes"
     if name == "kubectl create secret generic":
         return f"{len(_secret(words))} files that `sh deploy/secrets.sh` writes"
     if name == "kubectl get":

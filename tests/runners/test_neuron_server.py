@@ -23,6 +23,7 @@ from tandem.engine.batcher import Batcher
 from tandem.engine.generators import plain_generator
 from tandem.engine.loading import load
 from tandem.engine.model_config import ModelConfig
+from tandem.ports import free_port
 from tandem.rpc.channel import DRAFT, FUSED, TARGET
 from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
@@ -152,29 +153,36 @@ def test_a_target_and_a_draft_worker_run_on_what_a_device_takes(
         clean(report(target))
 
 
-def compile_without_a_device(model: str, folder: Path, *launcher: str, ranks: int = 1) -> None:
-    """As on a CPU instance with AWS's wheels: the stand-in refuses whatever asks the runtime."""
+def compile_without_a_device(model: str, folder: Path, *launchers: list[str], ranks: int = 1) -> None:
+    """As on a CPU instance with AWS's wheels: the stand-in refuses whatever asks the runtime. A launcher is a host."""
     shape = [*FLAGS[: FLAGS.index("--port")], "--batch", "1", "--max_speculation_length", "1", "--prefill_chunk", "16"]
-    words = ("--role", "compile", "--compile", "neuron", "--target_model", model, "--tp_degree", str(ranks))
-    program = (sys.executable, *launcher, "-m", "tests.runners.strict_device", f"{folder}.json", "none")
+    words = ["--role", "compile", "--compile", "neuron", "--target_model", model, "--tp_degree", str(ranks)]
+    program = ["-m", "tests.runners.strict_device", f"{folder}.json", "none", *words, *shape, "--compiled_dir"]
     environ = {"TORCH_NEURONX_COMPILE_ONLY": "1", "NEURON_PLATFORM_TARGET_OVERRIDE": "trn2"}
-    done = subprocess.run(
-        [*program, *words, *shape, "--compiled_dir", str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=STARTS,
-        check=False,
-        env={**os.environ, **environ},
-    )
-    assert done.returncode == 0 and "2 compiled" in done.stdout, done.stdout + done.stderr
+    started = [
+        subprocess.Popen(
+            [sys.executable, *launcher, *program, str(folder)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **environ},
+        )
+        for launcher in launchers or ([],)
+    ]
+    said = [process.communicate(timeout=STARTS)[0] for process in started]
+    assert [process.returncode for process in started] == [0] * len(started), said
+    assert "2 compiled" in said[0], said
 
 
+@pytest.mark.parametrize("hosts", [1, 2])
 def test_several_ranks_compile_without_a_device_into_folders_of_their_own(
-    models: tuple[str, str], tmp_path: Path
+    models: tuple[str, str], tmp_path: Path, hosts: int
 ) -> None:
-    """With gloo in place of the device's collectives, so this says nothing of AWS's."""
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    compile_without_a_device(models[0], tmp_path / "made", *torchrun, ranks=2)
+    """With gloo in place of the device's collectives, so this says nothing of AWS's. Two hosts are one address here."""
+    torchrun = ["-m", "torch.distributed.run", "--nnodes", str(hosts), "--nproc-per-node", str(2 // hosts)]
+    place = ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--node-rank"]
+    launchers = [[*torchrun, *place, str(host)] for host in range(hosts)]
+    compile_without_a_device(models[0], tmp_path / "made", *launchers, ranks=2)
     made = [sorted(file.name for file in (tmp_path / "made" / f"rank_{rank}").glob("*.neff")) for rank in range(2)]
     assert len(made[0]) == 2 and made[0] == made[1], "all ranks compile the same graphs"
 
