@@ -235,6 +235,6 @@ def _possible_winners(scores: Floats, raw: Words) -> Ids:
     if scores[head].min() == -np.inf:
         return np.sort(head)  # every token that can be drawn is in the head
     bound = np.partition(scores[head] + gumbel(raw[head]), -2)[-2] - scores[head].min()
-    threshold = exp(-exp(-bound)) - 2.0**-40
+    threshold = float(exp(-exp(-bound))) - 2.0**-40
     rest = np.flatnonzero(raw >= np.uint64(max(threshold, 0.0) * 2.0**64))
     return np.union1d(head, rest)

@@ -47,8 +47,8 @@ class DraftDraws:
 
     def passed(self) -> Drawing:
         """Returns the structure for the library. Not kept here, because it keeps this object alive."""
-        others = ints([not row.drawn for row in self._rows])
-        sampled = sampled_rows(self._rows, self._model.vocab_size)
+        others, model = ints([not row.drawn for row in self._rows]), self._model
+        sampled = sampled_rows(self._rows, model.outputs if model.draft_vocab is None else model.vocab_size)
         return Drawing(others, sampled, pointer(self._logits, c_float), DRAW(self._draw))
 
     def finished(self) -> list[tuple[SparseDistribution, ...]]:
