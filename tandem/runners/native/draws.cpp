@@ -5,7 +5,7 @@ namespace tandem {
 
 namespace {
 
-constexpr double MARGIN = 0x1p-40;
+constexpr double MARGIN = 0x1p-40, MOST_NOISE = 37;  // of any word: 53 ln 2 = 36.74
 
 typedef uint64_t vw __attribute__((vector_size(8 * DOUBLES)));
 constexpr int BLOCKS = STRIP / 4;
@@ -173,7 +173,7 @@ private:
                 for (int i = 0; i < 8 && 8 * part + i < strips(); i++) chances[i] = score(maxima_[8 * part + i]) - best.noisy;
                 exps_of(chances);
                 for (int i = 0; i < 8 && 8 * part + i < strips(); i++)
-                    if (maxima_[8 * part + i] > -INFINITY) offer_strip(8 * part + i, Winner::needed(chances[i]), best);
+                    if (score(maxima_[8 * part + i]) + MOST_NOISE >= best.noisy) offer_strip(8 * part + i, Winner::needed(chances[i]), best);
             }
             own = best;
         });
