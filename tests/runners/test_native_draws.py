@@ -27,7 +27,7 @@ from tandem.speculation.draws import BadLogits, draw
 from tandem.speculation.elementary import exp, log
 from tandem.speculation.types import Rule, SamplingParams, Verdict
 from tests.rows import fused_row, propose_row, verify_row
-from tests.runners.test_native import GREEDY, SLOTS, VOCAB, fill, module_of, native, sequence
+from tests.runners.test_native import GREEDY, SLOTS, VOCAB, fill, load_native_unchecked, module_of, native, sequence
 
 PROGRAM = Path(__file__).parent / "elementary_bits.cpp"
 PARAMS = (
@@ -277,8 +277,6 @@ def test_what_only_python_can_do_is_left_to_it(target: NativeRunner) -> None:
 
 
 def test_a_sampled_row_whose_logits_are_unsound_fails_alone_and_its_draft_ends() -> None:
-    from tests.runners.test_native import load_native_unchecked
-
     module = module_of()
     module.get_input_embeddings().weight.data[7] = np.nan
     runner = load_native_unchecked(module)
