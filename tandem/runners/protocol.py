@@ -90,7 +90,12 @@ class VerifyRow:
     @property
     def plain(self) -> bool:
         """Whether the verdict follows from the ids of the largest logits."""
-        return self.processor is None and _follows_from_best(self.request)
+        return self.drawn and self.request.sampling.greedy
+
+    @property
+    def drawn(self) -> bool:
+        """Whether the verdict follows from seeded draws from raw logits, or from the largest of them."""
+        return self.processor is None and _only_tokens(self.request) and not (self.draft and self.request.drafts_sample)
 
 
 TAIL = 8  # committed tokens that a draft model can catch up on in its first step; if behind by more, it prefills
@@ -118,7 +123,12 @@ class ProposeRow:
     @property
     def plain(self) -> bool:
         """Whether the draft consists of the ids of the largest logits."""
-        return self.request.sampling.greedy and self.processor is None
+        return self.drawn and self.request.sampling.greedy
+
+    @property
+    def drawn(self) -> bool:
+        """Whether the draft consists of seeded draws from raw logits, or of the ids of the largest."""
+        return self.processor is None and not self.request.drafts_sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +160,17 @@ class FusedRow:
     @property
     def plain(self) -> bool:
         """Whether the round follows from the ids of the largest logits of both models."""
-        return self.propose.plain and _follows_from_best(self.propose.request)
+        return self.drawn and self.propose.plain
+
+    @property
+    def drawn(self) -> bool:
+        """Whether the round follows from seeded draws from raw logits, or from the largest of them."""
+        return self.propose.drawn and _only_tokens(self.propose.request)
 
 
-def _follows_from_best(request: Request) -> bool:
-    """Whether a verdict without a processor follows from the ids of the largest logits."""
-    return request.sampling.greedy and not request.margins and request.logprobs is None
+def _only_tokens(request: Request) -> bool:
+    """Whether a verdict holds tokens alone."""
+    return not request.margins and request.logprobs is None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tandem.speculation.elementary import exp, log, total
 from tandem.speculation.types import SamplingParams
 
 Floats = NDArray[np.float64]
@@ -80,7 +81,7 @@ def uniform(seed: int, position: int, purpose: Purpose) -> float:
 def gumbel(raw: Words) -> Floats:
     """Turns words, uint64 [n], into Gumbel(0, 1) noise, float64 [n], through uniforms of 52 bits inside (0, 1)."""
     uniforms = ((raw >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
-    return -np.log(-np.log(uniforms))
+    return -log(-log(uniforms))
 
 
 def draw(logits: NDArray[np.float32], params: SamplingParams, position: int) -> Drawn:
@@ -105,8 +106,8 @@ def probabilities(logits: NDArray[np.float32], params: SamplingParams) -> tuple[
     scores = _scores(logits, params)
     survivors = surviving(scores, params)
     ids = np.arange(len(scores)) if survivors is None else np.sort(survivors)
-    weights = np.exp(scores if survivors is None else scores[ids])
-    return ids, weights / weights.sum()
+    weights = exp(scores if survivors is None else scores[ids])
+    return ids, weights / total(weights)
 
 
 def likeliest(logits: NDArray[np.float32], params: SamplingParams, most: int) -> tuple[Ids, Floats]:
@@ -122,7 +123,7 @@ def likeliest(logits: NDArray[np.float32], params: SamplingParams, most: int) ->
     elif len(ids) > most:
         ids = ids[largest(scores[ids], most)]
     ids = np.sort(ids)
-    return ids, np.exp(scores[ids])
+    return ids, exp(scores[ids])
 
 
 def _scores(logits: NDArray[np.float32], params: SamplingParams) -> Floats:
@@ -177,7 +178,7 @@ def surviving(scores: Floats, params: SamplingParams) -> Ids | None:
         ids = _nucleus(scores, ids, params.top_p)
     if params.min_p > 0:
         pool = np.arange(len(scores)) if ids is None else ids
-        ids = pool[scores[pool] >= scores.max() + np.log(params.min_p)]
+        ids = pool[scores[pool] >= scores.max() + log(params.min_p)]
     return ids
 
 
@@ -209,11 +210,11 @@ def _nucleus(scores: Floats, ids: Ids | None, top_p: float) -> Ids:
     """Returns the fewest candidates, most likely first, whose total probability reaches top_p."""
     pool = scores if ids is None else scores[ids]
     top = pool.max()
-    total = np.exp(pool - top).sum()
+    whole = total(exp(pool - top))
     size = 256
     while True:
         head = largest(scores, min(size, len(scores))) if ids is None else ids
-        mass = np.cumsum(np.exp(scores[head] - top)) / total
+        mass = np.cumsum(exp(scores[head] - top)) / whole
         enough = int(np.searchsorted(mass, top_p, side="left"))
         if enough < len(head):
             return head[: enough + 1]
@@ -234,6 +235,6 @@ def _possible_winners(scores: Floats, raw: Words) -> Ids:
     if scores[head].min() == -np.inf:
         return np.sort(head)  # every token that can be drawn is in the head
     bound = np.partition(scores[head] + gumbel(raw[head]), -2)[-2] - scores[head].min()
-    threshold = np.exp(-np.exp(-bound)) - 2.0**-40
+    threshold = float(exp(-exp(-bound))) - 2.0**-40
     rest = np.flatnonzero(raw >= np.uint64(max(threshold, 0.0) * 2.0**64))
     return np.union1d(head, rest)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tandem.speculation.draws import largest
+from tandem.speculation.elementary import exp, log, total
 from tandem.speculation.types import TokenLogprobs
 
 Logits = NDArray[np.float32]
@@ -24,14 +24,11 @@ def all_logprobs(logits: Sequence[Logits], tokens: Sequence[int], top: int) -> t
 def token_logprobs(logits: Logits, token: int, top: int) -> TokenLogprobs:
     """Returns the log-softmax of `logits`, float32 [vocabulary], at `token` and at the `top` largest.
 
-    The sum has one order for a vocabulary's size, so equal logits give equal bits.
+    The sum has one order, so equal logits give equal bits.
     """
-    shifted = logits.astype(np.float64)
     most = float(logits.max())
-    shifted -= most
-    np.exp(shifted, out=shifted)
     ids = largest(logits, min(top, len(logits))).tolist() if top else []
-    return reported(logits, token, ids, most + math.log(float(shifted.sum())))
+    return reported(logits, token, ids, most + float(log(total(exp(logits.astype(np.float64) - most)))))
 
 
 def reported(logits: Logits, token: int, ids: Iterable[int], log_total: float) -> TokenLogprobs:

@@ -195,6 +195,7 @@ def test_the_library_itself_refuses_counts_that_its_caller_has_no_room_for(
                 known,
                 3,
                 drafts,
+                None,
                 zeros(8),
                 zeros(2),
                 None,

@@ -16,6 +16,7 @@ from tests.support import REPOSITORY
 TESTS = (
     "test_native_bounds.py",
     "test_native.py",
+    "test_native_draws.py",
     "test_native_head.py",
     "test_native_adapters.py",
     "test_remote_native_head.py",

@@ -1,7 +1,6 @@
 // What Python calls, through ctypes: plain C. Errors are a null or non-zero result; nothing throws across. Calls that return
 // int check what they are asked for (bounds.h) and return 0, or what is wrong; -1 where memory is short.
 #include "bounds.h"
-#include "logprobs.h"
 #include <chrono>
 
 using namespace tandem;
@@ -131,24 +130,32 @@ int tandem_logprobs(void* pool, const float* const* logits, int rows, int count,
     logprobs(*static_cast<Pool*>(pool), logits, rows, count, top, totals, ids);
     return SOUND;
 } catch (...) { return -1; }
+// Draws a token from logits of tokens only[0 .. outputs) (null: of all), or says -1 where they are unsound.
+int tandem_draw(void* pool, const float* logits, int outputs, const int32_t* only, const Sampling* by, int32_t* token) try {
+    if (outputs < 1 || !by->draws() || fault_of_draws(by, 1, logits, only ? 0 : outputs)) return CALL;
+    *token = draw(*static_cast<Pool*>(pool), logits, outputs, only, *by, 0);
+    return SOUND;
+} catch (...) { return -1; }
 int tandem_propose(void* draft, const Rows* tails, int32_t* counts, const int32_t* only, int stride, int32_t* drafts, const Drawing* drawing) try {
     Model& from = *static_cast<Model*>(draft);
     if (const int fault = fault_of(from, *tails, counts, stride)) return fault;
+    if (const int fault = fault_of_drawing(from, drawing, tails->count, only)) return fault;
     propose(from, *tails, counts, only, stride, drafts, drawing);
     return SOUND;
 } catch (...) { return -1; }
-int tandem_verify(void* target, const Rows* rows, int32_t* said, int32_t* accepted, float* logits) try {
+int tandem_verify(void* target, const Rows* rows, const Sampling* sampled, int32_t* said, int32_t* accepted, float* logits) try {
     Model& by = *static_cast<Model*>(target);
     if (const int fault = fault_of(by, *rows)) return fault;
-    verify(by, *rows, said, accepted, logits);
+    if (const int fault = fault_of_draws(sampled, rows->count, logits, by.shape().outputs)) return fault;
+    verify(by, *rows, sampled, said, accepted, logits);
     return SOUND;
 } catch (...) { return -1; }
 
 // Draft and verification in one call. drafts[r * stride ...] holds counts[r] given tokens where given[r], else is filled.
 // Draft tokens from `known` on are not the target's: a draft ends before the first. `said` and `logits`: as for verify, for
-// each row's last token and its draft. `adapters`: as in Rows, for the verification; the draft's are those of `tails`.
+// each row's last token and its draft. `adapters`, `sampled`: for the verification; the draft's are those of `tails` and `drawing`.
 int tandem_fused(void* draft, void* target, const Rows* tails, int32_t* counts, const int32_t* given, const int32_t* adapters, const int32_t* only, int known,
-                 int stride, int32_t* drafts, int32_t* said, int32_t* accepted, float* logits, const Drawing* drawing,
+                 int stride, int32_t* drafts, const Sampling* sampled, int32_t* said, int32_t* accepted, float* logits, const Drawing* drawing,
                  double* draft_seconds) try {
     auto started = std::chrono::steady_clock::now();
     std::vector<int32_t> asked(counts, counts + tails->count), slots, starts, begins{0}, tokens;
@@ -156,6 +163,8 @@ int tandem_fused(void* draft, void* target, const Rows* tails, int32_t* counts, 
         if (given[r]) asked[r] = 0;
     if (const int fault = fault_of(*static_cast<Model*>(draft), *tails, asked.data(), stride)) return fault;
     if (const int fault = fault_of_rounds(*static_cast<Model*>(target), *tails, counts, given, adapters, drafts, known, stride)) return fault;
+    if (const int fault = fault_of_drawing(*static_cast<Model*>(draft), drawing, tails->count, only)) return fault;
+    if (const int fault = fault_of_draws(sampled, tails->count, logits, static_cast<Model*>(target)->shape().outputs)) return fault;
     propose(*static_cast<Model*>(draft), *tails, asked.data(), only, stride, drafts, drawing);
     *draft_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
     for (int r = 0; r < tails->count; r++) {
@@ -169,7 +178,7 @@ int tandem_fused(void* draft, void* target, const Rows* tails, int32_t* counts, 
         tokens.insert(tokens.end(), drafts + r * stride, drafts + r * stride + counts[r]);
         begins.push_back(int(tokens.size()));
     }
-    verify(*static_cast<Model*>(target), {tails->count, slots.data(), starts.data(), begins.data(), tokens.data(), adapters}, said, accepted, logits);
+    verify(*static_cast<Model*>(target), {tails->count, slots.data(), starts.data(), begins.data(), tokens.data(), adapters}, sampled, said, accepted, logits);
     return SOUND;
 } catch (...) { return -1; }
 

@@ -53,6 +53,16 @@ inline int fault_of_rounds(const Model& target, const Rows& tails, const int32_t
     return SOUND;
 }
 
+// How rows are drawn (null: none is). `outputs`: the logits of a token, or 0 where they are of some tokens only.
+inline int fault_of_draws(const Sampling* sampled, int rows, const float* logits, int outputs) {
+    for (int r = 0; sampled && r < rows; r++)
+        if (sampled[r].draws() && (!logits || !sampled[r].sound() || (outputs && sampled[r].tokens != outputs))) return FAULTS * r + CALL;
+    return SOUND;
+}
+inline int fault_of_drawing(const Model& draft, const Drawing* drawing, int rows, const int32_t* only) {
+    return drawing ? fault_of_draws(drawing->sampled, rows, drawing->logits, only ? 0 : draft.shape().outputs) : SOUND;
+}
+
 // Blocks first .. first + count of a slot, and as many pages of a store of `stored`.
 inline int fault_of_pages(const Model& model, int slot, int first, int count, const int32_t* pages, int stored) {
     const Shape& shape = model.shape();

@@ -1,16 +1,33 @@
-"""Draws draft tokens for the library, between its steps: of rows that are more than the ids of the largest logits."""
+"""Says how the library draws tokens, and draws draft tokens for it, between its steps, where it cannot."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import c_float
+from typing import Any
 
-from tandem.runners.native.library import DRAW, Drawing, ints, pointer
+from tandem.runners.native.library import DRAW, Drawing, Sampling, ints, pointer
 from tandem.runners.native.steps import NativeSteps
-from tandem.runners.protocol import ProposeRow, draft_next
+from tandem.runners.protocol import FusedRow, ProposeRow, VerifyRow, draft_next
 from tandem.speculation.draws import BadLogits
 from tandem.speculation.rules import settled
 from tandem.speculation.types import SparseDistribution
+
+
+def sampled_rows(rows: Sequence[VerifyRow | ProposeRow | FusedRow], tokens: int) -> Any:
+    """How the rows that the library draws are drawn, from so many ids: an array, or None if it draws none.
+
+    The first draw of each is at the position after its last committed token.
+    """
+    made = None
+    for r, row in enumerate(rows):
+        asked = row.propose if isinstance(row, FusedRow) else row
+        by = asked.request.sampling
+        if row.drawn and not by.greedy:
+            made = made or (Sampling * len(rows))()
+            top_k = min(by.top_k, tokens)
+            made[r] = Sampling(by.temperature, by.top_p, by.min_p, by.seed, asked.position + 1, top_k, tokens)
+    return made
 
 
 class DraftDraws:
@@ -30,7 +47,9 @@ class DraftDraws:
 
     def passed(self) -> Drawing:
         """Returns the structure for the library. Not kept here, because it keeps this object alive."""
-        return Drawing(ints([not row.plain for row in self._rows]), pointer(self._logits, c_float), DRAW(self._draw))
+        others, model = ints([not row.drawn for row in self._rows]), self._model
+        sampled = sampled_rows(self._rows, model.outputs if model.draft_vocab is None else model.vocab_size)
+        return Drawing(others, sampled, pointer(self._logits, c_float), DRAW(self._draw))
 
     def finished(self) -> list[tuple[SparseDistribution, ...]]:
         """Returns what each row's draft tokens were drawn from. Raises what a draw raised."""

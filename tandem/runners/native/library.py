@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Callable, Sequence
-from ctypes import POINTER, c_double, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_double, c_float, c_int, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -124,10 +124,21 @@ DRAW = ctypes.CFUNCTYPE(c_int32, c_int32, c_int32, c_int32)
 """Draws a draft token: (row, place of its logits, token of the largest or -1) to the token, or -1 to end the draft."""
 
 
+class Sampling(ctypes.Structure):
+    """Sampling of draws.h: how the tokens of a row are drawn. All zeros: they are not."""
+
+    _fields_ = (
+        *((name, c_double) for name in ("temperature", "top_p", "min_p")),
+        *(("seed", c_uint64), ("position", c_int64), ("top_k", c_int32), ("tokens", c_int32)),
+    )
+
+
 class Drawing(ctypes.Structure):
     """Drawing of rounds.h: who draws the draft tokens of the rows marked in `rows`, and room for logits."""
 
-    _fields_ = (("rows", POINTER(c_int32)), ("logits", POINTER(c_float)), ("draw", DRAW))
+    _fields_ = (
+        *(("rows", POINTER(c_int32)), ("sampled", POINTER(Sampling)), ("logits", POINTER(c_float)), ("draw", DRAW)),
+    )
 
 
 def ints(values: Sequence[int]) -> Ints:
@@ -208,11 +219,12 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         (c_void_p, POINTER(Rows), _INTS, _INTS, c_int, _INTS, POINTER(Drawing)),
     ),
     "tandem_logprobs": (_Status, (c_void_p, POINTER(c_void_p), c_int, c_int, c_int, POINTER(c_double), _INTS)),
-    "tandem_verify": (_Status, (c_void_p, POINTER(Rows), _INTS, _INTS, _FLOATS)),
+    "tandem_draw": (_Status, (c_void_p, _FLOATS, c_int, _INTS, POINTER(Sampling), _INTS)),
+    "tandem_verify": (_Status, (c_void_p, POINTER(Rows), POINTER(Sampling), _INTS, _INTS, _FLOATS)),
     "tandem_fused": (
         _Status,
         (
-            *(c_void_p, c_void_p, POINTER(Rows), *[_INTS] * 4, c_int, c_int, *[_INTS] * 3),
+            *(c_void_p, c_void_p, POINTER(Rows), *[_INTS] * 4, c_int, c_int, _INTS, POINTER(Sampling), *[_INTS] * 2),
             *(_FLOATS, POINTER(Drawing), POINTER(c_double)),
         ),
     ),

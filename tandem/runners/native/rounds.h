@@ -1,5 +1,6 @@
 // Rounds of rows: greedy drafts one token after the other, verification by agreement, and both as one call.
 #pragma once
+#include "draws.h"
 #include "transformer.h"
 
 namespace tandem {
@@ -32,6 +33,7 @@ public:
     virtual void save_page(int slot, int block, char* page) const = 0;
     virtual void load_page(int slot, int block, const char* page) = 0;
     virtual SlotMemory& slots() = 0;
+    virtual Pool& pool() = 0;
 
     // Feeds rows. `wants`: 0 nothing, 1 each row's last token, 2 all tokens. `follows`: the rows go on after the last
     // tokens of a step before, which is where a head has its hidden states from.
@@ -101,6 +103,7 @@ public:
     void save_page(int slot, int block, char* page) const override { transformer_.save_page(slot, block, page); }
     void load_page(int slot, int block, const char* page) override { transformer_.load_page(slot, block, page); }
     SlotMemory& slots() override { return transformer_.slots(); }
+    Pool& pool() override { return transformer_.pool(); }
 
 private:
     Transformer<D> transformer_;
@@ -110,11 +113,12 @@ private:
 Model* float32_model(Pool& pool, const Shape& shape, const void* embedding, const float* cosines, const float* sines);
 Model* bfloat16_model(Pool& pool, const Shape& shape, const void* embedding, const float* cosines, const float* sines);
 
-// Who draws the draft tokens of the rows r where rows[r]: draw(r, at, best) gives the next one, or -1 to end the draft.
-// `logits` has room for all rows; those of row r lie at logits[at * outputs ...], and `best` is the token of the largest
-// of them, -1 if they are unsound.
+// Who draws the draft tokens. Of the rows r where rows[r] (null: none), draw(r, at, best) gives the next one, or -1 to end
+// the draft; of others they are as sampled[r] says (null: greedy). `logits` has room for all rows; those of row r lie at
+// logits[at * outputs ...], and `best` is the token of the largest of them, -1 if they are unsound.
 struct Drawing {
     const int32_t* rows;
+    const Sampling* sampled;
     float* logits;
     int32_t (*draw)(int32_t row, int32_t at, int32_t best);
 };
@@ -141,7 +145,9 @@ inline void propose(Model& draft, const Rows& tails, int32_t* counts, const int3
         for (size_t a = 0; a < active.size(); a++) {
             const int r = active[a];
             int32_t token = !best[a].sound ? -1 : only ? only[best[a].token] : best[a].token;
-            if (drawing && drawing->rows[r]) token = drawing->draw(r, int32_t(a), token);
+            if (drawing && drawing->rows && drawing->rows[r]) token = drawing->draw(r, int32_t(a), token);
+            else if (drawing && drawing->sampled && drawing->sampled[r].draws())
+                token = draw(draft.pool(), drawing->logits + a * draft.shape().outputs, draft.shape().outputs, only, drawing->sampled[r], i);
             if (token < 0 || token >= draft.shape().vocabulary) {
                 counts[r] = i;
                 continue;
@@ -159,19 +165,24 @@ inline void propose(Model& draft, const Rows& tails, int32_t* counts, const int3
     }
 }
 
-// Greedy verification: how many of each row's tokens after the first are what the target says, and what it says at every
-// token (`said`, as the rows lie; -1 where its logits are unsound). accepted[r] is -1 where a logit that counts is unsound.
+// Verification by agreement: how many of each row's tokens after the first are what the target says, and what it says at
+// every token (`said`, as the rows lie; -1 where its logits are unsound): what is largest, or of rows that are `sampled`
+// (null: none is) what is drawn, up to the first that differs. accepted[r] is -1 where a logit that counts is unsound.
 // `logits`: room for those of all tokens, or null.
-inline void verify(Model& target, const Rows& rows, int32_t* said, int32_t* accepted, float* logits) {
+inline void verify(Model& target, const Rows& rows, const Sampling* sampled, int32_t* said, int32_t* accepted, float* logits) {
     std::vector<Best> best;
     target.feed(rows, 2, logits, best);
     for (size_t i = 0; i < best.size(); i++) said[i] = best[i].sound ? best[i].token : -1;
     for (int r = 0; r < rows.count; r++) {
-        const int32_t *own = said + rows.begins[r], *drafted = rows.tokens + rows.begins[r] + 1;
-        const int count = rows.begins[r + 1] - rows.begins[r] - 1;
-        int same = 0;
-        while (same < count && own[same] == drafted[same]) same++;
-        accepted[r] = own[same] < 0 ? -1 : same;
+        const int32_t* drafted = rows.tokens + rows.begins[r] + 1;
+        const int count = rows.begins[r + 1] - rows.begins[r] - 1, outputs = target.shape().outputs;
+        for (int same = 0;; same++) {
+            int32_t& own = said[rows.begins[r] + same];
+            if (sampled && sampled[r].draws())
+                own = draw(target.pool(), logits + size_t(rows.begins[r] + same) * outputs, outputs, nullptr, sampled[r], same);
+            accepted[r] = own < 0 ? -1 : same;
+            if (same == count || own != drafted[same]) break;
+        }
     }
 }
 

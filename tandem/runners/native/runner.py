@@ -17,7 +17,7 @@ from tandem.runners.batch_invariance import check_batch_invariance
 from tandem.runners.capabilities import Capabilities, FeaturesOut, MemoryOnDemand, Pages, Trait
 from tandem.runners.fused_step import to_verify
 from tandem.runners.native.certificate import Certificate
-from tandem.runners.native.drawing import DraftDraws
+from tandem.runners.native.drawing import DraftDraws, sampled_rows
 from tandem.runners.native.features import NativeFeatures
 from tandem.runners.native.library import Ints, RowBatch, each_within, ints, pointer, zeros
 from tandem.runners.native.model import NativeModel
@@ -131,11 +131,12 @@ class NativeRunner:
         batch = _fed(rows)
         begins, said, accepted = batch.begins, zeros(len(batch.tokens)), zeros(len(rows))
         logits = None if all(row.plain for row in rows) else self.model.room(len(batch.tokens))
+        sampled = None if logits is None else sampled_rows(rows, self.model.outputs)
         self.model.library.tandem_verify(
-            self.model.handle, ctypes.byref(batch.rows), said, accepted, pointer(logits, c_float)
+            self.model.handle, ctypes.byref(batch.rows), sampled, said, accepted, pointer(logits, c_float)
         )
         return [
-            _verdict(said, begin, n) if row.plain else self._judge(row, said, logits, begin)
+            _verdict(said, begin, n) if row.drawn else self._judge(row, said, logits, begin)
             for row, begin, n in zip(rows, begins, accepted, strict=False)
         ]
 
@@ -217,6 +218,7 @@ class NativeRunner:
             self.limits.vocab_size,
             stride,
             drafts,
+            None if logits is None else sampled_rows(rows, self.model.outputs),
             said,
             accepted,
             pointer(logits, c_float),
@@ -229,7 +231,7 @@ class NativeRunner:
         for r, row in enumerate(rows):
             drafted = tuple(drafts[r * stride : r * stride + counts[r]])
             proposal = Proposal(drafted, 0.0 if row.copied else seconds.value, sent[r][: len(drafted)])
-            if row.plain:
+            if row.drawn:
                 verdict = _verdict(said, begin, accepted[r])
             else:
                 verdict = self._judge(to_verify(row, proposal), said, logits, begin)

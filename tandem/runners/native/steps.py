@@ -161,7 +161,7 @@ class NativeSteps:
         return np.empty(0, np.float32) if logits is None else logits.reshape(rows, width, -1)
 
     def logprobs(self, logits: Sequence[Logits], tokens: Sequence[int], top: int) -> tuple[TokenLogprobs, ...]:
-        """Like tandem.speculation.logprobs.all_logprobs, in a tenth of its time; the last bits may differ."""
+        """Like tandem.speculation.logprobs.all_logprobs, in a tenth of its time."""
         rows = [np.ascontiguousarray(row) for row in logits]
         top, totals = min(top, len(rows[0])), (c_double * len(rows))()
         ids = zeros(len(rows) * top)

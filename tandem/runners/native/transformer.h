@@ -84,6 +84,7 @@ public:
     void save_page(int slot, int block, char* page) const;
     void load_page(int slot, int block, const char* page);
     SlotMemory& slots() { return slots_; }
+    Pool& pool() { return pool_; }
     const Shape shape;
 
 private:
