@@ -55,6 +55,8 @@ class Kept:
         for line in path.read_text().splitlines() if path.exists() else ():
             with contextlib.suppress(json.JSONDecodeError):  # the last line of a run that was killed
                 self._found.append(json.loads(line))
+        if path.exists() and not path.read_text().endswith("\n"):
+            path.write_text(path.read_text() + "\n")
         if before := self.of("settings"):
             if before[0] != setting:
                 raise ValueError(f"output: {path} was measured with other settings: {before[0]}")
@@ -229,10 +231,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         failed = str(error)
     print("\n".join(vllm_drafts.lines(timed(kept))))
     loads = [one["before"] for one in kept.of("load")]
-    idle = all(load < BUSY_LOAD for load in loads)
-    print(
-        f"load before the times: {loads}; {'idle' if idle else 'BUSY: the bars on time are not those of an idle machine'}"
-    )
+    state = "idle" if all(load < BUSY_LOAD for load in loads) else "BUSY: bars on time are those of an idle machine"
+    print(f"load before the times: {loads}; {state}" if loads else "no times were measured")
     for bar in bars(kept, args.budget_ms, args.margin_ms):
         value = "-" if bar.value is None else f"{bar.value:.3f}"
         print(f"{bar.verdict:12} {value:>8} {'<=' if bar.at_most else '>='} {bar.bound:<6g} {bar.title}")

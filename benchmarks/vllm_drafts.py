@@ -117,7 +117,7 @@ async def run(
     accepted: dict[str, Any],
     keep: Callable[[Sequence[Timed]], None] = lambda turn: None,
 ) -> None:
-    """Appends what is measured as soon as every engine is, and calls `keep` with it. Raises PeerFailed, ServerFailed."""
+    """Appends a turn as soon as it is measured, and calls `keep` with it. Raises PeerFailed or ServerFailed."""
     prompts = encode(built_in_prompts(per_workload=args.prompts_per_workload))
     wanted = missing(args, timed)
     async with contextlib.AsyncExitStack() as stack:

@@ -48,9 +48,9 @@ class ComparisonConfig:
     tandem/comparison/links/impairments.py has, no link is emulated; `link` may be trace:UP,DOWN, with others like it in
     `other_links`, each of which is measured.
     `speculation_length` None (auto) chooses lengths adaptively; servers that take one length have ONE_LENGTH then.
-    `connect` maps architectures to the HOST:PORT of running
-    servers, or the URL of those of others, and `credentials` are sent to those only. `pipeline` applies to the draft worker of the distributed
-    architecture and, unless it is "on", to the target of remote_draft. `head` is the EAGLE-3 head of distributed_head,
+    `connect` maps architectures to the HOST:PORT of running servers, or to the URL of those of others, and
+    `credentials` are sent to those only. `pipeline` applies to the draft worker of the distributed architecture and,
+    unless it is "on", to the target of remote_draft. `head` is the EAGLE-3 head of distributed_head,
     which gets features in `feature_format`, of the last `feature_context` positions of a prompt, from a target with
     `hand_out_features` (as the flag of that name). `baseline` is an earlier comparison.json, parsed.
 

@@ -20,8 +20,8 @@ WIDEST = 2
 def vllm_turns(config: ComparisonConfig, found: Found | None, free: int | None = None) -> list[tuple[str, ...]]:
     """Returns which servers run at the same time: all if this machine has the memory, else one after the other.
 
-    A vLLM takes most of a GPU's memory, so there it is always one. Plain decoding is the last, as everywhere. Those that
-    run already have their memory, and have one turn. `found`: what starts the others; None: there are none.
+    A vLLM takes most of a GPU's memory, so there it is always one. Plain decoding is the last, as everywhere. Those
+    that run already have their memory, and have one turn. `found`: what starts the others; None: there are none.
     """
     asked, started = config.architectures, started_here(config)
     room = free_bytes() if free is None else free
