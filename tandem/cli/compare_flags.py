@@ -114,17 +114,18 @@ class CompareOptions:
         default=",".join(ComparisonConfig.architectures),
     )
     connect: tuple[str, ...] = option(
-        "use a running server, openai=URL any OpenAI server; may be repeated", default=(), metavar="ARCH=HOST:PORT"
+        "use a running server, openai=URL any OpenAI server, ARCH=URL one of vLLM; may be repeated",
+        default=(),
+        metavar="ARCH=HOST:PORT",
+    )
+    engine: str = option(
+        "whose servers are the targets: tandem's, or OpenAI servers of vLLM (docs/vllm.md)",
+        metavar="tandem|vllm",
     )
     insecure: bool = switch("allow sending the token in clear text to other machines")
     pipeline: str = same("pipeline")
 
-    engine: str = option(
-        "whose servers are the targets: tandem's, or OpenAI servers of vLLM (docs/vllm.md)",
-        metavar="tandem|vllm",
-        group=STARTED,
-    )
-    vllm_python: FILE | None = option("the Python that has vLLM (default: $TANDEM_VLLM_PYTHON)")
+    vllm_python: FILE | None = option("the Python that has vLLM (default: $TANDEM_VLLM_PYTHON)", group=STARTED)
     vllm_args: str = option("further arguments of each vLLM server, in one word", metavar="ARGS")
     model: str | None = option("target (default: the embedded one)", also="target_model")
     draft_model: str | None = same("draft_model")

@@ -1,7 +1,8 @@
 """Run as a Python that has vLLM: it says so, and serves the OpenAI API with vLLM's counters, without any model.
 
 Its text is always 1, 2, 3, ...; with drafts, steps commit two tokens. FAKE_VLLM: "leaves", the text of a server with
-drafts differs from its fifth token on; "fails", such a server does not start.
+drafts differs from its fifth token on; "fails", such a server does not start; "wavers", each text differs from the one
+before it at its fourth token.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/v1/models":
             self.say(json.dumps({"data": [{"id": flag("--model"), "max_model_len": 64}]}))
+        elif self.path == "/version":
+            self.say(json.dumps({"version": "0.0.fake"}))
         else:
             self.say("".join(f"{name} {value}\n" for name, value in COUNTED.items()) if self.path == "/metrics" else "")
 
@@ -37,6 +40,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         tokens = list(range(1, asked["max_tokens"] + 1))
         if DRAFTS and PLAN == "leaves":
             tokens[4] = 99
+        if PLAN == "wavers":
+            tokens[3] = 100 + COUNTED.get("vllm:generation_tokens_total", 0)
         width = 2 if DRAFTS else 1
         steps = [tokens[:1], *(tokens[i : i + width] for i in range(1, len(tokens), width))]
         self.count(tokens, steps)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +20,14 @@ from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.servers import ServerFailed
 from tandem.comparison.measuring.workloads import given_prompts
 from tandem.comparison.report.deploying import deployment
+from tandem.comparison.report.engine_table import engine_table
 from tandem.comparison.vllm.commands import serve_flags
 from tandem.comparison.vllm.counters import AT_POSITION, DRAFTED, DRAFTS, parsed, stats_of
+from tandem.comparison.vllm.deployment import healthy
 from tandem.comparison.vllm.memory import needed, vllm_turns
 from tandem.comparison.vllm.probe import Found, NoVllm
 from tandem.comparison.vllm.settings import SERVED
+from tandem.ports import free_port
 
 FAKE = Path(__file__).with_name("fake_vllm.py")
 ALL = tuple(SERVED)
@@ -136,6 +143,8 @@ def test_the_command_line_refuses_a_missing_vllm_in_one_line(
         ({"model": None}, "model: --engine vllm needs the folder"),
         ({"draft_model": None}, "draft-model: vLLM's draft_model"),
         ({"speculation_length": 0}, "speculation-length: vLLM's is a fixed number"),
+        ({"connect": {"lookup": "a:1"}}, "connect: lookup=a:1 is no server of vLLM, which has a URL"),
+        ({"engine": "tandem", "connect": {"lookup": "http://a:1"}}, "as servers of --engine vllm have"),
         ({"head": "H"}, "head: is not for --engine vllm"),
         ({"link": "netns", "rtts_ms": (1.0,)}, "link netns: is not for --engine vllm"),
         ({"engine": "tandem", "vllm_args": "--seed 1"}, "vllm-python: is for --engine vllm"),
@@ -176,3 +185,61 @@ def test_a_page_that_is_no_page_of_counters_counts_nothing() -> None:
     assert parsed("<html>\nvllm:spec_decode_num_drafts_total{ 3\nother_total 4\nvllm:x_total nan\n") == {}
     two_engines = 'vllm:x_total{engine="0"} 1.0\nvllm:x_total{engine="1"} 2.0\n'
     assert parsed(two_engines) == {("vllm:x_total", ""): 3.0}
+
+
+@contextlib.contextmanager
+def running(*flags: str) -> Iterator[str]:
+    """The URL of a server of vLLM that runs already."""
+    port = free_port()
+    process = subprocess.Popen([sys.executable, "-S", FAKE, "server", "--model", "m", "--port", str(port), *flags])
+    try:
+        give_up = time.monotonic() + 60
+        while not healthy(port):
+            assert time.monotonic() < give_up and process.poll() is None
+            time.sleep(0.02)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_servers_of_vllm_that_run_already_are_measured_as_what_they_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TANDEM_VLLM_PYTHON", raising=False)  # none is needed
+    drafts = "--speculative-config", json.dumps({"num_speculative_tokens": 3})
+    with running() as plain, running(*drafts) as ngram, running(*drafts) as waiting:
+        flags = ("--engine", "vllm", "--prompt", "one", "--prompt", "two", "--max-new-tokens", "9")
+        named = ("--architectures", "autoregressive,lookup,remote_draft", "--output-dir", str(tmp_path))
+        urls = (f"autoregressive={plain}", f"lookup={ngram}/v1", f"remote_draft={waiting}")
+        assert main((*flags, *named, *(each for url in urls for each in ("--connect", url)))) == 0
+    written = json.loads((tmp_path / "comparison.json").read_text())
+    of = written["conditions"][0]["architectures"]
+    assert [of[name]["rounds"] for name in ("autoregressive", "lookup", "remote_draft")] == [18, 10, 10]
+    assert (of["remote_draft"]["drafted"], of["remote_draft"]["accepted"]) == (24, 8)
+    assert of["lookup"]["identical_to_autoregressive"]["count"] == 2
+    assert written["servers"]["lookup"]["model"]["backend"] == "vLLM 0.0.fake"
+    table = engine_table(written)
+    assert table is not None and "its own n-gram, as named by --connect" in str(table)
+    assert deployment(written, "lookup").lines[0].startswith(f"curl {ngram}/v1/completions ")
+    (said,) = [each for each in written["remarks"] if "against its own texts" in each]
+    assert "again, 2 of 2 are the same; asked for all of them at once, 2 of 2 are the same." in said
+
+
+def test_where_vllm_leaves_its_own_plain_text_is_said(
+    tmp_path: Path, python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_VLLM", "wavers")
+    asked = settings(tmp_path, python, "autoregressive", "lookup")
+    found = compare(["one"], **asked, dtype="bfloat16")
+    (said,) = [remark for remark in found.remarks if "against its own texts" in remark]
+    assert "in bfloat16: asked for each prompt again, 0 of 1 are the same (the earliest difference: token 3 of" in said
+
+
+def test_servers_that_run_already_take_no_memory_of_those_that_are_started(tmp_path: Path) -> None:
+    connected = {name: f"http://a:{port}" for port, name in enumerate(("autoregressive", "lookup"), 1)}
+    asked, found = config(tmp_path, connect=connected), Found("python", "0", "cpu")
+    assert vllm_turns(asked, found, 3 * needed(asked)) == [ALL]
+    in_turn = vllm_turns(asked, found, 3 * needed(asked) - 1)
+    assert in_turn[-1] == ("autoregressive", "lookup") and len(in_turn) == 4
+    assert vllm_turns(asked, None, 0) == [ALL]

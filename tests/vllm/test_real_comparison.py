@@ -25,7 +25,7 @@ pytestmark = [
 def test_every_way_of_vllm_gives_its_own_plain_text_and_its_counters_fit_what_came(tmp_path: Path) -> None:
     assert vllm_peer.absence(PYTHON) is None
     compare(
-        built_in_prompts(per_workload=1)[:3],
+        built_in_prompts(per_workload=1)[:2],
         engine="vllm",
         vllm_python=PYTHON,
         vllm_args="--enforce-eager",
@@ -34,7 +34,7 @@ def test_every_way_of_vllm_gives_its_own_plain_text_and_its_counters_fit_what_ca
         draft_model=embedded_draft(),
         dtype="float32",
         rtts_ms=(0.0, 20.0),
-        max_new_tokens=24,
+        max_new_tokens=16,
         threads=1,
         output_dir=tmp_path,
     )
@@ -42,7 +42,7 @@ def test_every_way_of_vllm_gives_its_own_plain_text_and_its_counters_fit_what_ca
     assert [len(condition["architectures"]) for condition in written["conditions"]] == [5, 5]
     for condition in written["conditions"]:
         for name, of in condition["architectures"].items():
-            assert of["failed"] == 0 and of["identical_to_autoregressive"]["count"] == 3, name
+            assert of["failed"] == 0 and of["identical_to_autoregressive"]["count"] == 2, name
     for record in written["records"]:
         # A step commits the accepted drafts and one token; the last may accept more than is asked for.
         surplus = record["rounds"] + record["accepted"] - record["output_tokens"]

@@ -16,6 +16,7 @@ import pytest
 
 from benchmarks import vllm_peer
 from benchmarks.contenders import encode
+from benchmarks.foreign_draft import write_foreign
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import find
 from tandem.comparison.measuring.workloads import built_in_prompts
@@ -126,6 +127,25 @@ def test_a_hundred_requests_some_cancelled_and_some_preempted_while_the_worker_h
     for number, tokens in enumerate(answer["tokens"]):
         expected = plain[numbers[number]]
         assert tokens == (expected[: len(tokens)] if number in cancelled else expected), number
+    assert "made a mistake" not in (tmp_path / "vllm.log").read_text()
+
+
+def test_a_draft_with_another_tokenizer_and_padded_rows_is_accepted_and_changes_no_token(
+    tmp_path: Path, model: str, prompts: list[list[int]], plain: list[list[int]]
+) -> None:
+    """The draft is the shipped one by other ids; nothing is copied from the text, so that what is accepted is its."""
+    foreign = str(write_foreign(tmp_path / "foreign", padding=64))
+    pair = ("--foreign_draft", "--target_model", model, "--draft_model", foreign, "--draft", "model")
+    flags = ("--role", "draft_worker", "--propose_only", "--batch", "16", "--sequence_length", "512", "--port", "0")
+    process = ServerProcess(tmp_path, *flags, *pair)
+    try:
+        drafts = {"WORKERS": process.wait_ready(), "FORM": "waiting", "BUDGET_MS": "200", "LOOKUP": "0"}
+        answer = vllm(tmp_path, model, asking(prompts[:16]), drafts)
+    finally:
+        process.process.kill()
+        process.process.wait()
+    assert answer["tokens"] == plain[:16]
+    assert answer["counted"]["vllm:spec_decode_num_accepted_tokens"] > 20
     assert "made a mistake" not in (tmp_path / "vllm.log").read_text()
 
 

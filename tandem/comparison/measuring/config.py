@@ -48,9 +48,9 @@ class ComparisonConfig:
     tandem/comparison/links/impairments.py has, no link is emulated; `link` may be trace:UP,DOWN, with others like it in
     `other_links`, each of which is measured.
     `speculation_length` None (auto) chooses lengths adaptively; servers that take one length have ONE_LENGTH then.
-    `connect` maps architectures to the HOST:PORT of running
-    servers, and `credentials` are sent to those only. `pipeline` applies to the draft worker of the distributed
-    architecture and, unless it is "on", to the target of remote_draft. `head` is the EAGLE-3 head of distributed_head,
+    `connect` maps architectures to the HOST:PORT of running servers, or to the URL of those of others, and
+    `credentials` are sent to those only. `pipeline` applies to the draft worker of the distributed architecture and,
+    unless it is "on", to the target of remote_draft. `head` is the EAGLE-3 head of distributed_head,
     which gets features in `feature_format`, of the last `feature_context` positions of a prompt, from a target with
     `hand_out_features` (as the flag of that name). `baseline` is an earlier comparison.json, parsed.
 
@@ -200,7 +200,10 @@ class ComparisonConfig:
         if self.credentials != Credentials(insecure=self.credentials.insecure) and not self.connect:
             raise ValueError("connect: certificates and tokens are only for connected servers, and none is named")
         for name, address in self.connect.items():
-            self.credentials.check(server_url(address).netloc if name == OPENAI.name else address)
+            over_http = "://" in address
+            if over_http and name != OPENAI.name and self.engine != vllm.VLLM:
+                raise ValueError(f"connect: {name}={address} has a URL, as servers of --engine vllm have")
+            self.credentials.check(server_url(address).netloc if over_http else address)
         if not self.prompts:
             raise ValueError("prompt: no prompt is given")
         for folder in (self.output_dir, *self.output_dir.parents):
@@ -358,11 +361,11 @@ def server_url(value: str) -> SplitResult:
 
 
 def parse_connect(values: Sequence[str]) -> dict[str, str]:
-    """Parses ARCH=HOST:PORT, one per architecture. Raises ValueError."""
+    """Parses ARCH=HOST:PORT or, of OpenAI servers, ARCH=URL; one per architecture. Raises ValueError."""
     addresses: dict[str, str] = {}
     for value in values:
         name, _, address = value.partition("=")
-        if name == OPENAI.name:
+        if name == OPENAI.name or "://" in address:
             server_url(address)
             host, port = address, "1"
         else:

@@ -32,7 +32,7 @@ from tandem.comparison.vllm.counters import Counters
 from tandem.comparison.vllm.deployment import VllmDeployment
 from tandem.comparison.vllm.memory import vllm_turns
 from tandem.comparison.vllm.probe import Found, NoVllm, find
-from tandem.comparison.vllm.settings import FORMS, VLLM
+from tandem.comparison.vllm.settings import FORMS, VLLM, started_here
 from tandem.rpc.errors import TandemError
 from tandem.rpc.first_contact import explained
 from tandem.speculation.types import ModelInfo
@@ -128,8 +128,8 @@ async def measure(log: RecordLog, connect: Connect, interruption: Interruption, 
     config, logs = log.measured.config, log.measured.config.output_dir / "logs"
     tokenizer = _tokenizer(config)
     with progress:
-        vllm = await _vllm(config)
-        turns = turns_of(config) if vllm is None else vllm_turns(config, vllm)
+        found, of_vllm = await _vllm(config), config.engine == VLLM
+        turns = vllm_turns(config, found) if of_vllm else turns_of(config)
         async with _open_link(config) as link:
             if config.one_length:
                 log.remark(
@@ -148,8 +148,8 @@ async def measure(log: RecordLog, connect: Connect, interruption: Interruption, 
                     stack.enter_context(interruption.killing(fleet.kill))  # also while the fleet stops its servers
                     await stack.enter_async_context(fleet)
                     describe = _describing(connect, config.credentials)
-                    if vllm:
-                        endpoints = await VllmDeployment(config, vllm, fleet, describe, link).start(names)
+                    if of_vllm:
+                        endpoints = await VllmDeployment(config, found, fleet, describe, link).start(names)
                     else:
                         endpoints = await deploy(config, fleet, describe, link, names)
                     log.servers(in_report_order(config, [*log.measured.endpoints, *endpoints]))
@@ -171,9 +171,10 @@ async def measure(log: RecordLog, connect: Connect, interruption: Interruption, 
 
 
 async def _vllm(config: ComparisonConfig) -> Found | None:
-    """Returns the vLLM that serves, if one does. Raises NoVllm."""
+    """Returns the vLLM that serves, if one is started. Raises NoVllm."""
+    started = started_here(config)
     return (
-        await find(config.vllm_python, bool(set(config.architectures) & set(FORMS))) if config.engine == VLLM else None
+        await find(config.vllm_python, bool(set(started) & set(FORMS))) if config.engine == VLLM and started else None
     )
 
 

@@ -23,6 +23,8 @@ from tandem.comparison.measuring.run import Contender, measure_all, trace_margin
 from tandem.comparison.measuring.servers import Fleet
 from tandem.comparison.measuring.traffic import most_requests, requests_of
 from tandem.comparison.report.attempt import format_error
+from tandem.comparison.vllm.own_texts import own_texts
+from tandem.comparison.vllm.settings import VLLM
 from tandem.speculation.types import Rule
 
 if TYPE_CHECKING:
@@ -98,6 +100,8 @@ class Measuring:
                 self.log.remark(
                     f"Margins of outputs that parted were not traced under {condition.name}: {format_error(error)}"
                 )
+        if config.engine == VLLM and (said := await own_texts(self.contenders, config, self.log.measured.records)):
+            self.log.remark(said)
         if config.loads:
             await self._enter(base)
             asked = requests_of(config, most_requests(config), self.tokenizer)

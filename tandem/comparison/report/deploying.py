@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from tandem.workshops.planning.host_placement import CoreGroup
 
 PORT, DRAFT_PORT = "50051", "50052"
 LOOPBACK = "127.0.0.1"
+QUESTION = "Why is the sky blue?"
 PIPELINES = {arch.PIPELINED.name: "on", arch.NEVER_WAITING.name: "never-waiting"}
 OF_THE_COMPARISON = ("--host", "--port", "--prefix_sharing", "--rehearse")
 """Flags with values that only measuring asks for."""
@@ -30,7 +32,12 @@ def deployment(comparison: JSON, architecture: str) -> Text:
     name, server = fmt.name_in_sentence(architecture), comparison["servers"].get(architecture)
     if server and not server["started_here"]:
         host, _, port = server["address"].rpartition(":")
-        ask = ["tandem", "client", "--target_host", host, "--port", port, "--prompt", "Why is the sky blue?"]
+        if "://" in server["address"]:
+            url = server["address"].rstrip("/").removesuffix("/v1")
+            body = json.dumps({"model": server["model"]["model_name"], "prompt": QUESTION})
+            ask = ["curl", f"{url}/v1/completions", "--json", body]
+            return Text("command", (shlex.join(ask),), f"{fmt.capitalised(name)} runs already. Ask it")
+        ask = ["tandem", "client", "--target_host", host, "--port", port, "--prompt", QUESTION]
         return Text("command", (shlex.join(ask),), f"{fmt.capitalised(name)} runs already. Ask it")
     config = decoded(ComparisonConfig, {**comparison["settings"], "connect": {}, "baseline": None})
     ours = commands(config, architecture)

@@ -35,7 +35,12 @@ def engine_table(comparison: JSON) -> Table | None:
         return None
     conditions = [condition for condition in comparison["conditions"] if condition["varies"] != "load"]
     rows = [
-        [fmt.name(name), _where(condition), *_cells(name, of, _records(comparison, condition["name"], name))]
+        [
+            fmt.name(name),
+            _where(condition),
+            _of_vllm(comparison, name),
+            *_cells(name, of, _records(comparison, condition["name"], name)),
+        ]
         for condition in conditions
         for name, of in condition["architectures"].items()
         if name in SERVED
@@ -48,6 +53,12 @@ def engine_table(comparison: JSON) -> Table | None:
         NOTE,
         ("What vLLM counted", NOTE),
     )
+
+
+def _of_vllm(comparison: JSON, name: str) -> str:
+    """Says what of vLLM an architecture is; of a server that ran already, by the word of who named it."""
+    here = comparison["servers"].get(name, {}).get("started_here", True)
+    return SERVED[name] if here else f"{SERVED[name]}, as named by --connect"
 
 
 def _where(condition: JSON) -> str:
@@ -68,6 +79,6 @@ def _cells(name: str, of: JSON, records: Sequence[JSON]) -> list[Cell | str]:
     shown = [fmt.number(value, 0) for value in (*counted, len(chunks), sum(chunks) - len(chunks))]
     same = of["identical_to_autoregressive"]
     if name == AUTOREGRESSIVE.name or not same:
-        return [SERVED[name], *shown, fmt.MISSING, fmt.MISSING]
+        return [*shown, fmt.MISSING, fmt.MISSING]
     first = min((one["position"] for one in same["divergences"]), default=None)
-    return [SERVED[name], *shown, f"{same['count']}/{same['total']}", fmt.MISSING if first is None else str(first)]
+    return [*shown, f"{same['count']}/{same['total']}", fmt.MISSING if first is None else str(first)]

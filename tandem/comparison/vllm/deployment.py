@@ -1,9 +1,11 @@
-"""Starts vLLM's servers, and the draft worker that drafts for them."""
+"""Starts vLLM's servers, and the draft worker that drafts for them, or connects to servers that run."""
 
 from __future__ import annotations
 
 import asyncio
 import http.client
+import json
+import urllib.request
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,10 +27,10 @@ WORKER_SLOTS = 8
 
 @dataclass(frozen=True, slots=True)
 class VllmDeployment:
-    """Starts the servers of the architectures of a turn. `found`: the vLLM that serves."""
+    """Starts the servers of the architectures of a turn. `found`: the vLLM that serves; None: all run already."""
 
     config: ComparisonConfig
-    found: Found
+    found: Found | None
     fleet: Fleet
     describe: Describe
     link: Link
@@ -36,14 +38,22 @@ class VllmDeployment:
     async def start(self, turn: tuple[str, ...]) -> list[Endpoint]:
         """Returns the endpoints in report order. Servers start one after the other: each takes all cores for it."""
         endpoints: list[Endpoint] = []
-        worker = await self._worker() if set(turn) & set(FORMS) else ""
+        worker = await self._worker() if set(turn) & set(FORMS) - set(self.config.connect) else ""
         for name in turn:
-            endpoints.append(await (self._connected() if name == OPENAI.name else self._server(name, worker)))
+            connected = name in self.config.connect
+            endpoints.append(await (self._connected(name) if connected else self._server(name, worker)))
         return in_report_order(self.config, endpoints)
 
-    async def _connected(self) -> Endpoint:
-        address = self.config.connect[OPENAI.name]
-        return Endpoint(OPENAI, address, await self.describe(address, OPENAI.service))
+    async def _connected(self, name: str) -> Endpoint:
+        """Describes a server that runs. What it was started with is not asked: only the user says that it is `name`."""
+        address = self.config.connect[name]
+        model = await self.describe(address, OPENAI.service)
+        if name == OPENAI.name:
+            return Endpoint(OPENAI, address, model)
+        base = address.rstrip("/").removesuffix("/v1")
+        drafts = SERVED[name] if name != AUTOREGRESSIVE.name else ""
+        model = replace(model, backend=await asyncio.to_thread(version_at, base), draft_name=drafts)
+        return Endpoint(served_by(COMPARED[name]), address, model, counters=(f"{base}/metrics",))
 
     async def _worker(self) -> str:
         """Starts a draft worker at the near end of the link; returns where the far end reaches it."""
@@ -54,6 +64,7 @@ class VllmDeployment:
 
     async def _server(self, name: str, worker: str) -> Endpoint:
         """Starts a vLLM server at the far end of the link, where its own drafts are too."""
+        assert self.found is not None, "servers are started by a vLLM that was found"
         port, variables, counters = free_port(), environment(self.config.threads), list[str]()
         if name in FORMS:
             counting = free_port()
@@ -77,6 +88,15 @@ class VllmDeployment:
         )
         pages = (f"{address}/metrics", *counters)
         return Endpoint(served_by(COMPARED[name]), address, model, server.log, across, counters=pages)
+
+
+def version_at(base: str) -> str:
+    """Returns the name and the version of the vLLM that serves at a URL; the name alone if it says no version."""
+    try:
+        with urllib.request.urlopen(f"{base}/version", timeout=5) as answer:
+            return f"vLLM {json.loads(answer.read(1 << 12))['version']}"
+    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
+        return "vLLM"
 
 
 def healthy(port: int) -> bool:

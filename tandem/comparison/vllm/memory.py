@@ -8,6 +8,7 @@ from tandem.comparison.measuring.architectures import AUTOREGRESSIVE
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.vllm.commands import KV_GIBIBYTES
 from tandem.comparison.vllm.probe import Found
+from tandem.comparison.vllm.settings import started_here
 from tandem.host.memory import free_bytes
 
 OF_A_PROCESS = 2 << 30
@@ -16,16 +17,19 @@ WIDEST = 2
 """Bytes in memory for each byte of a file: weights stored in 16 bits may be served in 32."""
 
 
-def vllm_turns(config: ComparisonConfig, found: Found, free: int | None = None) -> list[tuple[str, ...]]:
+def vllm_turns(config: ComparisonConfig, found: Found | None, free: int | None = None) -> list[tuple[str, ...]]:
     """Returns which servers run at the same time: all if this machine has the memory, else one after the other.
 
-    A vLLM takes most of a GPU's memory, so there it is always one. Plain decoding is the last, as everywhere.
+    A vLLM takes most of a GPU's memory, so there it is always one. Plain decoding is the last, as everywhere. Those
+    that run already have their memory, and have one turn. `found`: what starts the others; None: there are none.
     """
+    asked, started = config.architectures, started_here(config)
     room = free_bytes() if free is None else free
-    asked = config.architectures
-    if found.device == "cpu" and (room is None or len(asked) * needed(config) <= room):
+    if found is None or (found.device == "cpu" and (room is None or len(started) * needed(config) <= room)):
         return [asked]
-    return sorted(((name,) for name in asked), key=lambda turn: turn == (AUTOREGRESSIVE.name,))
+    connected = tuple(name for name in asked if name in config.connect)
+    turns = [*((name,) for name in started), *([connected] if connected else [])]
+    return sorted(turns, key=lambda turn: AUTOREGRESSIVE.name in turn)
 
 
 def needed(config: ComparisonConfig) -> int:

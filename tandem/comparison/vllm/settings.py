@@ -59,14 +59,23 @@ def speculation(architecture: str, k: int, draft: str | None) -> dict[str, Any] 
     return {"method": "custom_class", "model": "tandem.vllm.RemoteDrafter", "num_speculative_tokens": k}
 
 
+def started_here(config: ComparisonConfig) -> tuple[str, ...]:
+    """Returns the architectures whose servers are started, and do not run already."""
+    return tuple(name for name in config.architectures if name not in config.connect)
+
+
 def check(config: ComparisonConfig) -> None:
     """Raises ValueError, in one line that names the flag, for what is not measured with vLLM."""
-    for name in config.architectures:
+    for name in (*config.architectures, *config.connect):
         if name not in SERVED and name != OPENAI.name:
             raise ValueError(f"architectures: vLLM has no {name}; with --engine vllm there are {', '.join(SERVED)}")
-    if config.model is None:
+    for name, address in config.connect.items():
+        if "://" not in address:
+            raise ValueError(f"connect: {name}={address} is no server of vLLM, which has a URL: http://HOST:PORT")
+    started = started_here(config)
+    if started and config.model is None:
         raise ValueError("model: --engine vllm needs the folder of a model")
-    if config.draft_model is None and FUSED.name in config.architectures:
+    if config.draft_model is None and FUSED.name in started:
         raise ValueError("draft-model: vLLM's draft_model (fused) needs the folder of one")
     if not config.speculation_length:
         raise ValueError("speculation-length: vLLM's is a fixed number of at least 1; leave out the others for plain")
@@ -77,9 +86,7 @@ def check(config: ComparisonConfig) -> None:
 
 def _not_of_vllm(config: ComparisonConfig) -> dict[str, bool]:
     """Returns which settings were given that a comparison of vLLM's servers does not have."""
-    started = set(config.connect) - {OPENAI.name}
     return {
-        "connect": bool(started),
         "link netns": config.link == "netns",
         "rule": config.rules != (Rule.AGREEMENT,),
         "pipeline": config.pipeline != "off",
