@@ -27,7 +27,10 @@ Follow = Callable[[Any, Any], Any]
 
 @dataclass(slots=True)
 class Waiting:
-    """A row that waits for its step, and its result to come. `ahead`: goes on with its sequence by itself."""
+    """A row that waits for its step, and its result to come. `ahead`: goes on with its sequence by itself.
+
+    `size`: what it takes of the step's `limit`.
+    """
 
     step: Callable[[Sequence[Any]], Sequence[Any]]
     row: Any
@@ -36,6 +39,7 @@ class Waiting:
     prefill: bool
     done: asyncio.Future[Any]
     ahead: RunAhead | None = None
+    size: int = 1
 
 
 class RunAhead:

@@ -95,9 +95,13 @@ class NativeHeadRunner(NativeRunner):
 
     @property
     def capabilities(self) -> Capabilities:
-        own = frozenset({Trait.HEAD})
-        memory = self.memory_on_demand
-        return Capabilities(own, features_in=self._reads, memory_on_demand=memory, reprocess_accepted=True)
+        return Capabilities(
+            frozenset({Trait.HEAD}),
+            features_in=self._reads,
+            memory_on_demand=self.memory_on_demand,
+            reprocess_accepted=True,
+            shared_steps=True,
+        )
 
     def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | Any]:
         raise NotImplementedError("an EAGLE head drafts and verifies nothing")
