@@ -30,8 +30,7 @@ Row = TypeVar("Row")
 Result = TypeVar("Result")
 Step = Callable[[Sequence[Any]], Sequence[Any]]
 ObserveStep = Callable[[Any, int, float, float], None]
-"""Called after every step for each kind of its rows, which either `prefill` or do not: with the first of them, their
-number, the seconds that the step's first row waited, and the step's own seconds."""
+"""Called after a step for its rows that decode, and its `prefill` rows: one, how many, seconds waited, the step's."""
 
 # After a step its rows come back through the event loop for their next one. The next step waits at most this many turns
 # of the loop for them: an idle turn costs microseconds, a half-empty step milliseconds. Once every sequence that holds
@@ -152,19 +151,15 @@ class Batcher:
         step: Callable[[Sequence[Row]], Sequence[Result | RowFailed]],
         row: Row,
         limit: int,
+        size: int = 1,
         prefill: bool = False,
         ahead: RunAhead | None = None,
-        size: int = 1,
     ) -> asyncio.Future[TimedResult[Result]]:
-        """Runs `row` in the next `step` that has room. Raises RowFailed, StepHung or DeviceLost.
-
-        A step's rows have at most `limit` for the sum of their sizes, `prefill` rows for themselves: these share steps
-        with others that have the same `step`.
+        """Runs `row` in the next `step` with room for its size, of `limit`; `prefill` rows have room of their own.
 
         With `ahead`, the device thread goes on after it while no other row comes, goes or waits.
 
-        After a step of `prefill` rows alone, those that wait are not held up by more, so new requests delay a round by
-        at most one chunk.
+        After a step of `prefill` rows alone, others that wait come first. Raises RowFailed, StepHung or DeviceLost.
         """
         if self._hung:
             raise StepHung(self._hung)

@@ -87,10 +87,7 @@ class Engine:
         try:
             if ahead and (begun := ahead.take(row)):
                 return await begun
-            limit, size = (
-                (self.runner.limits.chunk, self.shared.size(row)) if prefill else (self.runner.limits.slots, 1)
-            )
-            return await self.batcher.run(step, row, limit, prefill, ahead, size)
+            return await self.batcher.run(step, row, *self.shared.room(row, prefill), prefill, ahead)
         except StepHung:
             if sequence:
                 sequence.stop_ahead()

@@ -27,10 +27,7 @@ Follow = Callable[[Any, Any], Any]
 
 @dataclass(slots=True)
 class Waiting:
-    """A row that waits for its step, and its result to come. `ahead`: goes on with its sequence by itself.
-
-    `size`: what it takes of the step's `limit`.
-    """
+    """A row that waits for its step, and its result to come. `ahead`: goes on by itself. `size`: of `limit`."""
 
     step: Callable[[Sequence[Any]], Sequence[Any]]
     row: Any

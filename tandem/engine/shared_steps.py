@@ -41,9 +41,12 @@ class SharedSteps:
         self._runner, self._able, self._prefixes = runner, able, prefixes
         self.prompts: Step = functools.partial(self._run, None)
 
-    def size(self, row: Any) -> int:
-        """Returns what a row that does not decode takes of a step, which has room for a whole chunk."""
-        return len(row.tokens) if self._able and isinstance(row, PrefillRow) else self._runner.limits.chunk
+    def room(self, row: Any, prefill: bool) -> tuple[int, int]:
+        """Returns what a step has room for, and the row takes of it: rows that decode, or tokens of a whole chunk."""
+        limits = self._runner.limits
+        if not prefill:
+            return limits.slots, 1
+        return limits.chunk, len(row.tokens) if self._able and isinstance(row, PrefillRow) else limits.chunk
 
     def beside_prompts(self, decode: Step) -> Step:
         """Returns a step that is `decode`, from now on with chunks of prompts after its rows if the runner can."""

@@ -32,10 +32,7 @@ def fused(target: Runner, draft: Runner, fell_back: Callable[[Exception], object
 def _together_or_apart(
     together: FusedStep, apart: FusedStep, fell_back: Callable[[Exception], object], rows: Sequence[FusedRow]
 ) -> list[FusedResult | RowFailed]:
-    """Repeats a failed call as propose and verify, which shows whether the draft was at fault.
-
-    Rounds beside chunks of prompts are always two steps: a second call is little beside a chunk.
-    """
+    """Repeats a failed call as propose and verify, which shows whether the draft was at fault; beside chunks there are two."""
     if isinstance(rows[-1], PrefillRow):
         return apart(rows)
     try:
@@ -46,10 +43,7 @@ def _together_or_apart(
 
 
 def fused_step(target: Runner, draft: Runner, rows: Sequence[Any]) -> list[Any]:
-    """Runs the draft's `propose`, then the target's `verify`; a draft that fails leaves its rows without a draft.
-
-    Chunks after the rows are fed beside the verification.
-    """
+    """Runs the draft's `propose`, then the target's `verify`; a draft that fails leaves its rows without a draft."""
     rounds = [row for row in rows if isinstance(row, FusedRow)]
     proposals = _proposals(draft, rounds)
     known = target.limits.vocab_size

@@ -95,13 +95,9 @@ class NativeHeadRunner(NativeRunner):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(
-            frozenset({Trait.HEAD}),
-            features_in=self._reads,
-            memory_on_demand=self.memory_on_demand,
-            reprocess_accepted=True,
-            shared_steps=True,
-        )
+        own = frozenset({Trait.HEAD})
+        memory = self.memory_on_demand
+        return Capabilities(own, features_in=self._reads, memory_on_demand=memory, reprocess_accepted=True)
 
     def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | Any]:
         raise NotImplementedError("an EAGLE head drafts and verifies nothing")
