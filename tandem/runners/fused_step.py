@@ -32,7 +32,7 @@ def fused(target: Runner, draft: Runner, fell_back: Callable[[Exception], object
 def _together_or_apart(
     together: FusedStep, apart: FusedStep, fell_back: Callable[[Exception], object], rows: Sequence[FusedRow]
 ) -> list[FusedResult | RowFailed]:
-    """Repeats a failed call as propose and verify, which shows whether the draft was at fault; beside chunks there are two."""
+    """Repeats a failed call as propose and verify, which shows whether the draft was at fault. Beside chunks: two."""
     if isinstance(rows[-1], PrefillRow):
         return apart(rows)
     try:
