@@ -30,7 +30,7 @@ Row = TypeVar("Row")
 Result = TypeVar("Result")
 Step = Callable[[Sequence[Any]], Sequence[Any]]
 ObserveStep = Callable[[Any, int, float, float], None]
-"""Called after every step with its first row, its number of rows, the seconds that row waited, and its own seconds."""
+"""Called after a step for its rows that decode, and its `prefill` rows: one, how many, seconds waited, the step's."""
 
 # After a step its rows come back through the event loop for their next one. The next step waits at most this many turns
 # of the loop for them: an idle turn costs microseconds, a half-empty step milliseconds. Once every sequence that holds
@@ -151,21 +151,21 @@ class Batcher:
         step: Callable[[Sequence[Row]], Sequence[Result | RowFailed]],
         row: Row,
         limit: int,
+        size: int = 1,
         prefill: bool = False,
         ahead: RunAhead | None = None,
     ) -> asyncio.Future[TimedResult[Result]]:
-        """Runs `row` in the next `step` that has room (at most `limit` rows). Raises RowFailed, StepHung or DeviceLost.
+        """Runs `row` in the next `step` with room for its size, of `limit`; `prefill` rows have room of their own.
 
         With `ahead`, the device thread goes on after it while no other row comes, goes or waits.
 
-        Two steps of `prefill` rows never run in succession while other rows wait, so new requests delay a round by at
-        most one chunk.
+        After a step of `prefill` rows alone, others that wait come first. Raises RowFailed, StepHung or DeviceLost.
         """
         if self._hung:
             raise StepHung(self._hung)
         future: asyncio.Future[TimedResult[Result]] = asyncio.get_running_loop().create_future()
         now = time.perf_counter()
-        self._ready.append(Waiting(step, row, limit, now, prefill, future, ahead))
+        self._ready.append(Waiting(step, row, limit, now, prefill, future, ahead, size))
         if not prefill:
             self._window.returned(now, bool(self._running))
         self._begin_if_ready()
@@ -200,9 +200,8 @@ class Batcher:
         self._ready = [r for r in self._ready if not r.done.done()]
         if not self._ready:
             return
-        first = self._first()
-        self._prefilled = first.prefill
-        self._running = rows = [r for r in self._ready if r.step == first.step][: first.limit]
+        self._running = rows = self._sharing(self._first())
+        self._prefilled = rows[0].prefill
         self._ready = [r for r in self._ready if r not in rows]
         begun = threading.Lock()
         begun.acquire()
@@ -239,7 +238,7 @@ class Batcher:
             self._fail(rows)
             return self._returned(ran)
         if not rows[0].prefill:
-            self._window.answered(len(rows), time.perf_counter(), ran.compute_seconds)
+            self._window.answered(sum(not r.prefill for r in rows), time.perf_counter(), ran.compute_seconds)
         self._hand_out(rows, ran)
         self._begin_if_ready()
 
@@ -260,13 +259,24 @@ class Batcher:
         others = (row for row in self._ready if not row.prefill)
         return next(others, self._ready[0]) if self._prefilled else self._ready[0]
 
+    def _sharing(self, first: Waiting) -> list[Waiting]:
+        """Returns the next step's rows: those of the step of `first` that fit, oldest first, `prefill` rows last."""
+        room, found = dict[bool, int](), list[Waiting]()
+        for row in sorted((r for r in self._ready if r.step == first.step), key=lambda r: r.prefill):
+            left = room.setdefault(row.prefill, row.limit) - row.size
+            if left >= 0 and (first.prefill or not (row.prefill and self._prefilled)):
+                room[row.prefill] = left
+                found.append(row)
+        return found
+
     def _hand_out(self, rows: list[Waiting], ran: TimedResult[Sequence[Any]]) -> None:
         self.steps += 1
         self.rows += len(rows)
-        if self.learn:
-            self.learn(type(rows[0].row), ran.compute_seconds)
-        if self.observe:
-            self.observe(rows[0].row, len(rows), ran.queue_seconds, ran.compute_seconds)
+        for alike in ([r.row for r in rows if r.prefill == prefill] for prefill in (False, True)):
+            if alike and self.learn:
+                self.learn(type(alike[0]), ran.compute_seconds)
+            if alike and self.observe:
+                self.observe(alike[0], len(alike), ran.queue_seconds, ran.compute_seconds)
         for waiting, result in zip(rows, ran.value, strict=True):
             if waiting.done.done():
                 continue

@@ -17,6 +17,7 @@ from tandem.engine.fair_turns import TooManyWaiting
 from tandem.engine.feature_output import HandedFeatures, hand_out
 from tandem.engine.prefix_cache import PrefixCache
 from tandem.engine.remote_prefill import RemotePrefill
+from tandem.engine.shared_steps import SharedSteps
 from tandem.engine.slots import SlotPool
 from tandem.engine.structures import Structures
 from tandem.runners.capabilities import No
@@ -47,8 +48,9 @@ class Engine:
         self.slots = SlotPool(runner.limits.slots)
         self.adapters = Adapters(runner, batcher)
         batcher.serves(self.slots)
-        self.verify = functools.partial(verify_sized, runner)
         self.prefixes: PrefixCache | None = None
+        self.shared = SharedSteps(runner, self.can.shared_steps, lambda: self.prefixes)
+        self.verify = self.shared.beside_prompts(functools.partial(verify_sized, runner))
         self.remote_prefill: RemotePrefill | None = None
         self.features: HandedFeatures | None = None
         self.lost = asyncio.Event()
@@ -68,7 +70,8 @@ class Engine:
         """
         self.features = await self.batcher.on_device(hand_out, self.runner, tuple(layers))
         self.can = able(self.runner)
-        self.verify = functools.partial(self.features.verify, self.verify)
+        sized = functools.partial(verify_sized, self.runner)
+        self.verify = self.shared.beside_prompts(functools.partial(self.features.verify, sized))
 
     async def run(
         self, step: Step, row: Any, prefill: bool = False, sequence: KVSequence | None = None
@@ -84,7 +87,7 @@ class Engine:
         try:
             if ahead and (begun := ahead.take(row)):
                 return await begun
-            return await self.batcher.run(step, row, 1 if prefill else self.runner.limits.slots, prefill, ahead)
+            return await self.batcher.run(step, row, *self.shared.room(row, prefill), prefill, ahead)
         except StepHung:
             if sequence:
                 sequence.stop_ahead()

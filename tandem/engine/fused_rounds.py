@@ -25,7 +25,7 @@ class FusedPair:
     def __init__(self, target: Engine, draft: Engine, health: DrafterHealth | None = None) -> None:
         self.target, self.draft = target, draft
         self.health = health or DrafterHealth("of this process")
-        self.step = fused(target.runner, draft.runner, self._fell_back)
+        self.step = target.shared.beside_prompts(fused(target.runner, draft.runner, self._fell_back))
 
     def _fell_back(self, error: Exception) -> None:
         """Counts a single call that failed, by the kind of its error, and logs the first of each kind."""

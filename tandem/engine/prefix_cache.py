@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tandem.engine.compatibility import able
 from tandem.engine.prefix_tree import PrefixTree
 from tandem.runners.capabilities import No
 from tandem.runners.pages import PAGE, PageStore
-from tandem.runners.protocol import PrefillRow, RowFailed, Runner
+from tandem.runners.protocol import PrefillRow, Runner
 
 if TYPE_CHECKING:
     from tandem.engine.batcher import Batcher
@@ -85,31 +85,10 @@ class PrefixCache:
         """Bytes of all pages; any thread may ask."""
         return self.tree.pages.count * self._bytes
 
-    def prefill(
-        self, scope: Hashable, tokens: Sequence[int], invalid: bool, first: bool, rows: Sequence[PrefillRow]
-    ) -> list[int | RowFailed]:
-        """Copies what is known of `tokens` beyond the row's start to its slot, and processes the next chunk after it.
-
-        A step for the batcher, of one row; returns how many tokens it copied. `invalid`: what is known of the tokens is
-        dropped first. `first`: no earlier step processed these tokens.
-        """
-        (row,) = rows
-        if invalid:
-            self.tree.remove(scope, tokens)
-        copied = self._copied(scope, tokens, row, first)
-        start = row.start + copied
-        end = min(start + self._runner.limits.chunk, len(tokens))
-        if start < end:
-            (failed,) = self._runner.prefill([replace(row, start=start, tokens=tuple(tokens[start:end]))])
-            if failed:
-                return [failed]
-        self.insert(scope, tokens[:end], row.slot)
-        return [copied]
-
     def copy(self, scope: Hashable, tokens: Sequence[int], rows: Sequence[PrefillRow]) -> list[int]:
-        """Like `prefill`, but processes nothing."""
+        """Copies what is known of `tokens` beyond the row's start to its slot. A step for the batcher, of one row."""
         (row,) = rows
-        return [self._copied(scope, tokens, row, first=True)]
+        return [self.copied(scope, tokens, row, first=True)]
 
     def insert(self, scope: Hashable, tokens: Sequence[int], slot: int) -> None:
         """Copies the whole pages of `tokens`, which `slot` holds from position 0, unless they are known.
@@ -127,7 +106,7 @@ class PrefixCache:
     def clear(self) -> None:
         self.tree.clear()
 
-    def _copied(self, scope: Hashable, tokens: Sequence[int], row: PrefillRow, first: bool) -> int:
+    def copied(self, scope: Hashable, tokens: Sequence[int], row: PrefillRow, first: bool) -> int:
         """Copies the known pages of `tokens` to the row's slot; returns how many tokens that adds to it."""
         pages, held = self.tree.match(scope, tokens), row.start // PAGE
         copied = max(0, len(pages) * PAGE - row.start)

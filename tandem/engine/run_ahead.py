@@ -27,7 +27,7 @@ Follow = Callable[[Any, Any], Any]
 
 @dataclass(slots=True)
 class Waiting:
-    """A row that waits for its step, and its result to come. `ahead`: goes on with its sequence by itself."""
+    """A row that waits for its step, and its result to come. `ahead`: goes on by itself. `size`: of `limit`."""
 
     step: Callable[[Sequence[Any]], Sequence[Any]]
     row: Any
@@ -36,6 +36,7 @@ class Waiting:
     prefill: bool
     done: asyncio.Future[Any]
     ahead: RunAhead | None = None
+    size: int = 1
 
 
 class RunAhead:

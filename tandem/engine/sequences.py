@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Coroutine, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tandem.engine.batcher import Step, TimedResult
 from tandem.engine.engine import Engine
 from tandem.engine.run_ahead import Follow, RunAhead, plain_steps
+from tandem.engine.shared_steps import Prompt
 from tandem.runners.feature_rows import FeatureRow
 from tandem.runners.pages import PAGE
 from tandem.runners.protocol import PrefillRow, ProposeRow, RowFailed, StructureEnded, VerifyRow
@@ -112,8 +112,9 @@ class KVSequence:
         total, began = found or 0, len(self.held) if found is None else -1
         chunk = self.engine.runner.limits.chunk
         while (start := len(self.held)) < len(tokens):
-            row = PrefillRow(self.slot, start, tuple(tokens[start : start + chunk]), self.adapter)
-            done = await self.step(self._prefill_step(tokens, start == began), row, prefill=True)
+            prompt = Prompt(self.scope, tuple(tokens), self._invalid, start == began) if self.engine.prefixes else None
+            row = PrefillRow(self.slot, start, tuple(tokens[start : start + chunk]), self.adapter, prompt)
+            done = await self.step(self.engine.shared.prompts, row, prefill=True)
             self.queue_seconds += done.queue_seconds
             self.compute_seconds += done.compute_seconds
             copied = done.value or 0
@@ -123,13 +124,6 @@ class KVSequence:
             self.held += tokens[start : start + copied + chunk]
             total += copied
         return total
-
-    def _prefill_step(self, tokens: Sequence[int], first: bool) -> Step:
-        """Returns the step for the next chunk of `tokens`. Steps that know prefixes are shared by no other row."""
-        prefixes = self.engine.prefixes
-        if prefixes is None:
-            return self.engine.runner.prefill
-        return functools.partial(prefixes.prefill, self.scope, tuple(tokens), self._invalid, first)
 
     def invalidate(self) -> None:
         """Forgets what is held, since it may be unsound: it is processed again, not copied."""

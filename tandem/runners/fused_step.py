@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from tandem.runners.protocol import (
     FusedResult,
     FusedRow,
     FusedStep,
+    PrefillRow,
     Proposal,
     RowFailed,
     Runner,
@@ -30,7 +32,9 @@ def fused(target: Runner, draft: Runner, fell_back: Callable[[Exception], object
 def _together_or_apart(
     together: FusedStep, apart: FusedStep, fell_back: Callable[[Exception], object], rows: Sequence[FusedRow]
 ) -> list[FusedResult | RowFailed]:
-    """Repeats a failed call as propose and verify, which shows whether the draft was at fault."""
+    """Repeats a failed call as propose and verify, which shows whether the draft was at fault. Beside chunks: two."""
+    if isinstance(rows[-1], PrefillRow):
+        return apart(rows)
     try:
         return together(rows)
     except Exception as error:
@@ -38,13 +42,16 @@ def _together_or_apart(
         return apart(rows)
 
 
-def fused_step(target: Runner, draft: Runner, rows: Sequence[FusedRow]) -> list[FusedResult | RowFailed]:
+def fused_step(target: Runner, draft: Runner, rows: Sequence[Any]) -> list[Any]:
     """Runs the draft's `propose`, then the target's `verify`; a draft that fails leaves its rows without a draft."""
-    proposals = _proposals(draft, rows)
+    rounds = [row for row in rows if isinstance(row, FusedRow)]
+    proposals = _proposals(draft, rounds)
     known = target.limits.vocab_size
-    verdicts = verify_sized(target, [to_verify(row, _sound(p, known)) for row, p in zip(rows, proposals, strict=True)])
+    asked = [to_verify(row, _sound(p, known)) for row, p in zip(rounds, proposals, strict=True)]
+    verdicts = verify_sized(target, [*asked, *rows[len(rounds) :]])
     seconds = max((p.seconds for p in proposals if isinstance(p, Proposal)), default=0.0)
-    return [_fused_result(p, v, known, seconds) for p, v in zip(proposals, verdicts, strict=True)]
+    results = [_fused_result(p, v, known, seconds) for p, v in zip(proposals, verdicts, strict=False)]
+    return [*results, *verdicts[len(rounds) :]]
 
 
 def _proposals(draft: Runner, rows: Sequence[FusedRow]) -> list[Proposal | RowFailed]:

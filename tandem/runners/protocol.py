@@ -62,12 +62,14 @@ class PrefillRow:
     """Feeds `tokens` (at most a chunk) to `slot` at positions `start`, start+1, ...
 
     `adapter`: the number of the one that changes the model for this row (tandem/runners/capabilities.py); 0: none does.
+    `prompt`: what kept prefixes are to know of it (tandem/engine/shared_steps.py); no runner reads it.
     """
 
     slot: int
     start: int
     tokens: tuple[int, ...]
     adapter: int = 0
+    prompt: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,6 +366,7 @@ def sized(results: list[Result], shapes: StepShapes, widths: Sequence[int]) -> l
     return results
 
 
-def verify_sized(target: Runner, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
-    """Verifies the rows; each verdict also reports the size of the step that they shared."""
-    return sized(target.verify(rows), target.shapes, [1 + len(row.draft) for row in rows])
+def verify_sized(target: Runner, rows: Sequence[Any]) -> list[Any]:
+    """Verifies the rows, and feeds the chunks after them; each verdict also reports the size of the step."""
+    widths = [len(row.tokens) if isinstance(row, PrefillRow) else 1 + len(row.draft) for row in rows]
+    return sized(target.verify(rows), target.shapes, widths)

@@ -81,7 +81,7 @@ class RehearsedRunner:
 
     @property
     def capabilities(self) -> Capabilities:
-        return replace(self.inner.capabilities, fuse=NOT_ONE_GRAPH)
+        return replace(self.inner.capabilities, fuse=NOT_ONE_GRAPH, shared_steps=False)
 
     def warm_up(self, startup: Startup | None = None) -> None:
         self.inner.warm_up(startup)

@@ -49,7 +49,7 @@ MUTANTS = (
     ),
     caught(
         "what follows a kept prefix has no adapter",
-        "tandem.engine.prefix_cache:PrefixCache.prefill",
+        "tandem.engine.shared_steps:_rest",
         "replace(row, start=start,",
         "PrefillRow(row.slot, start,",
         ALONE,

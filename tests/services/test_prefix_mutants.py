@@ -54,9 +54,9 @@ MUTANTS = (
     ),
     caught(
         "pages are found before they are filled",
-        f"{CACHE}.prefill",
-        "self.insert(scope, tokens[:end], row.slot)",
-        "self.insert(scope, tokens, row.slot)",
+        "tandem.engine.shared_steps:prefill",
+        "row.prompt.tokens[: left.start + len(left.tokens)]",
+        "row.prompt.tokens",
         test_prefix_cache.test_a_prefill_that_is_cancelled_leaves_what_it_processed_and_nothing_else,
     ),
     caught(

@@ -146,7 +146,7 @@ int tandem_propose(void* draft, const Rows* tails, int32_t* counts, const int32_
 int tandem_verify(void* target, const Rows* rows, const Sampling* sampled, int32_t* said, int32_t* accepted, float* logits) try {
     Model& by = *static_cast<Model*>(target);
     if (const int fault = fault_of(by, *rows)) return fault;
-    if (const int fault = fault_of_draws(sampled, rows->count, logits, by.shape().outputs)) return fault;
+    if (const int fault = fault_of_draws(sampled, rows->count - rows->silent, logits, by.shape().outputs)) return fault;
     verify(by, *rows, sampled, said, accepted, logits);
     return SOUND;
 } catch (...) { return -1; }

@@ -15,6 +15,7 @@ inline bool within(int64_t value, int64_t end) { return value >= 0 && value < en
 inline int fault_of(const Model& model, const Rows& rows, const int32_t* counts = nullptr, int most = 0) {
     const Shape& shape = model.shape();
     int64_t tokens = 0;
+    if (!within(rows.silent, rows.count + int64_t(1))) return CALL;
     for (int r = 0; r < rows.count; r++) {
         const int64_t count = counts ? counts[r] : 1, length = int64_t(rows.begins[r + 1]) - rows.begins[r];
         Fault fault = SOUND;

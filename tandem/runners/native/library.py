@@ -94,12 +94,13 @@ class Rows(ctypes.Structure):
     """A ragged batch: row r feeds tokens[begins[r] : begins[r + 1]] to slot slots[r] from position starts[r].
 
     `adapters`: the number of each row's adapter, or None if no row has one. `feature_counts`: of how many positions
-    of a head's row features have come, or None for all.
+    of a head's row features have come, or None for all. `silent`: so many rows, the last ones, want nothing.
     """
 
     _fields_ = (
         ("count", c_int32),
         *((name, POINTER(c_int32)) for name in ("slots", "starts", "begins", "tokens", "adapters", "feature_counts")),
+        ("silent", c_int32),
     )
 
 

@@ -7,10 +7,11 @@ namespace tandem {
 
 // Rows of a ragged batch: row r feeds tokens[begins[r] .. begins[r + 1]) at `starts[r]` and on of slot slots[r],
 // changed by adapters[r] (0: none; null: none is). A head has the features of positions below knowns[r] (null: all), and
-// reads its own states in place of the others.
+// reads its own states in place of the others. The last `silent` rows, chunks of prompts, want nothing.
 struct Rows {
     int32_t count;
     const int32_t *slots, *starts, *begins, *tokens, *adapters = nullptr, *knowns = nullptr;
+    int32_t silent = 0;
 };
 
 class Model {
@@ -42,7 +43,7 @@ public:
         ids_.clear(), slots_.clear(), positions_.clear(), wanted_.clear(), adapters_.clear();
         for (int r = 0; r < rows.count; r++)
             for (int i = rows.begins[r]; i < rows.begins[r + 1]; i++) {
-                if (wants == 2 || (wants == 1 && i + 1 == rows.begins[r + 1])) wanted_.push_back(int(ids_.size()));
+                if (r < rows.count - rows.silent && (wants == 2 || (wants == 1 && i + 1 == rows.begins[r + 1]))) wanted_.push_back(int(ids_.size()));
                 ids_.push_back(rows.tokens[i]);
                 slots_.push_back(rows.slots[r]);
                 positions_.push_back(rows.starts[r] + i - rows.begins[r]);
@@ -173,7 +174,7 @@ inline void verify(Model& target, const Rows& rows, const Sampling* sampled, int
     std::vector<Best> best;
     target.feed(rows, 2, logits, best);
     for (size_t i = 0; i < best.size(); i++) said[i] = best[i].sound ? best[i].token : -1;
-    for (int r = 0; r < rows.count; r++) {
+    for (int r = 0; r < rows.count - rows.silent; r++) {
         const int32_t* drafted = rows.tokens + rows.begins[r] + 1;
         const int count = rows.begins[r + 1] - rows.begins[r] - 1, outputs = target.shape().outputs;
         for (int same = 0;; same++) {

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from ctypes import c_double, c_float
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,6 +96,7 @@ class NativeRunner:
             adapters=self,
             memory_on_demand=self.memory_on_demand,
             features_out=FeaturesOut(model.layer_count, int(model.sizes.hidden), self.hand_out),
+            shared_steps=True,
         )
 
     @property
@@ -124,21 +126,23 @@ class NativeRunner:
         self.model.feed_batch(self._batch(rows, [row.start for row in rows], [row.tokens for row in rows]), 0)
         return [None] * len(rows)
 
-    def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
+    def verify(self, rows: Sequence[VerifyRow | PrefillRow]) -> list[Any]:
         return each_within(rows, self._verify)
 
-    def _verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
-        batch = _fed(rows)
+    def _verify(self, rows: Sequence[VerifyRow | PrefillRow]) -> list[Any]:
+        judged, batch = [row for row in rows if isinstance(row, VerifyRow)], _fed(rows)
         begins, said, accepted = batch.begins, zeros(len(batch.tokens)), zeros(len(rows))
-        logits = None if all(row.plain for row in rows) else self.model.room(len(batch.tokens))
-        sampled = None if logits is None else sampled_rows(rows, self.model.outputs)
+        logits = None if all(row.plain for row in judged) else self.model.room(begins[len(judged)])
+        sampled = None if logits is None else sampled_rows(judged, self.model.outputs)
+        batch.rows.silent = len(rows) - len(judged)
         self.model.library.tandem_verify(
             self.model.handle, ctypes.byref(batch.rows), sampled, said, accepted, pointer(logits, c_float)
         )
-        return [
+        verdicts = [
             _verdict(said, begin, n) if row.drawn else self._judge(row, said, logits, begin)
-            for row, begin, n in zip(rows, begins, accepted, strict=False)
+            for row, begin, n in zip(judged, begins, accepted, strict=False)
         ]
+        return [*verdicts, *[None] * batch.rows.silent]
 
     def _judge(self, row: VerifyRow, said: Ints, logits: Logits | None, begin: int) -> Verdict | RowFailed:
         """Judges a row whose first token's largest logit is that of said[begin], of logits[begin]."""
@@ -243,9 +247,10 @@ class NativeRunner:
         return sized(results, self.shapes, widths)
 
 
-def _fed(rows: Sequence[VerifyRow]) -> RowBatch:
-    tokens = [(row.last_token, *row.draft) for row in rows]
-    return RowBatch([r.slot for r in rows], [r.position for r in rows], tokens, [r.adapter for r in rows])
+def _fed(rows: Sequence[VerifyRow | PrefillRow]) -> RowBatch:
+    tokens = [row.tokens if isinstance(row, PrefillRow) else (row.last_token, *row.draft) for row in rows]
+    starts = [row.start if isinstance(row, PrefillRow) else row.position for row in rows]
+    return RowBatch([r.slot for r in rows], starts, tokens, [r.adapter for r in rows])
 
 
 def _verdict(said: Ints, begin: int, accepted: int) -> Verdict | RowFailed:

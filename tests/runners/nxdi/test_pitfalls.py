@@ -228,7 +228,7 @@ def test_an_application_is_called_from_one_thread(bench: Bench) -> None:  # noqa
         engine = Engine(runner, Batcher("one"))
         rows = [verify_row(slot, len(PROMPT), 65, (), GREEDY) for slot in range(3)]
         for slot in range(3):
-            await engine.batcher.run(runner.prefill, PrefillRow(slot, 0, PROMPT), 1, True)
+            await engine.batcher.run(runner.prefill, PrefillRow(slot, 0, PROMPT), 1, prefill=True)
         await asyncio.gather(*(engine.batcher.run(engine.verify, row, 3) for row in rows))
 
     run(scenario())
