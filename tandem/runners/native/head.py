@@ -19,7 +19,6 @@ from tandem.runners.native.steps import DTYPES, NativeSteps, NotNative, Threads,
 from tandem.runners.native.weights import Linear, Packing
 from tandem.runners.protocol import Limits, PrefillRow, ProposeRow, RunnerIdentity, VerifyRow
 from tandem.speculation.features import FeatureInbox
-from tandem.speculation.types import Verdict
 
 
 class NativeHead(NativeSteps):
@@ -99,7 +98,7 @@ class NativeHeadRunner(NativeRunner):
         memory = self.memory_on_demand
         return Capabilities(own, features_in=self._reads, memory_on_demand=memory, reprocess_accepted=True)
 
-    def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | Any]:
+    def verify(self, rows: Sequence[VerifyRow | PrefillRow]) -> list[Any]:
         raise NotImplementedError("an EAGLE head drafts and verifies nothing")
 
     def follow(self, slot: int, inbox: FeatureInbox) -> None:
