@@ -30,6 +30,8 @@ from tandem.runners.toy import END, VOCAB_SIZE, ToyRunner, ToyTokenizer, toy_log
 from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.draws import draw
+from tandem.speculation.elementary import exp, log
+from tandem.speculation.elementary import total as sum_of
 from tandem.speculation.types import (
     FinishReason,
     GenerationRequest,
@@ -137,7 +139,7 @@ def reference(sampling: SamplingParams, count: int) -> tuple[tuple[int, ...], tu
             logits[out] = -np.inf
         token = draw(logits, sampling, len(PROMPT) + len(output)).token
         wide = raw.astype(np.float64)
-        total = float(raw.max()) + float(np.log(np.exp(wide - float(raw.max())).sum()))
+        total = float(raw.max()) + float(log(sum_of(exp(wide - float(raw.max())))))
         likeliest = sorted(range(VOCAB_SIZE), key=lambda v: (-raw[v], v))[:3]
         logprobs.append(TokenLogprobs(float(raw[token]) - total, tuple((v, float(raw[v]) - total) for v in likeliest)))
         output.append(token)

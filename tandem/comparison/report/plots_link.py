@@ -132,8 +132,8 @@ def _break_even(axes: Axes, theory: JSON, right: float) -> None:
 
 
 def several_links(comparison: JSON) -> list[JSON]:
-    """Returns the links on which anything was measured. Raises NothingToDraw if there is one at most."""
-    found = [c for c in reading.links(comparison) if any(_measured(c, name) for name in c["architectures"])]
+    """Returns the links on which anything took any time. Raises NothingToDraw if there is one at most."""
+    found = [c for c in reading.links(comparison) if any(reading.mean_tpot(c, name) for name in c["architectures"])]
     if len(found) < 2:
         raise NothingToDraw(ONE_LINK)
     return found
