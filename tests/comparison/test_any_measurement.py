@@ -106,3 +106,7 @@ def test_the_worst_cases_are_said_and_drawn(name: str, tmp_path: Path) -> None:
     assert [path.name for path in files[:2]] == ["report.html", "report.md"]
     if name == "a busy machine":
         assert len(files) > 6
+
+
+def test_links_on_which_nothing_took_time_are_analysed_and_said() -> None:
+    assert said(measured(Shape(rtts=(50.0, 0.0, 20.0)), [0.0], Random(0), Path("nowhere")))
