@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bars import AUTOREGRESSIVE, DISTRIBUTED, FUSED, Bar
+from benchmarks.links_judged import measured as is_complete
 from tandem.cli import compare
 from tandem.comparison.report.reading import base, links, read_comparison
 
@@ -35,8 +36,7 @@ class Incomplete(RuntimeError):
 def measured(folder: Path) -> dict[str, dict[str, Any]]:
     """Returns the complete comparisons in `folder`, by name."""
     files = {name: folder / name / "comparison.json" for name in COMPARISONS}
-    found = {name: read_comparison(file) for name, file in files.items() if file.is_file()}
-    return {name: comparison for name, comparison in found.items() if not comparison.get("partial")}
+    return {name: read_comparison(file) for name, file in files.items() if is_complete(file)}
 
 
 def measure(folder: Path, extra: tuple[str, ...] = ()) -> dict[str, dict[str, Any]]:

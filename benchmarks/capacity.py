@@ -30,7 +30,7 @@ DRAFTED = 3
 """g, the draft tokens of a round."""
 ROWS = (1, 2, 4, 8, 16)
 PROMPT_MS = 1.0
-"""Of a prompt's step: the law has none."""
+"""The milliseconds of a prefill step: small, since the law assumes that prompts cost nothing."""
 BOUND_STEPS = 7 / 3
 """The bound on the time per token, in t_v: where fused serves a few clients."""
 CLIENTS = "2,3,4,5,6"

@@ -60,7 +60,7 @@ def publish(how: str, rows: Sequence[Row], bars: Sequence[str], page: Path = PAG
 
 
 def write(by: str, lines: Sequence[str], page: Path = PAGE) -> None:
-    """Puts lines into the page where a benchmark's are, in place of those of before. Raises ValueError."""
+    """Replaces the lines between the marks of the benchmark `by`. Raises ValueError if a mark is missing."""
     begin = MARK.format(by)
     before, found, rest = page.read_text(encoding="utf-8").partition(begin)
     _, end, after = rest.partition(END)
@@ -85,7 +85,7 @@ def text(points: Points) -> str:
 
 
 def draw(points: Points, file: Path) -> None:
-    """Draws a strip for each link, with a mark for each way."""
+    """Draws a row for each link, with a marker for each architecture, and stores the figures in the picture."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -13,7 +13,7 @@ VARIABLE = "BENCHMARK_DRAFTER_SECONDS"
 
 
 class TimedDrafter(RemoteDrafter):
-    """What vLLM waits for, from its call to the drafts."""
+    """Records how long each `propose` takes: the time that vLLM waits for drafts."""
 
     def propose(self, *given: Any, **named: Any) -> list[list[int]]:
         began = time.perf_counter()

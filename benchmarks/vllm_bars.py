@@ -45,7 +45,7 @@ BUSY_LOAD = 0.5
 
 
 class Kept:
-    """The lines of the output file: of each a part, a key in it, and what was found."""
+    """The records of the output file, one a line: the part of the benchmark, a key within it, and the result."""
 
     def __init__(self, path: Path, setting: dict[str, Any]) -> None:
         """Reads what an earlier run kept. Raises ValueError if its settings were others."""
@@ -93,7 +93,7 @@ async def worker(args: argparse.Namespace, folder: Path) -> AsyncIterator[Server
 
 
 def prompts() -> dict[str, list[int]]:
-    """The texts of the workloads and their second halves, which do not end with what a prompt ends with."""
+    """Returns TEXTS of the built-in prompts and their second halves as token ids, by name."""
     texts = encode(built_in_prompts())
     halves = {f"{name}, second half": text[len(text) // 2 :] for name, text in texts.items()}
     every = {name: text[:LONGEST_PROMPT] for name, text in {**texts, **halves}.items()}

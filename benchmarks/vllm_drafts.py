@@ -69,7 +69,7 @@ async def engine(
     more: Mapping[str, str] | None = None,
     drafter: str = DRAFTER,
 ) -> AsyncIterator[vllm_peer.Peer]:
-    """A vLLM that is ready, on the first core. `more`: variables of its environment. Raises PeerFailed."""
+    """Starts a vLLM server on the first core, and waits for it. `more`: environment variables. Raises PeerFailed."""
     env = vllm_peer.environment(args.vllm_python, 1) | dict(more or {})
     env |= {
         "PYTHONPATH": str(REPOSITORY),
@@ -105,7 +105,7 @@ def missing(args: argparse.Namespace, timed: Sequence[Timed]) -> list[tuple[floa
 
 
 def worker_command(args: argparse.Namespace) -> list[str]:
-    """The draft worker of the shipped draft, on the last core."""
+    """Starts a draft worker with the shipped draft on the last core."""
     flags = ("--role", "draft_worker", "--propose_only", "--port", "0", "--sequence_length", str(LONGEST))
     last = max(os.sched_getaffinity(0))
     return ["taskset", "--cpu-list", str(last), *LAUNCH, *flags, "--dtype", args.dtype]

@@ -30,7 +30,8 @@ Row = TypeVar("Row")
 Result = TypeVar("Result")
 Step = Callable[[Sequence[Any]], Sequence[Any]]
 ObserveStep = Callable[[Any, int, float, float], None]
-"""Called after a step for its rows that decode, and its `prefill` rows: one, how many, seconds waited, the step's."""
+"""Called after a step, once for its decoding and once for its `prefill` rows: with the first of them, their number, the
+seconds that the step's first row waited, and the step's own seconds."""
 
 # After a step its rows come back through the event loop for their next one. The next step waits at most this many turns
 # of the loop for them: an idle turn costs microseconds, a half-empty step milliseconds. Once every sequence that holds
@@ -155,7 +156,7 @@ class Batcher:
         prefill: bool = False,
         ahead: RunAhead | None = None,
     ) -> asyncio.Future[TimedResult[Result]]:
-        """Runs `row` in the next `step` with room for its size, of `limit`; `prefill` rows have room of their own.
+        """Runs `row` in the next `step` that has room: sizes add up to at most `limit`, those of `prefill` rows apart.
 
         With `ahead`, the device thread goes on after it while no other row comes, goes or waits.
 

@@ -27,7 +27,10 @@ Follow = Callable[[Any, Any], Any]
 
 @dataclass(slots=True)
 class Waiting:
-    """A row that waits for its step, and its result to come. `ahead`: goes on by itself. `size`: of `limit`."""
+    """A row that waits for its step, and its result to come. `ahead`: continues the sequence by itself.
+
+    `size`: how much of the step's `limit` the row takes.
+    """
 
     step: Callable[[Sequence[Any]], Sequence[Any]]
     row: Any

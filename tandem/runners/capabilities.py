@@ -124,7 +124,7 @@ class Capabilities:
     copied_drafts: it verifies drafts that a lookup copied. proposals: as a draft, it serves targets in other processes.
     fuse: makes one graph of a pair's round if it can, at startup, on the device thread; `fused_with` returns it
     afterwards. reprocess_accepted: a draft's accepted tokens are fed again, because what it cached for them came
-    from its own guesses. shared_steps: steps take the time of their tokens; `verify` takes PrefillRows after its own.
+    from its own guesses. shared_steps: a step takes as long as its tokens do, and `verify` takes PrefillRows last.
     """
 
     traits: frozenset[Trait] = frozenset()
