@@ -226,6 +226,20 @@ def test_an_error_on_the_device_thread_reaches_the_request() -> None:
     run(test())
 
 
+def test_a_plan_serves_one_round() -> None:
+    async def test() -> None:
+        site = Site()
+        rounds = await site.opened()
+        assert rounds.ahead
+        await rounds.round(PROMPT, 3)
+        rounds.ahead.plan = (3, None)
+        assert rounds.ahead.follow(site.rows[-1], "no result") is None and rounds.ahead.plan is None
+        await rounds.close()
+        await site.batcher.close()
+
+    run(test())
+
+
 SAME_ROWS = lambda: test_the_device_makes_the_rows_that_the_loop_would_ask_for(GREEDY, True, False, [4, 0, 0, 2, 5, 1])  # noqa: E731
 
 
@@ -237,7 +251,7 @@ SAME_ROWS = lambda: test_the_device_makes_the_rows_that_the_loop_would_ask_for(G
         ("self._end - len(tokens) - 1", "self._end - len(tokens)", SAME_ROWS),
         ("row.propose.k and not row.copied", "row.propose.k", SAME_ROWS),
         ("tokens += new", "tokens += new[:1]", SAME_ROWS),
-        ("plan, self.plan = self.plan, None", "plan = self.plan", SAME_ROWS),
+        ("plan, self.plan = self.plan, None", "plan = self.plan", test_a_plan_serves_one_round),
         ("if plan is None or", "if True or", SAME_ROWS),
         (
             " or not set(new).isdisjoint(self._stops)",

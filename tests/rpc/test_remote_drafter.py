@@ -286,6 +286,7 @@ def test_a_worker_killed_in_the_middle_of_a_request_and_started_again(
         target = toy(ToyConfig(step_seconds=0.006), max_length=600)
         async with remote_draft(first.wait_ready(), target, pipeline=pipeline) as (generator, client):
             drafted: list[bool] = []
+            killed = 0  # after so many events: on a busy machine the first drafts come late
             stream = generator.generate(long(560, SAMPLED))
             tokens: list[int] = []
             async with contextlib.aclosing(stream) as events:
@@ -293,19 +294,21 @@ def test_a_worker_killed_in_the_middle_of_a_request_and_started_again(
                     if hasattr(event, "token_ids"):
                         tokens += event.token_ids
                         drafted.append(len(event.token_ids) > 1)
-                    if len(drafted) == 10:
-                        assert any(drafted) and client.health.up
+                    if not killed and len(drafted) >= 10 and any(drafted):
+                        killed = len(drafted)
+                        assert client.health.up
                         os.kill(first.process.pid, signal.SIGKILL)
                         await asyncio.to_thread(first.process.wait)
                         second = await asyncio.to_thread(
                             ServerProcess, tmp_path, *role, "--port", str(first.port), ready_file="second.json"
                         )
                         processes.append(second.process)
-                    if len(drafted) == 60:
+                    if killed and len(drafted) == killed + 50:
                         await asyncio.to_thread(second.wait_ready)  # the request goes on once it is there
             assert tuple(tokens) == truth(560, SAMPLED)
-            assert not any(drafted[40 if pipeline is Pipeline.NEVER_WAITING else 12 : 60])  # drafts may be left
-            assert sum(drafted[60:]) > 2  # it speculates again
+            left = 30 if pipeline is Pipeline.NEVER_WAITING else 2  # events that drafts made before may still end
+            assert not any(drafted[killed + left : killed + 50])
+            assert sum(drafted[killed + 50 :]) > 2  # it speculates again
             again = await answer(generator.generate, long(60))
             assert (
                 again.token_ids == truth(60) and again.completion.stats.accepted > 5

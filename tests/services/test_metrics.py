@@ -61,13 +61,16 @@ class Scrape:
 
 
 def after(server: ServerProcess, name: str, at_least: int, **labels: str) -> Scrape:
-    """Once so many were counted: a refusal is on its way, and a leaver is gone, before the server has noted it."""
+    """Once so many were counted: a refusal is on its way, and a leaver is gone, before the server has noted it.
+
+    Scraped again then: a page is written counter by counter while the server counts, so its first may be older.
+    """
     give_up = time.monotonic() + HANG
     while True:
         scrape = Scrape(server)
         known = [s.value for s in scrape.samples if s.name == name and labels.items() <= s.labels.items()]
         if sum(known) >= at_least:
-            return scrape
+            return Scrape(server)
         assert time.monotonic() < give_up, f"{name}: {known}"
 
 
@@ -271,12 +274,13 @@ def test_a_request_that_is_left_is_counted_as_aborted_with_the_rounds_it_had(tmp
                 await anext(events)
             await events.aclose()
 
-    arguments = ("--role", "fused_target", "--model", "step=0.01", "--draft_model", "miss=0.3", "--metrics_port", "0")
+    method = "FusedSpeculativeServer/Generate"
+    arguments = ("--role", "fused_target", "--model", "step=0.03", "--draft_model", "miss=0.3", "--metrics_port", "0")
     with server_process(tmp_path, *arguments) as server:
         run(ask(server.wait_ready()))
-        scrape = after(server, "tandem:rpcs_total", at_least=1)
+        scrape = after(server, "tandem:rpcs_total", at_least=1, method=method)
     assert scrape("vllm:request_success_total", finished_reason="abort") == 1
-    assert scrape("tandem:rpcs_total", method="FusedSpeculativeServer/Generate", code="CANCELLED") == 1
+    assert scrape("tandem:rpcs_total", method=method, code="CANCELLED") == 1
     assert 3 <= scrape("tandem:speculation_rounds_total") < 200
     tokens = scrape("vllm:generation_tokens_total")
     assert tokens == scrape("tandem:speculation_rounds_total") + scrape("vllm:spec_decode_num_accepted_tokens_total")
