@@ -239,7 +239,8 @@ class Batcher:
             self._fail(rows)
             return self._returned(ran)
         if not rows[0].prefill:
-            self._window.answered(sum(not r.prefill for r in rows), time.perf_counter(), ran.compute_seconds)
+            decoding = sum(not r.prefill for r in rows)
+            self._window.answered(decoding, time.perf_counter(), ran.compute_seconds, decoding < len(rows))
         self._hand_out(rows, ran)
         self._begin_if_ready()
 
