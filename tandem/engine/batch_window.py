@@ -8,7 +8,8 @@ forever, each in its own step, at half of the throughput that they might reach t
 from __future__ import annotations
 
 import statistics
-from collections import deque
+from collections import defaultdict, deque
+from collections.abc import Hashable
 
 KEPT, FEW = 64, 8
 SLACK = 2.0
@@ -62,13 +63,15 @@ class BatchWindow:
         self._ended = self._step = self._window = 0.0
         self._waited = False
         self._returns: deque[float] = deque(maxlen=KEPT)
-        self._shared = SharedTime()
+        self._shared = defaultdict[Hashable, SharedTime](SharedTime)  # by kind of step
 
-    def answered(self, rows: int, now: float, seconds: float, beside_prompts: bool = False) -> None:
+    def answered(
+        self, rows: int, now: float, seconds: float, kind: Hashable = None, beside_prompts: bool = False
+    ) -> None:
         """Records that a round of `rows` rows ended at `now`, after a step of `seconds`, that of prompts included."""
         self._away, self._ended, self._step, self._waited = rows, now, seconds, False
         if not beside_prompts:
-            self._shared.note(rows, seconds)
+            self._shared[kind].note(rows, seconds)
         known = len(self._returns) >= FEW
         self._window = SLACK * statistics.median(self._returns) if known else TRIED * seconds
 
@@ -80,9 +83,9 @@ class BatchWindow:
         if self._waited or not busy:
             self._returns.append(now - self._ended)
 
-    def seconds(self, now: float, missing: int) -> float:
-        """Returns how much longer to wait while `missing` open sequences have no row ready; 0: not at all."""
-        if not min(self._away, missing) or self._window > PAYS * self._step * self._shared.share:
+    def seconds(self, now: float, missing: int, kind: Hashable = None) -> float:
+        """Returns how much longer a step of this kind waits for `missing` open sequences that have no row ready."""
+        if not min(self._away, missing) or self._window > PAYS * self._step * self._shared[kind].share:
             return 0.0
         left = max(0.0, self._ended + self._window - now)
         self._waited |= left > 0

@@ -109,3 +109,13 @@ def test_the_time_of_prompts_is_not_taken_for_that_of_rows() -> None:
         window.answered(1, float(at) + 0.5, 50 * STEP, beside_prompts=True)
     window.answered(1, 50.0, STEP)
     assert window.seconds(50.0, missing=1) > 0
+
+
+def test_what_sharing_saves_is_known_apart_for_each_kind_of_step() -> None:
+    """A verification of two rows beside proposals of one: their times are no measure of what a row costs."""
+    window = BatchWindow()
+    for at in range(40):
+        window.answered(2, float(at), STEP, "verify")
+        window.answered(1, float(at) + 0.5, STEP / 5, "propose")
+    window.answered(2, 40.0, STEP, "verify")
+    assert window.seconds(40.0, missing=1, kind="verify") > 0
