@@ -107,7 +107,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.flag("--step-ms", type=float, default=40.0, metavar="MS", help="t_v (default: %(default)s)")
     parser.flag("--miss", type=float, default=0.3, help="share of missed draft tokens (default: %(default)s)")
     parser.flag("--clients", default=CLIENTS, help="numbers of clients (default: %(default)s)")
-    parser.flag("--max-new-tokens", type=positive, default=120, metavar="N", help="of each (default: %(default)s)")
+    parser.flag("--max-new-tokens", type=positive, default=72, metavar="N", help="of each (default: %(default)s)")
     parser.flag("--page", action="store_true", help="put the figures into docs/links.md")
     parser.flag("--output", type=Path, default=Path("results/capacity"), help="folder (default: %(default)s)")
     args = parser.parse_args(argv)
