@@ -206,7 +206,7 @@ def test_another_host_is_refused(ingress: str) -> None:
 
     async def test() -> None:
         async with GenerationClient.connect(f"{address}:{ingress.rpartition(':')[2]}", TARGET) as client:
-            with pytest.raises(TandemError, match="PERMISSION_DENIED: .*--insecure"):
+            with pytest.raises(TandemError, match=r"PERMISSION_DENIED: .*--insecure"):
                 await answer(client.generate, ids(b"hello"))
 
     run_async(test())

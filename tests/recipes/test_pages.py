@@ -5,16 +5,19 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tandem.cli import compare, main
+from tests.deploy import in_image
 from tests.planning.support import CONFIGS
 from tests.recipes import ours, programs
 from tests.recipes.page import BLOCK, PAGES, ROOT, Command, commands_of
 
+FIRST_HOUR = ROOT / "deploy/first-hour/README.md"
 WITH_THE_INDEX = (ROOT / "docs/trainium.md", *PAGES)
 COMMANDS = [
     pytest.param(command, id=f"{page.stem}-{n}")
@@ -71,6 +74,31 @@ def test_an_image_with_nxd_inference_is_asked_for_by_an_sdk_that_has_it(page: Pa
     images = re.findall(r"describe-images .*", text)
     assert all("Neuron SDK 2." in image for image in images)
     assert "_nxd_inference/bin" not in text or re.search(r"Neuron SDK 2\.(28\.1|31)\*", "".join(images))
+
+
+INSTALLING = (*PAGES, FIRST_HOUR, *(ROOT / "docs" / f"trainium-{name}.md" for name in ("nxdi", "torchneuron")))
+
+
+@pytest.mark.parametrize("page", INSTALLING, ids=lambda page: page.stem)
+def test_what_a_page_installs_is_all_that_servers_and_comparisons_import(page: Path):
+    """Beside what AWS's image has; an install with --no-deps brings none of what Tandem needs."""
+    text = page.read_text(encoding="utf-8")
+    steps = re.findall(r"pip install -r requirements-(neuron|nxdi)\.txt\n.*pip install (.*)", text)
+    assert steps or "docker build" in text
+    for kind, rest in steps:
+        base = in_image.BASES["torchneuron" if kind == "neuron" else kind]
+        words = [f"requirements-{kind}.txt", *shlex.split(rest)]
+        present = in_image.closure([*base, *in_image.asked(words)])
+        wanted = {"grpcio", "numpy", "protobuf", "transformers", "safetensors", "tokenizers", "jinja2", "matplotlib"}
+        wanted |= {"rich", "httptools", "uvicorn", "llguidance", "prometheus-client", "cryptography"}
+        assert wanted - present == set(), page
+
+
+def test_the_first_hour_begins_with_an_image_that_has_its_software_and_a_disk_as_large_as_aws_asks_for():
+    text = FIRST_HOUR.read_text(encoding="utf-8")
+    assert "Neuron torch-neuronx 2.14*" in text and "*Neuron SDK 2.33*" in text
+    assert "--instance-type trn2.3xlarge" in text and "VolumeSize=512" in text
+    assert "source /opt/aws_neuronx_venv_torch_neuronx_2_14_0/bin/activate" in text
 
 
 @pytest.mark.parametrize("page", WITH_THE_INDEX, ids=lambda page: page.stem)
