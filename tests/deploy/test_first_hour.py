@@ -232,6 +232,20 @@ def test_what_is_compiled_is_what_the_comparison_serves(monkeypatch: pytest.Monk
     assert shapes["served"] and shapes["served"] <= shapes["compiled"]
 
 
+def test_the_baseline_of_vllm_neuron_has_the_first_hours_model_and_sizes() -> None:
+    from tandem.host.published_times import PUBLISHED
+
+    page = (ROOT / "docs/trainium-vllm.md").read_text(encoding="utf-8")
+    theirs = shlex.split(next(line for line in page.splitlines() if " vllm serve " in line))
+    probe = shlex.split(next(line for line in commands_for("trn2.3xlarge") if "compare_architectures.py" in line))
+    same = {"--tensor-parallel-size": "--tp-degree", "--max-num-seqs": "--batch", "serve": "--model"}
+    for their, own in (same | {"--max-model-len": "--sequence-length", "--dtype": "--dtype"}).items():
+        assert theirs[theirs.index(their) + 1] == probe[probe.index(own) + 1]
+    times = PUBLISHED["trn2-qwen3-4b"]
+    published = times.target.steps.points[0].ms
+    assert times.target.model == "Qwen3-4B" and f"{published} ms for a token of Qwen3-4B" in " ".join(page.split())
+
+
 def test_the_page_computes_the_price(script: ModuleType) -> None:
     from plans import price_of, price_table
 
