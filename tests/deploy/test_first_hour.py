@@ -14,6 +14,7 @@ from types import ModuleType
 
 import pytest
 
+from tandem.cli import main as cli
 from tests.recipes import ours, programs
 from tests.recipes.page import Command, commands_of
 
@@ -234,32 +235,16 @@ def test_what_is_compiled_is_what_the_comparison_serves(monkeypatch: pytest.Monk
 
 def test_what_is_compiled_for_nxd_inference_is_what_the_comparison_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     """On Trn1: a compiled folder is named by its configuration, so another one would be compiled anew, for hours."""
-    from tandem.cli import compare, compare_placement, main, models
-    from tandem.host.devices import Devices
-    from tandem.host.instances import instance_named
-    from tandem.workshops.nxdi.build import BuildRequest, Kind, plan_build
-    from tests.planning.support import CONFIGS
-
-    instance = instance_named("trn1.2xlarge")
-    chips = Devices(count=1, instance=instance.name, family=instance.chip.family)
-    monkeypatch.setattr(compare_placement, "find_devices", lambda *where: chips)
+    monkeypatch.setattr(Command, "instance", "trn1.2xlarge")
     compiled: list[object] = []
     loaded: list[object] = []
-
-    def build(words: list[str]) -> object:
-        args = main.parser().parse_args(words)
-        kind = Kind.FUSED if "fused" in (args.compile_for or args.role) else Kind.WINDOW
-        request = BuildRequest(kind, args.batch, args.sequence_length, args.most_drafts, args.dtype)
-        found = plan_build(request, models.nxdi_settings(args))
-        return kind, dict(found.neuron), dict(found.draft or {})
-
     for line in commands_for("trn1.2xlarge"):
-        words = shlex.split(line.replace("/models/L", f"{CONFIGS}/L"))
-        if "compile" in words:
-            compiled.append(build(words[words.index("main.py") + 1 :]))
-        elif "compare_architectures.py" in words:
-            config = compare.build_config(compare.build_parser().parse_args(words[2:]))
-            loaded += [build(command) for command in ours._server_commands(config) if "nxdi" in command]
+        command = Command(PAGE, line)
+        if "compile" in command.words:
+            compiled.append(ours.nxdi_build(cli.parser().parse_args(command.arguments)))
+        elif command.program == "compare_architectures.py":
+            servers = [words for words in ours.compared_servers(command, monkeypatch) if "nxdi" in words]
+            loaded += [ours.nxdi_build(cli.parser().parse_args(words)) for words in servers]
     assert len(compiled) == 2 and len(loaded) > 4
     assert [each for each in loaded if each not in compiled] == []
     assert [each for each in compiled if each not in loaded] == []

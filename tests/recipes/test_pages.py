@@ -13,6 +13,7 @@ import yaml
 
 from tandem.cli import compare, main
 from tandem.speculation.types import SamplingParams
+from tandem.workshops.nxdi.build import Build
 from tests.deploy import in_image
 from tests.planning.support import CONFIGS
 from tests.recipes import ours, programs
@@ -54,6 +55,26 @@ def test_the_plans_of_a_page_are_the_programs_output(page: Path, capsys: pytest.
         assert [line for line in lines if line not in outputs] == []
         shown += len(lines)
     assert shown > 2 or page.parent.name != "recipes"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_comparison_of_a_page_loads_what_the_page_compiled(page: Path, monkeypatch: pytest.MonkeyPatch):
+    """A compiled folder is named by its configuration: with another one NxD Inference compiles anew, for hours."""
+    monkeypatch.chdir(ROOT)
+    made, compared = [], []
+    for command in commands_of(page):
+        if command.program == "compare_architectures.py" and "nxdi" in command.words:
+            servers = [words for words in ours.compared_servers(command, monkeypatch) if "nxdi" in words]
+            compared += [ours.nxdi_build(main.parser().parse_args(words)) for words in servers]
+        elif command.program == "main.py" and "nxdi" in command.words and "plan" not in command.words:
+            made.append(ours.nxdi_build(main.parser().parse_args(command.arguments)))
+
+    def shape(build: Build) -> tuple[object, ...]:
+        return build.kind, build.neuron["tp_degree"], build.neuron["batch_size"]
+
+    alike = [build for build in compared if shape(build) in map(shape, made)]
+    assert any(build.draft is not None for build in alike)
+    assert [build for build in alike if build not in made] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
