@@ -144,6 +144,7 @@ def test_the_flags_that_correspond_exist(page: Path):
 def test_a_model_that_a_command_names_was_downloaded_or_made_before(page: Path):
     made = {"compiled", "Llama-3.1-8B-int8"}  # folders that the programs fill
     for command in commands_of(page):
+        assert "/mnt/" not in command.line, "no page mounts anything"
         for before, word in itertools.pairwise(command.words):
             for name in re.findall(r"/models/([\w.-]+)", word):
                 if before in ("--local-dir", "--output"):
