@@ -140,6 +140,14 @@ def test_the_flags_that_correspond_exist(page: Path):
     assert {flag for cell in ours for flag in re.findall(r"--[a-z][\w-]*", cell)} - known == set()
 
 
+@pytest.mark.parametrize("page", [*PAGES, FIRST_HOUR], ids=lambda page: page.stem)
+def test_who_downloads_models_on_an_instance_may_write_where_they_go(page: Path):
+    """The user of AWS's images is ubuntu, and `/` is root's."""
+    lines = [command.line for command in commands_of(page)]
+    download = next(at for at, line in enumerate(lines) if line.startswith("hf download"))
+    assert "sudo install -d -o ubuntu /models" in lines[:download] or not any("run-instances" in line for line in lines)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_model_that_a_command_names_was_downloaded_or_made_before(page: Path):
     made = {"compiled", "Llama-3.1-8B-int8"}  # folders that the programs fill
