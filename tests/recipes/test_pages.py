@@ -61,7 +61,8 @@ def test_the_plans_of_a_page_are_the_programs_output(page: Path, capsys: pytest.
 def test_a_comparison_of_a_page_loads_what_the_page_compiled(page: Path, monkeypatch: pytest.MonkeyPatch):
     """A compiled folder is named by its configuration: with another one NxD Inference compiles anew, for hours."""
     monkeypatch.chdir(ROOT)
-    made, compared = [], []
+    made: list[Build] = []
+    compared: list[Build] = []
     for command in commands_of(page):
         if command.program == "compare_architectures.py" and "nxdi" in command.words:
             servers = [words for words in ours.compared_servers(command, monkeypatch) if "nxdi" in words]
