@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -111,7 +112,8 @@ def test_what_transformers_says_alone_comes_out_of_nxdi(report: dict[str, Any], 
 @pytest.mark.timeout(660)
 def test_a_draft_whose_modules_nobody_lists_could_not_be_loaded(report: dict[str, Any]) -> None:
     """What Tandem lists for a draft is needed: without it NxDI looks for scales, after it has compiled."""
-    assert "draft_model.layers.1.mlp" in report["fused, FP8, its draft not listed"]["failed"]
+    failed = report["fused, FP8, its draft not listed"]["failed"]
+    assert re.search(r"draft_model\.layers\.\S+\.scale", failed), failed
 
 
 @pytest.mark.thorough
