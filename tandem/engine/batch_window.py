@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict, deque
-from collections.abc import Hashable
 
 KEPT, FEW = 64, 8
 SLACK = 2.0
@@ -63,10 +62,10 @@ class BatchWindow:
         self._ended = self._step = self._window = 0.0
         self._waited = False
         self._returns: deque[float] = deque(maxlen=KEPT)
-        self._shared = defaultdict[Hashable, SharedTime](SharedTime)  # by kind of step
+        self._shared = defaultdict[object, SharedTime](SharedTime)  # by kind of step
 
     def answered(
-        self, rows: int, now: float, seconds: float, kind: Hashable = None, beside_prompts: bool = False
+        self, rows: int, now: float, seconds: float, kind: object = None, beside_prompts: bool = False
     ) -> None:
         """Records that a round of `rows` rows ended at `now`, after a step of `seconds`, that of prompts included."""
         self._away, self._ended, self._step, self._waited = rows, now, seconds, False
@@ -83,7 +82,7 @@ class BatchWindow:
         if self._waited or not busy:
             self._returns.append(now - self._ended)
 
-    def seconds(self, now: float, missing: int, kind: Hashable = None) -> float:
+    def seconds(self, now: float, missing: int, kind: object = None) -> float:
         """Returns how much longer a step of this kind waits for `missing` open sequences that have no row ready."""
         if not min(self._away, missing) or self._window > PAYS * self._step * self._shared[kind].share:
             return 0.0
