@@ -36,6 +36,7 @@ BOUND_STEPS = 7 / 3
 """The bound on the time per token, in t_v: where fused serves a few clients."""
 CLIENTS = "2,3,4,5,6,7"
 PROMPT_TOKENS = 24
+"""Input tokens of each request: one chunk."""
 OFF = 0.10
 HEAD = (
     "| t_d / t_v | fused, clients | distributed | times as many | the law | off | late steps |",
@@ -107,7 +108,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.flag("--step-ms", type=float, default=40.0, metavar="MS", help="t_v (default: %(default)s)")
     parser.flag("--miss", type=float, default=0.3, help="share of missed draft tokens (default: %(default)s)")
     parser.flag("--clients", default=CLIENTS, help="numbers of clients (default: %(default)s)")
-    parser.flag("--max-new-tokens", type=positive, default=72, metavar="N", help="of each (default: %(default)s)")
+    parser.flag(
+        "--max-new-tokens", type=positive, default=72, metavar="N", help="outputs of loads (default: %(default)s)"
+    )
     parser.flag("--page", action="store_true", help="put the figures into docs/links.md")
     parser.flag("--output", type=Path, default=Path("results/capacity"), help="folder (default: %(default)s)")
     args = parser.parse_args(argv)

@@ -52,7 +52,9 @@ class LookupPolicy:
         self.counts = {source: AcceptanceCounts(PROCESS_FADING) for source in PRIOR}
         self._steps = StepTimes(GROWING_SHARE)  # of medians: a late step would end copies for the steps after it
         self.times = tuple(1 + GROWING_SHARE * drafted for drafted in range(MOST_COPIED + 1))
-        """Of steps that verify 0 to MOST_COPIED draft tokens, in any unit; other threads may read it."""
+        """The times of steps that verify 0 to MOST_COPIED draft tokens, in any unit.
+
+        A new tuple replaces it, so other threads may read it."""
 
     def stepped(self, drafted: int, seconds: float) -> None:
         """Records how long a step of the target took that verified so many draft tokens."""
@@ -104,7 +106,7 @@ class PolicedLookup:
     def copy(self, tokens: Sequence[int], k: int) -> Draft:
         """Returns a copy of at most `k` tokens, or nothing if the model is expected to do better.
 
-        If steps are measured, it is no longer than gains more than it costs: after short matches often nothing.
+        If steps were measured, the copy has the length that commits most tokens per second, and may be empty.
         """
         size, copied = self._lookup.match(tokens, k)
         if not copied or self._expected_accepted(min(size, LONG), k) < self._expected_accepted(MODEL, k):

@@ -234,7 +234,7 @@ def test_what_is_compiled_is_what_the_comparison_serves(monkeypatch: pytest.Monk
 
 
 def test_what_is_compiled_for_nxd_inference_is_what_the_comparison_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On Trn1: a compiled folder is named by its configuration, so another one would be compiled anew, for hours."""
+    """On Trn1. A folder is named by the configuration it was compiled for; any other is compiled again, for hours."""
     monkeypatch.setattr(Command, "instance", "trn1.2xlarge")
     compiled: list[object] = []
     loaded: list[object] = []

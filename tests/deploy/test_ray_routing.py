@@ -79,7 +79,7 @@ class Kind(enum.Enum):
 
 
 class Server:
-    """Serve's gRPC server as far as a service is registered on it: what it makes to handle calls answers any."""
+    """Stands in for Serve's gRPC server: it registers a service, and its handlers answer every call."""
 
     def __init__(self) -> None:
         self.handlers: dict[Kind, Any] = {}
@@ -99,11 +99,11 @@ class Server:
         self.handlers = {kind: make(service_method="/a/b", streaming_type=kind) for kind in Kind}
 
     def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
-        """As the handlers above."""
+        """Does nothing: `add_generic_rpc_handlers` made the handlers."""
 
 
 async def said(handler: Any, kind: Kind, peer: str) -> str:
-    """What a caller at this address gets."""
+    """Calls a handler from this address; returns the reply, or the status that ended the call."""
     context = Context(grpc.StatusCode.OK)
     context.address = peer
     try:

@@ -196,7 +196,7 @@ def test_a_replica_asks_for_a_token_as_a_server_does(ingress: str) -> None:
 
 
 def test_another_host_is_refused(ingress: str) -> None:
-    """A call that comes by an address of this machine that is not loopback, as one of another host would."""
+    """Calls the port by an address of this machine that is not loopback, which the proxy takes for another host."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # sends nothing; the kernel chooses the address it would be sent from

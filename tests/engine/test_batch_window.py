@@ -112,7 +112,7 @@ def test_the_time_of_prompts_is_not_taken_for_that_of_rows() -> None:
 
 
 def test_what_sharing_saves_is_known_apart_for_each_kind_of_step() -> None:
-    """A verification of two rows beside proposals of one: their times are no measure of what a row costs."""
+    """Comparing a verification of two rows with a proposal of one would not say what a row costs."""
     window = BatchWindow()
     for at in range(40):
         window.answered(2, float(at), STEP, "verify")

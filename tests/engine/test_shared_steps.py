@@ -42,7 +42,7 @@ FORMATS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Asked:
-    """A prompt that shares `shared` tokens with others, an adapter, and whether its caller leaves after two rounds."""
+    """A request whose prompt begins with `shared` tokens of PROMPT; `leaves`: it ends after two rounds."""
 
     number: int
     shared: int
@@ -70,7 +70,7 @@ def asked_of(seed: int, count: int) -> list[Asked]:
 
 
 class Mixed:
-    """Counts a runner's steps by what they have: rounds beside chunks, of prompts that were partly known or not."""
+    """Counts steps of rounds beside chunks, and those with several chunks, partly known prompts, and adapters."""
 
     def __init__(self, runner: NativeRunner) -> None:
         self.seen, inner = Counter[str](), runner.verify
@@ -194,7 +194,7 @@ def test_a_head_reads_the_features_of_prompts_that_shared_steps_with_rounds(targ
 
 
 def test_what_is_compared_differs_between_requests() -> None:
-    """Else equal answers would show nothing."""
+    """If requests had equal answers alone, equal answers in shared steps would prove nothing."""
 
     async def test() -> None:
         engine = Engine(native(module_of()), Batcher("alone"))

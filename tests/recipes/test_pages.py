@@ -59,7 +59,7 @@ def test_the_plans_of_a_page_are_the_programs_output(page: Path, capsys: pytest.
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_comparison_of_a_page_loads_what_the_page_compiled(page: Path, monkeypatch: pytest.MonkeyPatch):
-    """A compiled folder is named by its configuration: with another one NxD Inference compiles anew, for hours."""
+    """A folder is named by the configuration it was compiled for; any other is compiled again, for hours."""
     monkeypatch.chdir(ROOT)
     made: list[Build] = []
     compared: list[Build] = []

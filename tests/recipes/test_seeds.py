@@ -82,7 +82,7 @@ def test_every_section_of_a_seed_has_a_row(section: str, name: str) -> None:
 
 
 def plain(text: str) -> str:
-    """Without case, quotes and the dashes that one text has in place of hyphens."""
+    """Returns the text in lower case, without quotes, and with hyphens in place of dashes."""
     return re.sub("[\"':,]", "", text.replace("\u2014", "-").lower())
 
 

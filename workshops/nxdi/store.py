@@ -23,7 +23,7 @@ _BLOCK = 1 << 20
 
 
 def check_store(store: Path) -> None:
-    """Raises ValueError unless sets can be put there, which is known before hours of compiling, not after."""
+    """Raises ValueError if the store cannot be written. Call it before compiling, which takes hours."""
     try:
         store.mkdir(parents=True, exist_ok=True)
     except OSError as error:

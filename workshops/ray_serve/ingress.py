@@ -28,9 +28,10 @@ Register = Callable[[Any, Any], None]
 
 
 def servicer_functions(insecure: bool) -> list[str]:
-    """What Serve's proxy imports and calls. Unless `insecure`, callers on other hosts are refused.
+    """Returns the names of the functions that Serve's proxy imports and calls.
 
-    Ray Serve binds its gRPC port to every interface, and has no option for that (grpc_util.py of 2.60).
+    Unless `insecure`, callers on other hosts are refused, because Ray Serve binds its gRPC port to every interface and
+    has no option for that (grpc_util.py of 2.60).
     """
     names = ("target", "fused", "draft_worker", "prefill")
     return [f"{__name__}.{'' if insecure else 'own_host_'}{name}" for name in names]
@@ -47,7 +48,7 @@ def _add(add: Register, application: str, own_host: bool, servicer: Any, server:
 
 
 def _both(add: Register, application: str) -> tuple[Register, Register]:
-    """What registers a service for callers anywhere, and for those on the proxy's own host."""
+    """Returns two functions that register a service: for all callers, and for those on the proxy's own host."""
     return partial(_add, add, application, False), partial(_add, add, application, True)
 
 
@@ -95,7 +96,7 @@ def _routed(
 
 
 def _host_of(peer: str) -> str:
-    """The host of ipv4:HOST:PORT, or of ipv6:[HOST]:PORT, whose brackets gRPC escapes."""
+    """Returns the host of a peer, ipv4:HOST:PORT or ipv6:[HOST]:PORT, whose brackets gRPC escapes."""
     return unquote(peer).partition(":")[2].rpartition(":")[0]
 
 

@@ -49,7 +49,7 @@ def tiny(folder: Path, kind: str, seed: int, like: Any = None, noise: float = 0.
 
 
 def dequantised(model: Any, folder: Path) -> Any:
-    """The model whose matrices are what int8 with a scale for each output makes of them, its output matrix apart."""
+    """Returns a copy of the model with matrices rounded to int8, one scale for each output; not lm_head."""
     from transformers import LlamaForCausalLM
 
     model.save_pretrained(folder)
