@@ -67,7 +67,7 @@ class BatchWindow:
     def answered(
         self, rows: int, now: float, seconds: float, kind: object = None, beside_prompts: bool = False
     ) -> None:
-        """Records that a step of `rows` decoding rows, perhaps with chunks of prompts, ended at `now` after `seconds`."""
+        """Records that a step of `rows` decoding rows ended at `now` after `seconds`, in which chunks may have shared it."""
         self._away, self._ended, self._step, self._waited = rows, now, seconds, False
         if not beside_prompts:
             self._shared[kind].note(rows, seconds)
