@@ -67,7 +67,7 @@ class BatchWindow:
     def answered(
         self, rows: int, now: float, seconds: float, kind: object = None, beside_prompts: bool = False
     ) -> None:
-        """Records that a step of `rows` decoding rows ended at `now` after `seconds`, in which chunks may have shared it."""
+        """Records that a step of `rows` decoding rows ended at `now`. `seconds`: its time, that of chunks included."""
         self._away, self._ended, self._step, self._waited = rows, now, seconds, False
         if not beside_prompts:
             self._shared[kind].note(rows, seconds)
