@@ -22,26 +22,22 @@ struct alignas(64) Group8 {  // one line of the cache
     }
 };
 
-inline int32_t total(v16i value) {
-    typedef int32_t v8i __attribute__((vector_size(32)));
+inline int32_t total(vi value) {
     typedef int32_t v4i __attribute__((vector_size(16)));
-    v8i halves[2];
-    std::memcpy(halves, &value, sizeof(value));
-    const v8i half = halves[0] + halves[1];
-    v4i quarters[2];
-    std::memcpy(quarters, &half, sizeof(half));
-    const v4i last = quarters[0] + quarters[1];
-    return last[0] + last[1] + last[2] + last[3];
+    v4i parts[WIDTH / 4], sum{};
+    store(parts, value);
+    for (v4i part : parts) sum += part;
+    return sum[0] + sum[1] + sum[2] + sum[3];
 }
 
+typedef vf Values32[2][SIXTEEN];
+
 // The largest magnitude, as the bits of a float: NaN is above infinity, that above all others.
-inline uint32_t magnitude(v16f near, v16f far) {
-    vu sizes[2][SIXTEEN], most{};
-    std::memcpy(sizes[0], &near, sizeof(near));
-    std::memcpy(sizes[1], &far, sizeof(far));
-    for (const auto& half : sizes)
+inline uint32_t magnitude(const Values32& values) {
+    vu most{};
+    for (const auto& half : values)
         by_register([&](int r) {
-            const vu size = half[r] & 0x7fffffffu;
+            const vu size = (vu)half[r] & 0x7fffffffu;
             most = size > most ? size : most;
         });
     uint32_t largest = 0;
@@ -49,20 +45,25 @@ inline uint32_t magnitude(v16f near, v16f far) {
     return largest;
 }
 
-inline void quantise(v16f near, v16f far, Group8& to) {
+inline void quantise(const Values32& values, Group8& to) {
     constexpr uint32_t TINY = 0x0d000000, INFINITE = 0x7f800000;  // below 4e-31 a group counts as zeros
-    const uint32_t bits = magnitude(near, far);
+    const uint32_t bits = magnitude(values);
     const float most = load<float>(&bits), inverse = bits > TINY && bits < INFINITE ? 127.0f / most : 0.0f;
     to.scale = bits >= INFINITE ? NAN : bits > TINY ? most / 127.0f : 0.0f;
-    const v16f magic = all(0x1.8p23f);  // its last bit is worth 1: adding it rounds, to even
-    const v16i finite = v16i{} - int(bits < INFINITE);
+    const float magic = 0x1.8p23f;  // its last bit is worth 1: adding it rounds, to even
+    const vi finite = vi{} - int(bits < INFINITE);
+    vi rounded[2][SIXTEEN];
     int32_t sums[2];
     for (int half = 0; half < 2; half++) {
-        const v16i rounded = finite & ((v16i)((half ? far : near) * inverse + magic) - (v16i)magic);
-        store(to.values + half * LANES, bytes_of(rounded));
-        sums[half] = total(rounded);
+        vi sum{};
+        by_register([&](int r) {
+            rounded[half][r] = finite & ((vi)(values[half][r] * inverse + magic) - (vi)(vf{} + magic));
+            sum += rounded[half][r];
+        });
+        sums[half] = total(sum);
         to.less32[half] = -32 * sums[half];
     }
+    store_bytes(to.values, rounded);
     const int32_t both = sums[0] + sums[1];
     to.scaled = to.scale * float(both);
     to.less128 = -128 * both;
@@ -71,11 +72,16 @@ inline void quantise(v16f near, v16f far, Group8& to) {
 
 // `count` values as groups `apart` from each other; beyond them zeros.
 template <class D> void quantise(const typename D::stored* from, int count, Group8* to, size_t apart) {
-    for (; count >= GROUP; count -= GROUP, from += GROUP, to += apart) quantise(D::wide(from), D::wide(from + LANES), *to);
+    const auto group = [](const typename D::stored* from, Group8& to) {
+        Values32 values;
+        for (int half = 0; half < 2; half++) store(values[half], D::wide(from + half * LANES));
+        quantise(values, to);
+    };
+    for (; count >= GROUP; count -= GROUP, from += GROUP, to += apart) group(from, *to);
     if (!count) return;
     typename D::stored rest[GROUP] = {};
     std::memcpy(rest, from, count * sizeof(*from));
-    quantise(D::wide(rest), D::wide(rest + LANES), *to);
+    group(rest, *to);
 }
 
 }  // namespace tandem

@@ -22,13 +22,13 @@ void attend(const LayerCache<D>& cache, int slot, int head, int head_dim, float 
     float total[N];
 #pragma GCC unroll 4
     for (int q = 0; q < N; q++) {
-        v16f most = all(largest(top[q])), mass = v16f{};
-        for (int block = 0; block <= queries[q].position / LANES; block++) {
-            v16f weight = exponential(load<v16f>(&scratch.scores[q * scratch.stride + block * LANES]) - most);
-            mass += weight;
-            D::keep(&scratch.weights[q * scratch.stride + block * LANES], weight);
+        const float most = largest(top[q]), *scores = &scratch.scores[q * scratch.stride];
+        vf mass[SIXTEEN]{}, weight[SIXTEEN];
+        for (int block = 0; block <= queries[q].position / LANES; block++, scores += LANES) {
+            by_register([&](int r) { mass[r] += weight[r] = exponential_of_register(load<vf>(scores + r * WIDTH) - most); });
+            D::keep(&scratch.weights[q * scratch.stride + block * LANES], load<v16f>(weight));
         }
-        total[q] = sum(mass);
+        total[q] = sum(load<v16f>(mass));
     }
     int d = 0;
     for (; d + VECTORS * WIDTH <= head_dim; d += VECTORS * WIDTH) gather<D, N, VECTORS>(seen, d, queries, scratch, total);

@@ -116,7 +116,7 @@ inline void gather(const Seen<D>& seen, int d, const Query<D>* queries, const Sc
 #pragma GCC unroll 4
     for (int q = 0; q < N; q++)
 #pragma GCC unroll 4
-        for (int w = 0; w < W; w += SIXTEEN) D::keep(queries[q].to + d + w * WIDTH, load<v16f>(&out[q][w]) / total[q]);
+        for (int w = 0; w < W; w += SIXTEEN) D::keep(queries[q].to + d + w * WIDTH, load<v16f>(&out[q][w]) / all(total[q]));
 }
 
 }  // namespace tandem

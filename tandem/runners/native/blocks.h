@@ -145,7 +145,9 @@ struct SuperBlocksOf6 {  // Q6_K: 16 halves of groups share a scale of scales
     }
     static vu unit(const Packed& p, int group, int unit, int lane) {
         const auto& one = p.groups[group];
-        return one.low.get(unit, lane) | (load<vu>(one.high[unit / 4][lane]) >> (2 * (unit % 4)) & 0x03030303u) << 4;
+        const vu high = load<vu>(one.high[unit / 4][lane]);
+        const int at = 2 * (unit % 4);
+        return one.low.get(unit, lane) | ((at < 4 ? high << (4 - at) : high >> (at - 4)) & 0x30303030u);
     }
     static Factors<2> factors(const Packed& p, int group, int lane) {
         const vf scale = from_half(load<vh>(p.scale + lane));

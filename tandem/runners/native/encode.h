@@ -24,7 +24,9 @@ inline v16f nearest(v16f value, float scale, float least, float most) {
 
 // A block of Q8_0.
 inline void encode_8(const Weights32& weights, uint8_t* to) {
-    const uint32_t bits = magnitude(weights.parts[0], weights.parts[1]);
+    Values32 values;
+    std::memcpy(values, weights.parts, sizeof(values));
+    const uint32_t bits = magnitude(values);
     store_half(to, load<float>(&bits) / 127);
     const float scale = from_half(half_at(to));
     for (int part = 0; part < 2; part++) {

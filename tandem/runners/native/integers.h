@@ -11,11 +11,12 @@ namespace tandem {
 constexpr int FOUR = 4;  // neighbouring inputs in a lane of 32 bits
 
 // Sums of products, in each lane of a register: of unsigned numbers up to MOST, four to a lane, and four signed bytes; of
-// STEP neighbouring units at a time. `ready` prepares numbers that are multiplied with several tokens' bytes, TOGETHER of
-// them in registers at once. A sum begins at `start`, which begin() and total() are both told.
+// STEP neighbouring units at a time. `ready` prepares numbers that are multiplied with several tokens' bytes, for together()
+// registers of outputs at once. A sum begins at `start`, which begin() and total() are both told.
 #if defined(__AVX512VNNI__)
 template <int MOST> struct Products {
-    static constexpr int STEP = 1, TOGETHER = 2;
+    static constexpr int STEP = 1;
+    static constexpr int together(int) { return 2; }
     typedef vu Ready;
     typedef vi Bytes;
     vi sum;
@@ -30,7 +31,10 @@ template <int MOST> struct Products {
 // `vpmaddubsw` adds two neighbouring products in 16 bits. Numbers up to 15 leave room there for a whole group,
 // 8 * 2 * 15 * 127, and those up to 255 are two of them; numbers up to 63 leave room for two units.
 template <int MOST> struct Products {
-    static constexpr int STEP = MOST == 63 ? 2 : 1, HALVES = MOST > 63 ? 2 : 1, TOGETHER = MOST == 15 ? 2 : 1;
+    static constexpr int STEP = MOST == 63 ? 2 : 1, HALVES = MOST > 63 ? 2 : 1;
+    static constexpr int together(int tokens) {  // so that sums and numbers of 6 and 8 bits leave a register for bytes
+        return HALVES * tokens <= 2 ? 4 : HALVES * tokens <= (MOST == 15 ? 6 : 4) ? 2 : 1;
+    }
     struct Ready {
         __m256i numbers[STEP * HALVES];
     };
@@ -69,7 +73,8 @@ template <int MOST> struct Products {
 };
 #elif defined(__ARM_FEATURE_MATMUL_INT8)
 template <int MOST> struct Products {
-    static constexpr int STEP = 1, TOGETHER = 4;
+    static constexpr int STEP = 1;
+    static constexpr int together(int) { return 4; }
     typedef uint8x16_t Ready;
     typedef int8x16_t Bytes;
     int32x4_t sum;
@@ -82,7 +87,8 @@ template <int MOST> struct Products {
 };
 #else
 template <int MOST> struct Products {
-    static constexpr int STEP = 1, TOGETHER = 2;
+    static constexpr int STEP = 1;
+    static constexpr int together(int) { return 2; }
     typedef vu Ready;
     typedef const int8_t* Bytes;
     vi sum;
@@ -123,15 +129,14 @@ inline uint16_t to_half(float value) {
 
 inline vf floats(vi value) { return __builtin_convertvector(value, vf); }
 
-// Integers of -128 to 127 as bytes; GCC would convert them one by one.
-inline v16b bytes_of(v16i value) {
+// Stores 32 integers of -128 to 127 as bytes; GCC would convert them one by one.
+inline void store_bytes(int8_t* to, const vi (&from)[2][SIXTEEN]) {
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
-    __m256i halves[2];
-    std::memcpy(halves, &value, sizeof(value));
-    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(halves[0], halves[1]), 0xd8);
-    return (v16b)_mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    const auto words = [&](int half) { return _mm256_packs_epi32((__m256i)from[half][0], (__m256i)from[half][1]); };
+    const __m256i in_order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    store(to, _mm256_permutevar8x32_epi32(_mm256_packs_epi16(words(0), words(1)), in_order));
 #else
-    return __builtin_convertvector(value, v16b);
+    for (int half = 0; half < 2; half++) store(to + half * LANES, __builtin_convertvector(load<v16i>(from[half]), v16b));
 #endif
 }
 

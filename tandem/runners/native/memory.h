@@ -122,7 +122,9 @@ private:
 struct Soon {
     const char *at = nullptr, *end = nullptr;
     void fetch(int lines) {
-        for (; lines && at < end; lines--, at += 64) __builtin_prefetch(at, 0, 2);
+        const char* to = at + std::min<ptrdiff_t>(64 * lines, end - at);
+        for (const char* line = at; line < to; line += 64) __builtin_prefetch(line, 0, 2);
+        at = to;
     }
 };
 

@@ -10,6 +10,8 @@ constexpr int REGISTERS = PANEL / WIDTH;  // that hold a number of every output 
 // Tokens whose sums are held in registers at once: what registers of integers and floats there are allow.
 #if defined(__AVX512VNNI__)
 constexpr int TILE = 8;
+#elif defined(__AVX2__)
+constexpr int TILE = 6;
 #else
 constexpr int TILE = 4;
 #endif
@@ -44,23 +46,24 @@ inline void add_group(const typename B::Packed& block, int group, int first, con
                 for (int r = 0; r < R; r++) dots[r][m].add(w[r], bytes);
             }
         }
+        Factors<B::PARTS> by[R];
 #pragma GCC unroll 4
-        for (int r = 0; r < R; r++) {
-            const Factors<B::PARTS> by = B::factors(block, group, (first + r) * WIDTH);
+        for (int r = 0; r < R; r++) by[r] = B::factors(block, group, (first + r) * WIDTH);
 #pragma GCC unroll 8
-            for (int m = 0; m < N; m++) {
+        for (int m = 0; m < N; m++)
+#pragma GCC unroll 4
+            for (int r = 0; r < R; r++) {
                 vf& sum = sums[first + r][m];
-                sum = fused(floats(dots[r][m].total(start(m))), by.scale[part] * spread<vf>(x[m].scale), sum);
-                if constexpr (B::MINIMA) sum = fused(spread<vf>(x[m].scaled), by.minimum, sum);
+                sum = fused(floats(dots[r][m].total(start(m))), by[r].scale[part] * spread<vf>(x[m].scale), sum);
+                if constexpr (B::MINIMA) sum = fused(spread<vf>(x[m].scaled), by[r].minimum, sum);
             }
-        }
     }
 }
 
 // The sums of N tokens. Group g of token m is x[g * stride + m]; `lines` of `then` are fetched with each group.
 template <class B, int N>
 void multiply_blocks(const void* packed, int count, const Group8* x, size_t stride, Soon& then, int lines, float (*to)[PANEL]) {
-    constexpr int TOGETHER = Products<B::MOST>::TOGETHER;
+    constexpr int TOGETHER = Products<B::MOST>::together(N);
     const auto* blocks = static_cast<const typename B::Packed*>(packed);
     vf sums[REGISTERS][N];
 #pragma GCC unroll 8

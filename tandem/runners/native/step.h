@@ -171,7 +171,7 @@ template <class D> Input<D> Transformer<D>::input(Place& place, int thread, cons
 template <class D> void Transformer<D>::norm(const stored* from, const stored* weight, int width, stored* to) const {
     v16f squares{};
     for (int i = 0; i < width; i += LANES) squares = fused(D::wide(from + i), D::wide(from + i), squares);
-    const float factor = 1.0f / std::sqrt(sum(squares) / width + shape.epsilon);
+    const v16f factor = all(1.0f / std::sqrt(sum(squares) / width + shape.epsilon));
     for (int i = 0; i < width; i += LANES) D::keep(to + i, D::wide(weight + i) * D::rounded(D::wide(from + i) * factor));
 }
 

@@ -40,7 +40,6 @@ template <class V> inline V load(const void* from) {
     return value;
 }
 template <class V> inline void store(void* to, V value) { std::memcpy(to, &value, sizeof(V)); }
-inline v16f all(float value) { return v16f{} + value; }
 // A number in every lane of a register. A sum with zeros would be an addition: -0 is not 0.
 template <class F> inline F spread(float value) { return (F)(decltype(F{} < F{}){} + load<int32_t>(&value)); }
 template <class I, class F> inline F select(I mask, F yes, F no) { return (F)((mask & (I)yes) | (~mask & (I)no)); }
@@ -50,6 +49,13 @@ constexpr int SIXTEEN = LANES / WIDTH;
 template <class Each> inline void by_register(Each each) {
 #pragma GCC unroll 4
     for (int r = 0; r < SIXTEEN; r++) each(r);
+}
+
+// A number in all 16 lanes; GCC would write it to wider vectors lane by lane, through memory.
+inline v16f all(float value) {
+    vf parts[SIXTEEN];
+    by_register([&](int r) { parts[r] = vf{} + value; });
+    return load<v16f>(parts);
 }
 
 inline float widen(uint16_t value) {
