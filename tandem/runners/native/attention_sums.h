@@ -54,7 +54,7 @@ inline void score(const Seen<D>& seen, int block, float scale, const Query<D>* q
         }
 #pragma GCC unroll 4
         for (int q = 0; q < N; q++) {
-            const unit value = load<unit>(queries[q].from + i * D::PER_UNIT);
+            const auto value = D::everywhere(load<unit>(queries[q].from + i * D::PER_UNIT));
 #pragma GCC unroll 4
             for (int b = 0; b < B; b++) dot[q][b] = D::multiply_add(dot[q][b], value, key[b]);
         }
@@ -95,7 +95,7 @@ inline void gather(const Seen<D>& seen, int d, const Query<D>* queries, const Sc
             }
 #pragma GCC unroll 4
             for (int q = 0; q < N; q++) {
-                const unit weight = load<unit>(&scratch.weights[q * scratch.stride + i * D::PER_UNIT]);
+                const auto weight = D::everywhere(load<unit>(&scratch.weights[q * scratch.stride + i * D::PER_UNIT]));
 #pragma GCC unroll 4
                 for (int w = 0; w < W; w++) out[q][w] = D::multiply_add(out[q][w], weight, value[w]);
             }
@@ -108,7 +108,7 @@ inline void gather(const Seen<D>& seen, int d, const Query<D>* queries, const Sc
             const int behind = queries[q].position - i * D::PER_UNIT;
             if (behind < 0) continue;
             const vu seen_half = vu{} + (D::PER_UNIT == 2 && behind == 0 ? 0xffffu : 0xffffffffu);
-            const unit weight = load<unit>(&scratch.weights[q * scratch.stride + i * D::PER_UNIT]);
+            const auto weight = D::everywhere(load<unit>(&scratch.weights[q * scratch.stride + i * D::PER_UNIT]));
 #pragma GCC unroll 4
             for (int w = 0; w < W; w++) out[q][w] = D::multiply_add(out[q][w], weight, load<vu>(values + w * WIDTH) & seen_half);
         }

@@ -61,7 +61,7 @@ public:
     // Meanwhile `then`, the panel after this one, is fetched, as much of it in one tile as in another.
     template <class Done> void panel(int which, const Input<D>& x, int tokens, Soon then, Done done) const {
         const v16f near = load<v16f>(&bias_[size_t(which) * PANEL]), far = load<v16f>(&bias_[size_t(which) * PANEL + LANES]);
-        const int tiles = (tokens + TILE - 1) / TILE;
+        const int most = panels_[which].format == DENSE ? DENSE_TILE : TILE, tiles = (tokens + most - 1) / most;
         alignas(64) float sums[TILE][PANEL];
         for (int at = 0, left = tiles; left; left--) {
             const int count = (tokens - at + left - 1) / left;
@@ -79,6 +79,8 @@ private:
         size_t bytes = 0;
     };
     static constexpr int BURST = 8;  // units between two fetches
+    // Of dense weights: the halves of bfloat16 take registers that AVX2 lacks for more.
+    static constexpr int DENSE_TILE = WIDTH == 8 && D::PER_UNIT == 2 ? 4 : TILE;
     static int lines_of(size_t bytes, int tiles) { return int((bytes / 64 + tiles - 1) / tiles); }
 
     Panel packed(Arena& arena, const Row (&rows)[PANEL]) const {
@@ -115,7 +117,7 @@ private:
 
     void tile(int which, const Input<D>& x, int at, int count, Soon& then, int tiles, float (*sums)[PANEL]) const {
         const Panel& panel = panels_[which];
-        if (panel.format == DENSE) return sized<TILE>(count, panel, x.values + at * x.stride, x.stride, then, tiles, sums);
+        if (panel.format == DENSE) return sized<DENSE_TILE>(count, panel, x.values + at * x.stride, x.stride, then, tiles, sums);
         const auto [size, inputs] = with_blocks(panel.format, [](auto blocks) {
             return std::pair(sizeof(typename decltype(blocks)::Packed), decltype(blocks)::INPUTS);
         });
@@ -148,7 +150,7 @@ private:
                     for (int r = 0; r < TOGETHER; r++) numbers[r] = load<vu>(w + r * WIDTH);
 #pragma GCC unroll 8
                     for (int m = 0; m < N; m++) {
-                        const unit value = load<unit>(x + m * stride + size_t(i) * D::PER_UNIT);
+                        const auto value = D::everywhere(load<unit>(x + m * stride + size_t(i) * D::PER_UNIT));
 #pragma GCC unroll 8
                         for (int r = 0; r < TOGETHER; r++) sums[r][m] = D::multiply_add(sums[r][m], value, numbers[r]);
                     }

@@ -171,7 +171,7 @@ struct alignas(64) Running {
     }
 };
 
-// What a data type stores, and how two stored values a step of the sum are multiplied.
+// What a data type stores, and how two stored values a step of the sum are multiplied, one of them in every lane.
 struct Bfloat16 {
     typedef uint16_t stored;
     typedef uint32_t unit;  // neighbours along the summed dimension
@@ -180,13 +180,19 @@ struct Bfloat16 {
     static inline float wide1(stored value) { return widen(value); }
     static inline void keep(stored* to, v16f value) { store(to, narrow(value)); }
     static inline v16f rounded(v16f value) { return widen(narrow(value)); }
-    template <class F, class U> static inline F multiply_add(F sum, unit x, U w) {
+    static inline vu everywhere(unit x) {
+        vu both = vu{} + x;
+#if defined(__AVX2__) && !defined(__AVX512BF16__)
+        asm("" : "+v"(both));  // else GCC takes it apart first, and spreads each part from another kind of register
+#endif
+        return both;
+    }
+    static inline vf multiply_add(vf sum, vu x, vu w) {
 #ifdef __AVX512BF16__
-        return (F)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(int(x)), (__m512bh)w);
+        return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)w);
 #else
-        const U both = U{} + x;
-        sum = fused((F)(both << 16), (F)(w << 16), sum);
-        return fused((F)(both & 0xffff0000u), (F)(w & 0xffff0000u), sum);
+        sum = fused((vf)(x << 16), (vf)(w << 16), sum);
+        return fused((vf)(x & 0xffff0000u), (vf)(w & 0xffff0000u), sum);
 #endif
     }
 };
@@ -199,7 +205,8 @@ struct Float32 {
     static inline float wide1(stored value) { return value; }
     static inline void keep(stored* to, v16f value) { store(to, value); }
     static inline v16f rounded(v16f value) { return value; }
-    template <class F, class U> static inline F multiply_add(F sum, unit x, U w) { return fused(spread<F>(x), (F)w, sum); }
+    static inline vf everywhere(unit x) { return spread<vf>(x); }
+    static inline vf multiply_add(vf sum, vf x, vu w) { return fused(x, (vf)w, sum); }
 };
 
 }  // namespace tandem
