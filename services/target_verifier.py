@@ -24,7 +24,8 @@ from tandem.services.security.names import check_name
 from tandem.services.sessions.checkout import Checkout
 from tandem.services.sessions.session_features import features_granted, opening_features
 from tandem.services.sessions.table import Fence, SessionConflict, SessionKey, SessionTable, session_key
-from tandem.services.verify_runs import VerifyResources, VerifyRuns, VerifySession, committed, max_unread, recorded
+from tandem.services.verify_runs import VerifyResources, VerifyRuns, VerifySession, committed, recorded
+from tandem.speculation.run_on import MAX_UNREAD
 from tandem.speculation.types import (
     InvalidField,
     ModelInfo,
@@ -69,7 +70,8 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
     async def GetModelInfo(
         self, request: pb.TargetVerifierGetModelInfoRequest, context: grpc.aio.ServicerContext
     ) -> pb.TargetVerifierGetModelInfoResponse:
-        info = replace(self._info, adapters=tuple(self._engine.adapters.revisions.items()))
+        adapters = tuple(self._engine.adapters.revisions.items())
+        info = replace(self._info, adapters=adapters, max_unread_tokens=MAX_UNREAD)
         return pb.TargetVerifierGetModelInfoResponse(model=wire.info_to_wire(info))
 
     def Generate(
@@ -206,7 +208,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             max_speculation_length=self._info.max_speculation_length,
             rule=wire.rule_to_wire(session.request.rule),
             processed_fields=session.request.sampling.processed,
-            max_unread_tokens=max_unread(session.request.rule),
+            max_unread_tokens=MAX_UNREAD if session.request.rule is Rule.AGREEMENT else 0,
             adapter_revision=self._engine.adapters.revision(session.request.adapter),
         )
 

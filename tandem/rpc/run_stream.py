@@ -25,10 +25,20 @@ class RunningVerifier(StreamedSession["RunStream"]):
     def __init__(self, session: RemoteSession, stats: SpeculationStats, stops: Collection[int] = ()) -> None:
         super().__init__(session, stats)
         self._stops, self._lost = sorted(stops), False
+        self._newest: RunMessage | None = None
 
     @property
     def window(self) -> int:
         return self._session.max_unread
+
+    async def open(self, prompt: Sequence[int]) -> None:
+        """Opens the session. A run that began before begins anew if it was refused, or another verifier opened."""
+        await super().open(prompt)
+        began = self._stream
+        if began and self._newest and (began.ended or began.endpoint is not self._session.endpoint):
+            await self._leave()
+            self.begin(prompt, began.on_step)
+            self.send(self._newest)
 
     def begin(self, tokens: Sequence[int], on_step: OnStep) -> None:
         if not self._session.max_unread:
@@ -38,6 +48,7 @@ class RunningVerifier(StreamedSession["RunStream"]):
 
     def send(self, message: RunMessage) -> None:
         assert self._stream, "begin comes first"
+        self._newest = message
         self._stream.send(message)
 
     async def resume(self, tokens: Sequence[int], cause: Exception) -> None:
@@ -67,7 +78,7 @@ class RunStream(SessionStream):
     def __init__(
         self, session: RemoteSession, stats: SpeculationStats, stops: Collection[int], on_step: OnStep
     ) -> None:
-        self._stops, self._on_step = stops, on_step
+        self._stops, self.on_step = stops, on_step
         self._newest: pb.VerifyRequest | None = None
         self._trips = RoundTrips()
         self._length = self._until = 0
@@ -79,7 +90,7 @@ class RunStream(SessionStream):
     @property
     def runs_on(self) -> bool:
         """Whether the target may be making steps that were not read."""
-        return not self._stopped and self._length < self._until
+        return self._session.opened_at > 0 and not self._stopped and self._length < self._until
 
     def send(self, message: RunMessage) -> None:
         if self.ended:
@@ -96,11 +107,13 @@ class RunStream(SessionStream):
         if newest:
             if not self._trips.sent:
                 newest.stop_token_ids.extend(self._stops)
+                newest.opening_sent = not self._session.opened_at
             self._trips.sending()
         return newest
 
     def _owed(self) -> float:
-        return time.perf_counter() - self._heard if self._length < self._until else 0.0
+        owes = self._session.opened_at and self._length < self._until
+        return time.perf_counter() - max(self._heard, self._session.opened_at) if owes else 0.0
 
     def _take(self, reply: pb.VerifyResponse) -> None:
         self._heard = time.perf_counter()
@@ -119,7 +132,8 @@ class RunStream(SessionStream):
         self._stopped = not set(self._stops).isdisjoint(step.verdict.token_ids)
         self._session.retry_budget.progress()
         self._session.count_step()
-        self._on_step(step)
+        self.on_step(step)
 
     def _over(self, error: Exception) -> None:
-        self._on_step(lost(error))
+        if self._session.opened_at:  # if not, RunningVerifier.open begins it anew
+            self.on_step(lost(error))

@@ -299,6 +299,7 @@ _INFO_BOUNDS = (
     ("kv_slots", 0, check.MOST_ROWS),
     ("plain_width", 0, check.MOST_ROWS),
     ("feature_size", 0, check.MOST_ROWS),
+    ("max_unread_tokens", 0, check.MOST_TOKENS),
 )
 
 
