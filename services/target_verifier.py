@@ -109,7 +109,13 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
     async def _admitted(self, key: SessionKey, request: pb.OpenSessionRequest, asked: Request) -> VerifySession:
         """Returns a new session, after queueing for a slot; or the one that a duplicate call opened in the meantime."""
         await self.checkout.expire()
-        sequence = await self._sequence(key, asked, request.prompt_length)
+        self._check_new(key)
+        self._waiting[key.owner] += 1
+        try:
+            length, seconds = request.prompt_length, self._opening_seconds
+            sequence = await TargetSequence.admitted(self._engine, asked, length, seconds, key)
+        finally:
+            self._waiting -= Counter([key.owner])
         try:
             session = self.sessions.find(key)
             if session is not None:
@@ -121,15 +127,6 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         except Exception:
             sequence.close()
             raise
-
-    async def _sequence(self, key: SessionKey, asked: Request, prompt_length: int) -> TargetSequence:
-        """Waits for a slot for a new session, among those that its caller may open."""
-        self._check_new(key)
-        self._waiting[key.owner] += 1
-        try:
-            return await TargetSequence.admitted(self._engine, asked, prompt_length, self._opening_seconds, key)
-        finally:
-            self._waiting -= Counter([key.owner])
 
     def _check_new(self, key: SessionKey) -> None:
         """Checks that the caller may open a session with this id now. Repeated after waiting for a slot."""

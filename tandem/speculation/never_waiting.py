@@ -177,7 +177,7 @@ class NeverWaitingRounds:
         self._steps = asyncio.Queue()
         self.verifier.begin(tokens, partial(self._on_step, self._ahead))
         self._ahead.begin()
-        parts = [partial(self._draft, self._ahead)]
+        parts: list[Callable[[], Awaitable[None]]] = [partial(self._draft, self._ahead)]
         if self.elsewhere:
             parts.append(partial(self.elsewhere, self._ahead, len(self._prompt)))
         self._tasks = [asyncio.create_task(self._reported(part), name="draft ahead") for part in parts]
