@@ -114,7 +114,10 @@ def _rounds(
             if begins := runs(None):
                 running.begin(prompt)
             await traced(session).open(prompt)
-            return begins
+            if begins and not session.max_unread:  # the server was replaced by one that runs no sessions
+                await running.suspend(prompt)
+                await drafter.close()
+            return begins and session.max_unread > 0
 
         def runs(now: bool | None) -> bool:
             if not session.max_unread:

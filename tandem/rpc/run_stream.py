@@ -39,6 +39,8 @@ class RunningVerifier(StreamedSession["RunStream"]):
             await self._leave()
             self.begin(prompt, began.on_step)
             self.send(self._newest)
+        elif began:
+            began.stands = True
 
     def begin(self, tokens: Sequence[int], on_step: OnStep) -> None:
         if not self._session.max_unread:
@@ -78,7 +80,7 @@ class RunStream(SessionStream):
     def __init__(
         self, session: RemoteSession, stats: SpeculationStats, stops: Collection[int], on_step: OnStep
     ) -> None:
-        self._stops, self.on_step = stops, on_step
+        self._stops, self.on_step, self.stands = stops, on_step, session.opened_at > 0
         self._newest: pb.VerifyRequest | None = None
         self._trips = RoundTrips()
         self._length = self._until = 0
@@ -135,5 +137,5 @@ class RunStream(SessionStream):
         self.on_step(step)
 
     def _over(self, error: Exception) -> None:
-        if self._session.opened_at:  # if not, RunningVerifier.open begins it anew
+        if self.stands:  # if not, RunningVerifier.open begins it anew
             self.on_step(lost(error))
