@@ -12,7 +12,7 @@ from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.verify_stream import SessionStream, StreamedSession, lost
 from tandem.rpc.wire_runs import run_message_to_wire
 from tandem.rpc.wire_verdicts import run_step_from_wire
-from tandem.speculation.never_waiting import OnStep
+from tandem.speculation.never_waiting import OnStep, RunStep
 from tandem.speculation.pipeline import OutOfStep, RoundsLost
 from tandem.speculation.run_on import RunMessage
 from tandem.speculation.types import SpeculationStats
@@ -25,27 +25,30 @@ class RunningVerifier(StreamedSession["RunStream"]):
     def __init__(self, session: RemoteSession, stats: SpeculationStats, stops: Collection[int] = ()) -> None:
         super().__init__(session, stats)
         self._stops, self._lost = sorted(stops), False
-        self._newest: RunMessage | None = None
 
     @property
     def window(self) -> int:
         return self._session.max_unread
 
     async def open(self, prompt: Sequence[int]) -> None:
-        """Opens the session. A run that began before begins anew if it was refused, or another verifier opened."""
+        """Opens the session. A run that began before counts only now; refused or elsewhere, it begins anew."""
         await super().open(prompt)
         began = self._stream
-        if began and self._newest and (began.ended or began.endpoint is not self._session.endpoint):
+        if began and (began.ended or began.endpoint is not self._session.endpoint):
+            self._stats.wasted_steps += len(began.early) - (began.ended is not None)
             await self._leave()
-            self.begin(prompt, began.on_step)
+            self.begin(prompt, self._on_step)
             self.send(self._newest)
         elif began:
-            began.stands = True
+            began.on_step = self._on_step
+            for step in began.early:
+                self._on_step(step)
 
     def begin(self, tokens: Sequence[int], on_step: OnStep) -> None:
         if not self._session.max_unread:
             where = self._session.endpoint.name
             raise TandemError("FAILED_PRECONDITION", f"max_unread_tokens: {where} does not run sessions")
+        self._on_step = on_step
         self._stream = RunStream(self._session, self._stats, self._stops, on_step)
 
     def send(self, message: RunMessage) -> None:
@@ -80,7 +83,8 @@ class RunStream(SessionStream):
     def __init__(
         self, session: RemoteSession, stats: SpeculationStats, stops: Collection[int], on_step: OnStep
     ) -> None:
-        self._stops, self.on_step, self.stands = stops, on_step, session.opened_at > 0
+        self.early: list[RunStep | Exception] = []  # what comes before the verifier said what it applies
+        self._stops, self.on_step = stops, on_step if session.opened_at else self.early.append
         self._newest: pb.VerifyRequest | None = None
         self._trips = RoundTrips()
         self._length = self._until = 0
@@ -137,5 +141,4 @@ class RunStream(SessionStream):
         self.on_step(step)
 
     def _over(self, error: Exception) -> None:
-        if self.stands:  # if not, RunningVerifier.open begins it anew
-            self.on_step(lost(error))
+        self.on_step(lost(error))

@@ -187,7 +187,10 @@ class NeverWaitingRounds:
             self.stats.wasted_steps += isinstance(step, RunStep)
             return
         if isinstance(step, RunStep):
-            self._measure(step)
+            self._verified += 0 if step.copied else step.drafted
+            self.reach.stepped(step.drafted, step.verdict, step.copied)
+            beside_target = step.verdict.queue_seconds + step.verdict.compute_seconds
+            self.reach.measured.times.verified(beside_target, step.rtt)
             ahead.arrived(step.verdict.token_ids)
         self._steps.put_nowait(step)
 
@@ -222,12 +225,6 @@ class NeverWaitingRounds:
         if step.rtt is not None:
             self.stats.network_seconds += max(0.0, now - max(waited, self._ended) - beside_target)
         self._ended = now
-
-    def _measure(self, step: RunStep) -> None:
-        self._verified += 0 if step.copied else step.drafted
-        self.reach.stepped(step.drafted, step.verdict, step.copied)
-        beside_target = step.verdict.queue_seconds + step.verdict.compute_seconds
-        self.reach.measured.times.verified(beside_target, step.rtt)
 
     async def _leave(self) -> None:
         """Stops drafting, and counts the draft tokens that no step verified."""

@@ -120,11 +120,13 @@ class Validator:
                 self._ended(request, event)
 
     def _heard(self, event: Event) -> None:
-        """A message of a run."""
-        session = self._sessions.get((event.server, event.session))
+        """A message of a run. It may come before the opening of its session, whose prefix it does not say."""
+        said, key = event.message, (event.server, event.session)
+        if said.get("opening_sent"):
+            self._sessions.setdefault(key, _Session([]))
+        session = self._sessions.get(key)
         if session is None:
             return
-        said = event.message
         session.runs, draft = True, said["draft_tokens"]
         session.until = max(session.until, said["run_until"])
         session.read = max(session.read, said["base_length"])

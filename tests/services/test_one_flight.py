@@ -468,6 +468,45 @@ def test_a_run_begins_anew_where_its_session_was_opened(monkeypatch: pytest.Monk
     run(test())
 
 
+class AppliesLess(Watched):
+    """An older server, which leaves out what it does not know, and whose run is ahead of the opening's answer."""
+
+    async def OpenSession(self, request: Any, context: Any) -> Any:
+        request.sampling.ClearField("logit_bias")
+        reply = await super().OpenSession(request, context)
+        await until(lambda: next(iter(self.sessions)).resources.steps >= 5)
+        await asyncio.sleep(0.05)  # the steps are read
+        return reply
+
+
+def test_steps_of_a_verifier_that_does_not_apply_all_that_was_asked_for_do_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """G1. They came before it said so, and were other tokens."""
+    biased = replace(GREEDY, logit_bias=((oracle(PROMPT, GREEDY, 1)[0], -100.0),))
+    request = ids(PROMPT, 24, sampling=biased, ignore_end_of_sequence=True)
+
+    async def test() -> None:
+        async with target_site() as second:
+            serve(monkeypatch, AppliesLess)
+            async with (
+                second.client() as client,
+                target_site() as first,
+                distributed(f"{first.address},{second.address}", pipeline=NEVER) as (generator, verifiers),
+            ):
+                for endpoint in verifiers.endpoints.values():
+                    await verifiers.check(endpoint, 5.0)
+                verifiers.pool.current = first.address
+                got = await answer(generator.generate, request)
+                assert got.token_ids == (await answer(client.generate, request)).token_ids
+                assert got.token_ids[0] != oracle(PROMPT, GREEDY, 1)[0]
+                assert AppliesLess.early() == 1 and verifiers.pool.current == second.address
+                assert got.completion.stats.wasted_steps >= 5
+                await until(lambda: second.free == first.free == 4)
+
+    run(test())
+
+
 # --- the table ---
 
 
