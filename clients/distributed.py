@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tandem.checkpoints.tokenizers import same_tokens
 from tandem.clients.head_fallback import with_features
 from tandem.engine.batcher import Batcher
@@ -108,12 +110,21 @@ def _rounds(
         running = NeverWaitingRounds(stepping, drafter, reach, stats, total, chunk, new, copies=copies)
         choice = ModeChoice(reach, MAX_IN_FLIGHT)
 
+        async def opens(prompt: Sequence[int]) -> bool:
+            if begins := runs(None):
+                running.begin(prompt)
+            await traced(session).open(prompt)
+            if begins and not session.max_unread:  # the server was replaced by one that runs no sessions
+                await running.suspend(prompt)
+                await drafter.close()
+            return begins and session.max_unread > 0
+
         def runs(now: bool | None) -> bool:
             if not session.max_unread:
                 return False
             return pipeline is Pipeline.NEVER_WAITING or choice.runs(now, session.opening_rtt)
 
-        return ChosenRounds(traced(session).open, runs, choice.took, pipelined, running, reach)
+        return ChosenRounds(opens, runs, choice.took, pipelined, running, reach)
 
     return rounds
 

@@ -121,7 +121,9 @@ def to_status(error: Exception, log_prompts: bool = False) -> status_pb2.Status:
     """Builds a google.rpc.Status with ErrorInfo and, where they apply, BadRequest, RetryInfo or PartialGeneration."""
     if isinstance(error, Interrupted):
         status = to_status(error.cause, log_prompts)
-        status.details.append(_packed(_partial(error.produced)))
+        tokens = error.produced
+        partial = generation_pb2.PartialGeneration(output_tokens=len(tokens), token_ids=tokens[-MAX_PARTIAL:])
+        status.details.append(_packed(partial))
         return status
     own = isinstance(error, InvalidField | TooLong)
     if isinstance(error, TandemError) and not own and error.outcome is Outcome.DENIED:  # our credentials are at fault
@@ -174,10 +176,6 @@ def _retry(seconds: float) -> error_details_pb2.RetryInfo:
     retry = error_details_pb2.RetryInfo()
     retry.retry_delay.FromMilliseconds(int(seconds * 1000))
     return retry
-
-
-def _partial(produced: tuple[int, ...]) -> generation_pb2.PartialGeneration:
-    return generation_pb2.PartialGeneration(output_tokens=len(produced), token_ids=produced[-MAX_PARTIAL:])
 
 
 def _packed(message: Any) -> any_pb2.Any:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -137,7 +137,7 @@ async def serve(
     http = bound_http_port(config, outermost, port)
     ending.begin()
     stopping = _stop_signals(ending, config.drain_seconds)
-    building = asyncio.create_task(_as_task(build()))
+    building = asyncio.ensure_future(build())
     with progress(config.startup):
         await asyncio.wait({building, asyncio.create_task(stopping.wait())}, return_when=asyncio.FIRST_COMPLETED)
     if not building.done():
@@ -199,10 +199,6 @@ def freeze_gc() -> None:
     """Excludes the objects left by loading from garbage collection: full collections paused requests about 0.2 s."""
     gc.collect()
     gc.freeze()
-
-
-async def _as_task(work: Awaitable[Any]) -> Any:
-    return await work
 
 
 async def _listen(

@@ -24,7 +24,8 @@ from tandem.services.security.names import check_name
 from tandem.services.sessions.checkout import Checkout
 from tandem.services.sessions.session_features import features_granted, opening_features
 from tandem.services.sessions.table import Fence, SessionConflict, SessionKey, SessionTable, session_key
-from tandem.services.verify_runs import VerifyResources, VerifyRuns, VerifySession, committed, max_unread, recorded
+from tandem.services.verify_runs import VerifyResources, VerifyRuns, VerifySession, committed, recorded
+from tandem.speculation.run_on import MAX_UNREAD
 from tandem.speculation.types import (
     InvalidField,
     ModelInfo,
@@ -69,7 +70,8 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
     async def GetModelInfo(
         self, request: pb.TargetVerifierGetModelInfoRequest, context: grpc.aio.ServicerContext
     ) -> pb.TargetVerifierGetModelInfoResponse:
-        info = replace(self._info, adapters=tuple(self._engine.adapters.revisions.items()))
+        adapters = tuple(self._engine.adapters.revisions.items())
+        info = replace(self._info, adapters=adapters, max_unread_tokens=MAX_UNREAD)
         return pb.TargetVerifierGetModelInfoResponse(model=wire.info_to_wire(info))
 
     def Generate(
@@ -107,7 +109,13 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
     async def _admitted(self, key: SessionKey, request: pb.OpenSessionRequest, asked: Request) -> VerifySession:
         """Returns a new session, after queueing for a slot; or the one that a duplicate call opened in the meantime."""
         await self.checkout.expire()
-        sequence = await self._sequence(key, asked, request.prompt_length)
+        self._check_new(key)
+        self._waiting[key.owner] += 1
+        try:
+            length, seconds = request.prompt_length, self._opening_seconds
+            sequence = await TargetSequence.admitted(self._engine, asked, length, seconds, key)
+        finally:
+            self._waiting -= Counter([key.owner])
         try:
             session = self.sessions.find(key)
             if session is not None:
@@ -119,15 +127,6 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         except Exception:
             sequence.close()
             raise
-
-    async def _sequence(self, key: SessionKey, asked: Request, prompt_length: int) -> TargetSequence:
-        """Waits for a slot for a new session, among those that its caller may open."""
-        self._check_new(key)
-        self._waiting[key.owner] += 1
-        try:
-            return await TargetSequence.admitted(self._engine, asked, prompt_length, self._opening_seconds, key)
-        finally:
-            self._waiting -= Counter([key.owner])
 
     def _check_new(self, key: SessionKey) -> None:
         """Checks that the caller may open a session with this id now. Repeated after waiting for a slot."""
@@ -206,7 +205,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             max_speculation_length=self._info.max_speculation_length,
             rule=wire.rule_to_wire(session.request.rule),
             processed_fields=session.request.sampling.processed,
-            max_unread_tokens=max_unread(session.request.rule),
+            max_unread_tokens=MAX_UNREAD if session.request.rule is Rule.AGREEMENT else 0,
             adapter_revision=self._engine.adapters.revision(session.request.adapter),
         )
 

@@ -25,12 +25,14 @@ from tandem.services.sessions.table import (
     session_key,
 )
 from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
-from tandem.speculation.run_on import MAX_UNREAD, RunMessage, RunOn
+from tandem.speculation.run_on import RunMessage, RunOn
 from tandem.speculation.types import InvalidField, ModelInfo, Rule, SparseDistribution, SpeculationStats, TooLong
 from tandem.v1 import target_verifier_pb2 as pb
 
 MAX_STOP_TOKENS = 256
 """The most stop tokens that a run's first message may name."""
+OPENING_COMES = 5.0
+"""Seconds that a run waits for its session's OpenSession, which was sent with it."""
 
 
 class Superseded(Exception):
@@ -146,7 +148,10 @@ class VerifyRuns:
         self, request: pb.VerifyRequest, arrived: float, incoming: Incoming[pb.VerifyRequest]
     ) -> AsyncGenerator[pb.VerifyResponse, None]:
         """Yields the reply to every step of the run that `request` begins. `incoming`: the messages after it."""
-        session = self._sessions.touch(session_key(caller(), request.session_id))
+        key = session_key(caller(), request.session_id)
+        if request.opening_sent:
+            await self._sessions.arrival(key, OPENING_COMES)
+        session = self._sessions.touch(key)
         message = self._check_first(session, request)
         run, reply = await self._begun(session, request, message, arrived)
         if reply is not None:
@@ -225,11 +230,6 @@ class VerifyRuns:
         if request.run_until > session.max_total_tokens:
             raise TooLong(f"run_until {request.run_until} is above the sequence length {session.max_total_tokens}")
         return message
-
-
-def max_unread(rule: Rule) -> int:
-    """Returns the tokens that a run of a session with this rule may be ahead; 0: such sessions do not run."""
-    return MAX_UNREAD if rule is Rule.AGREEMENT else 0
 
 
 def _session_ended(session: VerifySession, how: str) -> None:

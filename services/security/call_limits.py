@@ -61,11 +61,6 @@ def whose() -> tuple[str, str]:
     return origin(), prefix_scope()
 
 
-def host_of(peer: str) -> str:
-    """Returns the host of ipv4:HOST:PORT or ipv6:[HOST]:PORT; all callers over a Unix socket count as one."""
-    return peer.rpartition(":")[0]
-
-
 class TransportInterceptor(grpc.aio.ServerInterceptor):
     """A server's only interceptor: answers every call inside its `layers`, within `limits`.
 
@@ -88,7 +83,7 @@ class TransportInterceptor(grpc.aio.ServerInterceptor):
 
     def count(self, call: Call) -> None:
         """Counts a call until its task ends. Raises LimitReached."""
-        host = host_of(call.context.peer())
+        host = call.context.peer().rpartition(":")[0]  # of ipv4:HOST:PORT; all callers over a Unix socket are one
         _ORIGIN.set(host)
         calls = self.probes.get(call.path.removeprefix(_HEALTH), self.calls)
         who = host if call.path.startswith(_HEALTH) else origin()

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
+from weakref import WeakValueDictionary
 
 from tandem.services.security.names import check_name
 from tandem.speculation.types import Request
@@ -93,7 +94,12 @@ class Session(Generic[Resources, Reply]):
     recorded: Reply | None = field(default=None)
 
     def fence(self, base_length: int, last_token: int) -> Fence:
-        """Decides whether a round on `base_length` tokens, ending in `last_token`, is next, already done, or stale."""
+        """Decides whether a round on `base_length` tokens, ending in `last_token`, is next, already done, or stale.
+
+        Raises SessionNotFound if the call that was to open the session has failed.
+        """
+        if not self.opened:
+            raise SessionNotFound(f"no session {self.session_id}: its opening failed")
         if not 1 <= base_length <= len(self.tokens) or self.tokens[base_length - 1] != last_token:
             return Fence.STALE
         if base_length == len(self.tokens):
@@ -135,6 +141,7 @@ class SessionTable(Generic[Resources, Reply]):
         self.opened = self.closed = self.expired = 0  # totals
         self.on_end: list[Callable[[Session[Resources, Reply], str], None]] = []  # called with "closed" or "expired"
         self._ended: dict[SessionKey, str] = {}  # how each session ended; oldest first
+        self._awaited: WeakValueDictionary[SessionKey, asyncio.Future[None]] = WeakValueDictionary()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -168,7 +175,15 @@ class SessionTable(Generic[Resources, Reply]):
         self._sessions[session_id] = session
         self.opened += 1
         self._ended.pop(session_id, None)
+        if awaited := self._awaited.pop(session_id, None):
+            awaited.set_result(None)
         return session
+
+    async def arrival(self, session_id: SessionKey, seconds: float) -> None:
+        """Waits until a session that was never there before is admitted, for at most `seconds`."""
+        admitted = self._awaited.setdefault(session_id, asyncio.get_running_loop().create_future())
+        if session_id not in self._sessions and session_id not in self._ended:
+            await asyncio.wait((admitted,), timeout=seconds)
 
     def touch(
         self, session_id: SessionKey, expected: Session[Resources, Reply] | None = None

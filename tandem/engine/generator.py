@@ -83,10 +83,6 @@ class RequestDefaults:
         )
 
 
-def _encoding() -> FairThread:
-    return FairThread("tokenizer", "their prompt to be tokenized", LONG_TEXTS)
-
-
 @dataclass(frozen=True, slots=True)
 class Generator:
     """Answers requests with rounds made by `make_rounds`, within the limits in `info`.
@@ -102,7 +98,9 @@ class Generator:
     speculates: bool = True
     statistics: RoundStatistics = field(default_factory=RoundStatistics)
     defaults: RequestDefaults = field(default_factory=RequestDefaults)
-    encoding: FairThread = field(default_factory=_encoding)
+    encoding: FairThread = field(
+        default_factory=partial(FairThread, "tokenizer", "their prompt to be tokenized", LONG_TEXTS)
+    )
     fallback: Generator | None = None
     answers: Callable[[GenerationRequest], bool] = lambda request: True
     placement: str = ""

@@ -19,8 +19,6 @@ from tandem.speculation.outcomes import Outcome
 from tandem.speculation.retry import RetryBudget
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, InvalidField, ModelInfo
 
-_NO_ADAPTERS = "adapter: this server does not apply it"
-
 
 class GenerationClient:
     """Sends Generate requests to one server; many may run at once.
@@ -84,7 +82,8 @@ class GenerationClient:
                 async with contextlib.aclosing(self._stream(message, left, request_id)) as events:
                     async for event in events:
                         if isinstance(event, Chunk):
-                            _check_logprobs(request, event)
+                            if request.logprobs is not None and len(event.logprobs) != len(event.token_ids):
+                                raise TandemError("FAILED_PRECONDITION", "logprobs: this server does not report them")
                             produced += event.token_ids
                         elif request.receipt and not event.receipt:
                             raise TandemError("FAILED_PRECONDITION", "receipt: this server does not sign any")
@@ -115,7 +114,7 @@ class GenerationClient:
                         event = wire.chunk_from_wire(reply.chunk)
                 if isinstance(event, Chunk):
                     if adapter and reply.chunk.adapter != adapter:
-                        raise TandemError("FAILED_PRECONDITION", _NO_ADAPTERS)
+                        raise TandemError("FAILED_PRECONDITION", "adapter: this server does not apply it")
                     adapter = ""
                 yield event
         except grpc.RpcError as error:
@@ -126,12 +125,6 @@ class GenerationClient:
             call.cancel()
             if about.span:
                 about.span.end(failed)
-
-
-def _check_logprobs(request: GenerationRequest, chunk: Chunk) -> None:
-    """Raises TandemError if a server leaves out the log-probabilities."""
-    if request.logprobs is not None and len(chunk.logprobs) != len(chunk.token_ids):
-        raise TandemError("FAILED_PRECONDITION", "logprobs: this server does not report them")
 
 
 def _request(service: str, given: str | None) -> Request:

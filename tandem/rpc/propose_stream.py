@@ -72,7 +72,13 @@ class StreamedDrafts:
                 self._backoff.succeeded()
                 attempt.succeeded()
 
-            first = self._first(ahead, prompt_length)
+            first = pb.ProposeStreamRequest(
+                session_id=uuid.uuid4().hex,
+                tokenizer_sha256=self._client.tokenizer_sha256,
+                prompt_length=prompt_length,
+                max_total_tokens=ahead.end,
+            )
+            wire.proposing_to_wire(self._request, first)
             self._stream = ProposeStream(self._client, first, ahead, limits, take, self._stats, self._request.deadline)
             await self._stream.done
         except TandemError as error:
@@ -85,25 +91,13 @@ class StreamedDrafts:
             if stream:
                 await stream.close()
 
-    def _first(self, ahead: DraftingAhead, prompt_length: int) -> pb.ProposeStreamRequest:
-        first = pb.ProposeStreamRequest(
-            session_id=uuid.uuid4().hex,
-            tokenizer_sha256=self._client.tokenizer_sha256,
-            prompt_length=prompt_length,
-            max_total_tokens=ahead.end,
-        )
-        wire.proposing_to_wire(self._request, first)
-        return first
-
     def _failed(self, attempt: Attempt, error: TandemError) -> None:
-        if error.outcome in REQUESTS_OWN or self._is_over():
+        deadline = self._request.deadline
+        if error.outcome in REQUESTS_OWN or (deadline is not None and time.monotonic() >= deadline):
             attempt.refused(self._backoff, error.code)
         else:
             self._client.forget()
             attempt.failed(error)
-
-    def _is_over(self) -> bool:
-        return self._request.deadline is not None and time.monotonic() >= self._request.deadline
 
     def _take(
         self, reply: pb.ProposeStreamResponse, stream: ProposeStream, ahead: DraftingAhead, vocab_size: int

@@ -32,7 +32,7 @@ from tandem.rpc.wire_verdicts import (
 from tandem.speculation.features import FeatureInbox
 from tandem.speculation.outcomes import LOST, Outcome
 from tandem.speculation.retry import RetryBudget
-from tandem.speculation.types import InvalidField, Request, SparseDistribution, SpeculationStats
+from tandem.speculation.types import InvalidField, Request, Rule, SparseDistribution, SpeculationStats
 from tandem.v1 import target_verifier_pb2 as pb
 
 log = logging.getLogger("tandem.verifier")
@@ -62,12 +62,14 @@ class RemoteSession:
         """What the verdicts of the open session may hold."""
         self.opening_rtt = 0.0
         """Seconds of the last opening that were not spent on the prompt: about a round trip."""
-        self.max_unread = 0
-        """Tokens that a run of the open session may be ahead of those acknowledged; 0: the server does not run it."""
+        self.max_unread = 0 if inbox or request.rule is not Rule.AGREEMENT else self.endpoint.max_unread
+        """Tokens that a run may be ahead of those acknowledged; 0: the server does not run the session, or not yet."""
+        self.opened_at = 0.0
+        """When the session was last opened (perf_counter); 0.0: never. A run may begin before (see run_stream.py)."""
 
     async def open(self, prompt: Sequence[int]) -> None:
         """Opens the session, unless it is open already."""
-        if not self._session_ids:
+        if not self.opened_at:
             self._prompt_length = len(prompt)
             self._stats.cached_prompt_tokens = (await self._open(prompt)).reused_length
 
@@ -93,7 +95,7 @@ class RemoteSession:
         elif self._inbox:
             self._stats.feature_bytes += len(reply.features.values)
             self._inbox.opened(reply.features.start, reply.features.values)
-        self.bounds = self._bounded()
+        self.bounds, self.opened_at = self._bounded(), time.perf_counter()
         return reply
 
     def _following(self, exclude: Collection[VerifierEndpoint]) -> VerifierEndpoint | None:
@@ -209,7 +211,7 @@ class RemoteSession:
     ) -> pb.VerifyRequest:
         """Builds the request for one round of this session."""
         return pb.VerifyRequest(
-            session_id=self._session_ids.get(self.endpoint, ""),
+            session_id=self._session_ids.setdefault(self.endpoint, uuid.uuid4().hex),
             base_length=base_length,
             last_token=last_token,
             draft_tokens=draft,
@@ -236,7 +238,7 @@ class RemoteSession:
 
         Without `wait`, the answer is not waited for.
         """
-        session_ids, self._session_ids = self._session_ids, {}
+        session_ids, self._session_ids, self.opened_at = self._session_ids, {}, 0.0
         closing = [self._end_at(*each) for each in session_ids.items()]
         if closing and wait:
             await asyncio.wait(closing)

@@ -12,7 +12,7 @@ from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.verify_stream import SessionStream, StreamedSession, lost
 from tandem.rpc.wire_runs import run_message_to_wire
 from tandem.rpc.wire_verdicts import run_step_from_wire
-from tandem.speculation.never_waiting import OnStep
+from tandem.speculation.never_waiting import OnStep, RunStep
 from tandem.speculation.pipeline import OutOfStep, RoundsLost
 from tandem.speculation.run_on import RunMessage
 from tandem.speculation.types import SpeculationStats
@@ -30,14 +30,30 @@ class RunningVerifier(StreamedSession["RunStream"]):
     def window(self) -> int:
         return self._session.max_unread
 
+    async def open(self, prompt: Sequence[int]) -> None:
+        """Opens the session. A run that began before counts only now; refused or elsewhere, it begins anew."""
+        await super().open(prompt)
+        began = self._stream
+        if began and (began.ended or began.endpoint is not self._session.endpoint):
+            self._stats.wasted_steps += len(began.early) - (began.ended is not None)
+            await self._leave()
+            self.begin(prompt, self._on_step)
+            self.send(self._newest)
+        elif began:
+            began.on_step = self._on_step
+            for step in began.early:
+                self._on_step(step)
+
     def begin(self, tokens: Sequence[int], on_step: OnStep) -> None:
         if not self._session.max_unread:
             where = self._session.endpoint.name
             raise TandemError("FAILED_PRECONDITION", f"max_unread_tokens: {where} does not run sessions")
+        self._on_step = on_step
         self._stream = RunStream(self._session, self._stats, self._stops, on_step)
 
     def send(self, message: RunMessage) -> None:
         assert self._stream, "begin comes first"
+        self._newest = message
         self._stream.send(message)
 
     async def resume(self, tokens: Sequence[int], cause: Exception) -> None:
@@ -67,7 +83,8 @@ class RunStream(SessionStream):
     def __init__(
         self, session: RemoteSession, stats: SpeculationStats, stops: Collection[int], on_step: OnStep
     ) -> None:
-        self._stops, self._on_step = stops, on_step
+        self.early: list[RunStep | Exception] = []  # what comes before the verifier said what it applies
+        self._stops, self.on_step = stops, on_step if session.opened_at else self.early.append
         self._newest: pb.VerifyRequest | None = None
         self._trips = RoundTrips()
         self._length = self._until = 0
@@ -79,7 +96,7 @@ class RunStream(SessionStream):
     @property
     def runs_on(self) -> bool:
         """Whether the target may be making steps that were not read."""
-        return not self._stopped and self._length < self._until
+        return self._session.opened_at > 0 and not self._stopped and self._length < self._until
 
     def send(self, message: RunMessage) -> None:
         if self.ended:
@@ -96,11 +113,13 @@ class RunStream(SessionStream):
         if newest:
             if not self._trips.sent:
                 newest.stop_token_ids.extend(self._stops)
+                newest.opening_sent = not self._session.opened_at
             self._trips.sending()
         return newest
 
     def _owed(self) -> float:
-        return time.perf_counter() - self._heard if self._length < self._until else 0.0
+        owes = self._session.opened_at and self._length < self._until
+        return time.perf_counter() - max(self._heard, self._session.opened_at) if owes else 0.0
 
     def _take(self, reply: pb.VerifyResponse) -> None:
         self._heard = time.perf_counter()
@@ -119,7 +138,7 @@ class RunStream(SessionStream):
         self._stopped = not set(self._stops).isdisjoint(step.verdict.token_ids)
         self._session.retry_budget.progress()
         self._session.count_step()
-        self._on_step(step)
+        self.on_step(step)
 
     def _over(self, error: Exception) -> None:
-        self._on_step(lost(error))
+        self.on_step(lost(error))

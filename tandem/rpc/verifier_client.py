@@ -46,13 +46,13 @@ class VerifierEndpoint:
     """A channel to one TargetVerifier.
 
     `suspect`: another server may answer at this address now, so its model is checked again before use. `signs`: the key
-    of its receipts, and its arithmetic.
+    of its receipts, and its arithmetic. `max_unread`: of runs that begin before their session is open; 0: none may.
     """
 
     def __init__(self, address: str, credentials: Credentials | None = None) -> None:
         self.address, self._credentials = address, credentials
         self.name = f"the TargetVerifier at {address}"
-        self.suspect, self.signs = True, ("", "")
+        self.suspect, self.signs, self.max_unread = True, ("", ""), 0
         self.channel = open_channel(address, credentials)
         self.stub: Any = stub(self.channel, TARGET)
         self._retiring: set[asyncio.Task[None]] = set()
@@ -87,8 +87,8 @@ class VerifierEndpoint:
             return self.found(wire.info_from_wire(reply.model))
 
     def found(self, info: ModelInfo) -> ModelInfo:
-        """Notes what receipts name of the server."""
-        self.signs = info.receipt_key, info.arithmetic
+        """Notes what receipts name of the server, and how far runs may go that begin early."""
+        self.signs, self.max_unread = (info.receipt_key, info.arithmetic), info.max_unread_tokens
         return info
 
 

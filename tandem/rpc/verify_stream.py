@@ -27,7 +27,7 @@ class SessionStream(Duplex[pb.VerifyRequest, pb.VerifyResponse]):
     """One VerifyStream call, for the session of one request."""
 
     def __init__(self, session: RemoteSession, stats: SpeculationStats, awaited: str) -> None:
-        self._session = session
+        self._session, self.endpoint = session, session.endpoint
         super().__init__(
             session.endpoint.name,
             session.endpoint.stub.VerifyStream(metadata=session.metadata),

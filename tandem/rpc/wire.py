@@ -251,10 +251,9 @@ def completion_to_wire(completion: GenerationEnd) -> pb.GenerateCompletion:
 
 def completion_from_wire(message: pb.GenerateCompletion) -> GenerationEnd:
     """Raises InvalidField for what no server may send."""
-    if message.finish_reason not in {reason.value for reason in FinishReason}:
-        raise InvalidField("finish_reason", f"{message.finish_reason} is not a known reason")
+    reasons = {reason: reason.value for reason in FinishReason}
     return GenerationEnd(
-        finish_reason=FinishReason(message.finish_reason),
+        finish_reason=check.member("finish_reason", message.finish_reason, reasons, "reason"),
         prompt_tokens=message.prompt_tokens,
         output_tokens=message.output_tokens,
         stats=_stats_from_wire(message.stats),
@@ -299,6 +298,7 @@ _INFO_BOUNDS = (
     ("kv_slots", 0, check.MOST_ROWS),
     ("plain_width", 0, check.MOST_ROWS),
     ("feature_size", 0, check.MOST_ROWS),
+    ("max_unread_tokens", 0, check.MOST_TOKENS),
 )
 
 

@@ -51,3 +51,4 @@ class ModelInfo:
     rehearsals: tuple[Rehearsal, ...] = ()
     arithmetic: str = ""
     receipt_key: str = ""
+    max_unread_tokens: int = 0

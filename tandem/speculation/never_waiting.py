@@ -102,6 +102,11 @@ class NeverWaitingRounds:
     _drafter_open: bool = False
     _verified: int = 0  # draft tokens that steps of this run verified
 
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Begins before `open`, at a verifier whose runs may: drafting does not wait for the session either."""
+        self._begin_request(prompt)
+        self._begin(prompt)
+
     async def open(self, prompt: Sequence[int]) -> None:
         await self.verifier.open(prompt)
         self._begin_request(prompt)
@@ -136,9 +141,9 @@ class NeverWaitingRounds:
 
     async def resume(self, prompt: Sequence[int]) -> None:
         """Goes on with a session and a drafter that are open (see verification_mode.py)."""
-        self._drafter_open = True
+        self._drafter_open = self.elsewhere is None
         if self.elsewhere:
-            await self._close_drafter()
+            await self.drafter.close()
         self._begin_request(prompt)
 
     async def suspend(self, tokens: Sequence[int]) -> None:
@@ -172,39 +177,34 @@ class NeverWaitingRounds:
         self._steps = asyncio.Queue()
         self.verifier.begin(tokens, partial(self._on_step, self._ahead))
         self._ahead.begin()
-        self._tasks = [asyncio.create_task(self._draft(self._ahead), name="draft ahead")]
+        parts: list[Callable[[], Awaitable[None]]] = [partial(self._draft, self._ahead)]
         if self.elsewhere:
-            task = self._adopt(self.elsewhere, self._ahead)
-            self._tasks.append(asyncio.create_task(task, name="draft elsewhere"))
+            parts.append(partial(self.elsewhere, self._ahead, len(self._prompt)))
+        self._tasks = [asyncio.create_task(self._reported(part), name="draft ahead") for part in parts]
 
     def _on_step(self, ahead: DraftingAhead, step: RunStep | Exception) -> None:
         if ahead is not self._ahead:  # it was left meanwhile
             self.stats.wasted_steps += isinstance(step, RunStep)
             return
         if isinstance(step, RunStep):
-            self._measure(step)
+            self._verified += 0 if step.copied else step.drafted
+            self.reach.stepped(step.drafted, step.verdict, step.copied)
+            beside_target = step.verdict.queue_seconds + step.verdict.compute_seconds
+            self.reach.measured.times.verified(beside_target, step.rtt)
             ahead.arrived(step.verdict.token_ids)
         self._steps.put_nowait(step)
 
     async def _draft(self, ahead: DraftingAhead) -> None:
         """Opens the drafter beside the target's first steps, and drafts."""
+        if ahead.drafts_here:
+            await self._open_drafter()
+        await ahead.run()
+
+    async def _reported(self, part: Callable[[], Awaitable[None]]) -> None:
         try:
-            if ahead.drafts_here:
-                await self._open_drafter()
-            await ahead.run()
+            await part()
         except Exception as error:
             self._steps.put_nowait(error)
-
-    async def _adopt(self, elsewhere: DraftsElsewhere, ahead: DraftingAhead) -> None:
-        """Uses drafts that are made elsewhere."""
-        try:
-            await elsewhere(ahead, len(self._prompt))
-        except Exception as error:
-            self._steps.put_nowait(error)
-
-    async def _close_drafter(self) -> None:
-        self._drafter_open = False
-        await self.drafter.close()
 
     async def _open_drafter(self) -> None:
         if not self._drafter_open:
@@ -225,12 +225,6 @@ class NeverWaitingRounds:
         if step.rtt is not None:
             self.stats.network_seconds += max(0.0, now - max(waited, self._ended) - beside_target)
         self._ended = now
-
-    def _measure(self, step: RunStep) -> None:
-        self._verified += 0 if step.copied else step.drafted
-        self.reach.stepped(step.drafted, step.verdict, step.copied)
-        beside_target = step.verdict.queue_seconds + step.verdict.compute_seconds
-        self.reach.measured.times.verified(beside_target, step.rtt)
 
     async def _leave(self) -> None:
         """Stops drafting, and counts the draft tokens that no step verified."""

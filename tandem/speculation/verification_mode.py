@@ -159,11 +159,12 @@ class VerificationMode(Rounds, Protocol):
 class ChosenRounds:
     """Rounds of one of two ways at the same session, chosen anew after every RECONSIDERED rounds.
 
-    `opens` opens the session. `runs` says which way to go: it is told whether the target runs now, or None at first.
-    `took` is told how long the rounds since took: whether the target ran, the tokens, and the seconds.
+    `opens` opens the session, and returns whether the target runs already. `runs` says which way to go: it is told
+    whether the target runs now, or None at first. `took` is told how long the rounds since took: whether the target
+    ran, the tokens, and the seconds.
     """
 
-    opens: Callable[[Sequence[int]], Awaitable[None]]
+    opens: Callable[[Sequence[int]], Awaitable[bool | None]]
     runs: Callable[[bool | None], bool]
     took: Callable[[bool, int, float], None]
     waiting: VerificationMode
@@ -184,9 +185,9 @@ class ChosenRounds:
         return self.waiting.drafter
 
     async def open(self, prompt: Sequence[int]) -> None:
-        await self.opens(prompt)
+        begun = await self.opens(prompt)
         self._prompt = list(prompt)
-        self._chosen = self.running if self.runs(None) else self.waiting
+        self._chosen = self.running if begun or self.runs(None) else self.waiting
         await self._chosen.open(prompt)
 
     async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
@@ -222,7 +223,7 @@ class ChosenRounds:
 
     async def close(self) -> None:
         self._report()
-        first = self._chosen or self.waiting
+        first = self._chosen or self.running  # which may have begun before the session was open
         try:
             await first.close()
         finally:

@@ -111,7 +111,8 @@ class TargetVerifierServicer(object):
         with a draft that continues exactly what is committed if it holds one, else plainly, and sends a response for every
         step, not for every message. All messages of a run name the same session and have run_until. A run pauses at its
         limits and ends with the stream, when its session is closed, or when another call commits tokens in the session.
-        The first message is fenced like a round: if it is stale, the answer says so and the run ends.
+        The first message is fenced like a round: if it is stale, the answer says so and the run ends. It may be sent in one
+        flight with the opening of its session (VerifyRequest.opening_sent), so that the first token takes one round trip.
         buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
         buf:lint:ignore RPC_REQUEST_STANDARD_NAME
         buf:lint:ignore RPC_RESPONSE_STANDARD_NAME

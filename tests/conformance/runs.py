@@ -115,6 +115,25 @@ async def run_is_negotiated(bench: Bench) -> None:
         assert (refusal.code, refusal.field) == ("INVALID_ARGUMENT", "run_until"), refusal
 
 
+async def run_begins_before_its_opening(bench: Bench) -> None:
+    """A server that says so lets a run wait for the opening that was sent with it; one whose session is closed ends."""
+    if not wire.info_from_wire((await bench.stub.GetModelInfo(_INFO)).model).max_unread_tokens:
+        raise LeftOut("its runs begin after the opening")
+    async with opened(bench) as session:
+        for name in ("", session.session_id):
+            await committed(session)
+            session.session_id = name or bench.session_id()
+            async with running(session) as run:
+                await run.send(0, 8, session.truth[:3], opening_sent=True)
+                if name:
+                    assert (await run.refused()).code == "NOT_FOUND"
+                    continue
+                await run.pauses()
+                await bench.stub.OpenSession(session.opening(), timeout=HANG)
+                replies = await run.read(8)
+                assert said(replies) == session.truth[:8] and replies[0].accepted == 3
+
+
 async def run_steps_on_alone(bench: Bench) -> None:
     """After one message every step is sent, the target's own tokens one by one; greedy and sampled."""
     for sampling in (GREEDY, SAMPLED):

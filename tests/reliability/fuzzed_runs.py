@@ -72,23 +72,31 @@ class FuzzedRun:
     says: str
 
 
-def fuzzed_run(servers: Servers, messages: list[dict[str, Any]], begin: int) -> FuzzedRun:
-    """Opens a session, runs it for `begin` tokens, sends the messages, and closes it. Every step is compared."""
+def fuzzed_run(servers: Servers, messages: list[dict[str, Any]], begin: int, early: bool = False) -> FuzzedRun:
+    """Opens a session, runs it for `begin` tokens, sends the messages, and closes it. Every step is compared.
+
+    `early`: the run and its messages are sent before the opening.
+    """
     target, name = stub(servers.channels[TARGET], TARGET), uuid.uuid4().hex
     opening = pb.OpenSessionRequest(
         session_id=name, prefix=PROMPT, prompt_length=len(PROMPT), sampling={"temperature": 0.0}
     )
-    target.OpenSession(opening, timeout=SECONDS)
     waiting: queue.SimpleQueue[pb.VerifyRequest | None] = queue.SimpleQueue()
     first = {"base_length": len(PROMPT), "last_token": PROMPT[-1], "run_until": len(PROMPT) + begin}
+    first |= {"opening_sent": early}
     for fields in ({"session_id": "s", **first}, *messages):
         named = fields | ({"session_id": name} if fields["session_id"] == "s" else {})
         waiting.put(pb.VerifyRequest(**named))
     waiting.put(None)
     tokens: list[int] = []
     status, says = "OK", ""
+    if not early:
+        target.OpenSession(opening, timeout=SECONDS)
+    replies = target.VerifyStream(_sent(waiting), timeout=SECONDS)
+    if early:
+        target.OpenSession(opening, timeout=SECONDS)
     try:
-        for reply in target.VerifyStream(_sent(waiting), timeout=SECONDS):
+        for reply in replies:
             assert not reply.stale and reply.committed_length == len(PROMPT) + len(tokens) + len(reply.token_ids)
             assert reply.accepted <= reply.drafted == min(reply.drafted, 5)
             tokens += reply.token_ids

@@ -89,9 +89,9 @@ def fuzz_runs(count: int, servers: Servers) -> int:
         suppress_health_check=list(HealthCheck),
     )
     @hypothesis.seed(7)
-    @given(st.lists(fuzzed_runs.run_messages(), max_size=6), st.integers(0, 12))
-    def one(sent: list[dict[str, Any]], begin: int) -> None:
-        found = fuzzed_runs.fuzzed_run(servers, sent, begin)
+    @given(st.lists(fuzzed_runs.run_messages(), max_size=6), st.integers(0, 12), st.booleans())
+    def one(sent: list[dict[str, Any]], begin: int, early: bool) -> None:
+        found = fuzzed_runs.fuzzed_run(servers, sent, begin, early)
         assert found.status in {"OK", *refused}, found
         assert found.status == "OK" or any(name in found.says for name in fuzzed_runs.FIELDS), found
         done[0] += 1

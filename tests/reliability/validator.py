@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.reliability.history import Event
@@ -52,7 +52,7 @@ class _Session:
 
     `runs`: it has stepped on without waiting, so that it may hold steps that nobody was told. `sent`: the drafts that
     its runs were sent, each with the length where it begins. `until`, `read`, `width`: the most that any message of
-    theirs allowed.
+    theirs allowed. `unanswered`: a run began before its opening was answered.
     """
 
     tokens: list[int]
@@ -63,6 +63,7 @@ class _Session:
     until: int = 0
     read: int = 0
     width: int = 0
+    unanswered: bool = False
 
     def drafted(self, base: int, tokens: list[int]) -> bool:
         """Whether `tokens`, which follow `base` committed ones, are part of a draft that was sent."""
@@ -77,6 +78,7 @@ class Validator:
         """`prompts`: client → length of its prompt. Not `deterministic`: tokens depend on drafts (rejection)."""
         self._truth, self._prompts, self._deterministic = truth, prompts, deterministic
         self._sessions: dict[tuple[str, str], _Session] = {}
+        self._asked: dict[tuple[str, str], tuple[int, list[int]]] = {}  # who opens, with which prefix, answered or not
         self._open_calls: dict[tuple[str, int], Event] = {}
         self._said: dict[tuple[str, int], list[int]] = {}
         self.violations: list[Violation] = []
@@ -98,9 +100,15 @@ class Validator:
         self.violations.append(Violation(rule, str(what)))
 
     def _take(self, event: Event) -> None:
-        key = (event.server, event.call)
+        key, whose = (event.server, event.call), (event.server, event.session)
+        if event.client < 0 and whose in self._asked:  # its stream began before the opening, which says whose it is
+            event = replace(event, client=self._asked[whose][0])
         if event.kind == "request":
             self._open_calls[key] = event
+            if event.method == "OpenSession":
+                self._asked[whose] = event.client, list(event.message["prefix"])
+                if whose in self._sessions and not self._sessions[whose].tokens:
+                    self._sessions[whose].tokens = list(event.message["prefix"])
         elif event.kind == "outcome":
             self._outcome(event)
         elif event.kind == "message":
@@ -120,11 +128,13 @@ class Validator:
                 self._ended(request, event)
 
     def _heard(self, event: Event) -> None:
-        """A message of a run."""
-        session = self._sessions.get((event.server, event.session))
+        """A message of a run. It may come before the opening of its session, and steps before that is answered."""
+        said, key = event.message, (event.server, event.session)
+        if said.get("opening_sent"):
+            self._sessions.setdefault(key, _Session(list(self._asked.get(key, (-1, []))[1]), unanswered=True))
+        session = self._sessions.get(key)
         if session is None:
             return
-        said = event.message
         session.runs, draft = True, said["draft_tokens"]
         session.until = max(session.until, said["run_until"])
         session.read = max(session.read, said["base_length"])
@@ -156,9 +166,10 @@ class Validator:
         key = (reply.server, reply.session)
         known = self._sessions.get(key)
         if known is not None and known.runs:
-            loose = {len(prefix)} if committed > len(prefix) else set[int]()
+            loose = {len(prefix)} if committed > len(prefix) or known.unanswered else set[int]()
             limits = known.until, max(known.read, len(prefix)), known.width
-            self._sessions[key] = _Session(prefix, {}, loose, True, known.sent, *limits)
+            tokens = known.tokens if known.unanswered else prefix
+            self._sessions[key] = _Session(tokens, {}, loose, True, known.sent, *limits)
             return
         if known is not None and _lacks_last_round(known, prefix):  # it stays committed, to be replayed (G3)
             if committed != len(known.tokens):

@@ -227,7 +227,7 @@ def test_every_field_of_the_messages_is_filled() -> None:
     """A field that is added to the contract and forgotten here would stay empty."""
     told = Rehearsal("target", "n", "d", "s", 10, 2, 0.5)
     sizes = (1, 2, 3, 4, "d", "c", "b", "m", 5, 6, True, 7.0, (8,), True, (("a", "r"),), (2,), 9)
-    info = ModelInfo("n", "r", "t", *sizes, (told,), "s", "k")
+    info = ModelInfo("n", "r", "t", *sizes, (told,), "s", "k", 10)
     message = wire.info_to_wire(info)
     assert len(message.ListFields()) == len(pb.ModelInfo.DESCRIPTOR.fields)
     assert len(message.rehearsals[0].ListFields()) == len(pb.Rehearsal.DESCRIPTOR.fields)

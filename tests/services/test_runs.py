@@ -376,7 +376,7 @@ def test_the_rejection_rule_does_not_run_and_says_so() -> None:
 
 
 def test_a_target_that_does_not_run_sessions_gets_rounds_and_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem.services.target_verifier.max_unread", lambda rule: 0)
+    monkeypatch.setattr("tandem.services.target_verifier.MAX_UNREAD", 0)
 
     async def test() -> None:
         async with target_site() as site, distributed(site.address, pipeline=Pipeline.NEVER_WAITING) as (generator, _):

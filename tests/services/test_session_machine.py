@@ -72,7 +72,7 @@ class Sessions(RuleBasedStateMachine):
                 self.table.admit(name, f"slot of {name}", Request(GREEDY), truth(length), 1000)
             return
         if session is None:
-            self.table.admit(name, f"slot of {name}", Request(GREEDY), truth(length), 1000)
+            self.table.admit(name, f"slot of {name}", Request(GREEDY), truth(length), 1000).opened = True
             self.slots += 1
             self.model[name] = Expected(length, self.now + LEASE)
             self.gone.discard(name)

@@ -33,7 +33,9 @@ def table(lease: float = 10.0) -> tuple[SessionTable[str, str], Clock]:
 
 
 def admit(sessions: SessionTable[str, str], name: str = "a", tokens: tuple[int, ...] = (1, 2, 3)) -> Session[str, str]:
-    return sessions.admit(name, f"slot of {name}", Request(GREEDY), list(tokens), 100)
+    session = sessions.admit(name, f"slot of {name}", Request(GREEDY), list(tokens), 100)
+    session.opened = True  # as services/sessions/checkout.py does
+    return session
 
 
 def test_a_round_at_the_committed_length_is_due() -> None:

@@ -1,0 +1,548 @@
+"""A run may begin in one flight with the opening of its session: the first token takes one round trip.
+
+Whatever becomes of the opening, the run does as well, and what the caller sees is what OpenSession said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import grpc
+import pytest
+
+from tandem.comparison.links.link import DelayLink
+from tandem.comparison.links.settings import LinkSettings
+from tandem.engine.generator import Generator
+from tandem.rpc.errors import TandemError
+from tandem.rpc.verifier_client import Deadlines
+from tandem.runners.toy import ToyConfig
+from tandem.services.duplex import MAX_AHEAD
+from tandem.services.errors import ModelMismatch, VocabularyMismatch
+from tandem.services.sessions.table import SessionConflict, SessionKey, SessionTable
+from tandem.services.target_verifier import TargetVerifierService
+from tandem.speculation.depth import Pipeline
+from tandem.speculation.types import Chunk, InvalidField, Request, TooLong
+from tandem.v1 import target_verifier_pb2 as pb
+from tests.services.test_errors import refusal
+from tests.services.test_runs import read, running, said, status, truth
+from tests.services.test_target_verifier import PROMPT, opening
+from tests.support import (
+    GREEDY,
+    HANG,
+    SAMPLED,
+    answer,
+    distributed,
+    ids,
+    oracle,
+    raw_stub,
+    run,
+    target_site,
+    toy,
+    until,
+)
+
+RTT = 0.4
+NEVER = Pipeline.NEVER_WAITING
+
+
+class Watched(TargetVerifierService):
+    """Notes the calls, and the messages of streams, in the order in which they come."""
+
+    seen: ClassVar[list[Any]] = []  # of the newest server
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.seen.clear()
+
+    async def OpenSession(self, request: Any, context: Any) -> Any:
+        self.seen.append(request)
+        return await super().OpenSession(request, context)
+
+    def VerifyStream(self, requests: Any, context: Any) -> Any:
+        async def noted() -> AsyncIterator[Any]:
+            async for request in requests:
+                self.seen.append(request)
+                yield self.came(request)
+
+        return super().VerifyStream(noted(), context)
+
+    def came(self, request: Any) -> Any:
+        return request
+
+    @classmethod
+    def openings(cls) -> int:
+        return sum(isinstance(each, pb.OpenSessionRequest) for each in cls.seen)
+
+    @classmethod
+    def early(cls) -> int:
+        return sum(isinstance(each, pb.VerifyRequest) and each.opening_sent for each in cls.seen)
+
+
+@pytest.fixture(autouse=True)
+def watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(monkeypatch, Watched)
+
+
+def serve(monkeypatch: pytest.MonkeyPatch, kind: type[TargetVerifierService]) -> None:
+    monkeypatch.setattr("tests.support.TargetVerifierService", kind)
+
+
+async def seconds_to_first_token(generator: Generator) -> float:
+    began = time.perf_counter()
+    async with contextlib.aclosing(generator.generate(ids(PROMPT, 12))) as events:
+        async for event in events:
+            if isinstance(event, Chunk):
+                return time.perf_counter() - began
+    raise AssertionError("no token came")
+
+
+async def exactly(generator: Generator, count: int = 24, **options: Any) -> None:
+    got = await answer(generator.generate, ids(PROMPT, count, ignore_end_of_sequence=True, **options))
+    assert got.token_ids == oracle(PROMPT, options.get("sampling", GREEDY), count, past_the_end=True)
+
+
+class WithoutFlag(Watched):
+    """An older server, which does not know the field in its description either."""
+
+    async def GetModelInfo(self, request: Any, context: Any) -> Any:
+        reply = await super().GetModelInfo(request, context)
+        reply.model.ClearField("max_unread_tokens")
+        return reply
+
+
+@pytest.mark.parametrize(("kind", "trips"), [(Watched, 1), (WithoutFlag, 2)], ids=["in one flight", "an older server"])
+def test_round_trips_to_the_first_token(monkeypatch: pytest.MonkeyPatch, kind: type[Watched], trips: int) -> None:
+    """At 200 ms each way. The best of three: a machine that is busy only adds."""
+    serve(monkeypatch, kind)
+
+    async def test() -> None:
+        async with target_site() as site, DelayLink() as link:
+            await link.set(LinkSettings(RTT * 1000))
+            async with distributed(await link.listen(site.address), pipeline=NEVER) as (generator, _):
+                took = min([await seconds_to_first_token(generator) for _ in range(3)])
+                assert trips * RTT <= took < (trips + 0.8) * RTT
+            await until(lambda: site.free == 4)
+
+    run(test())
+
+
+class AnswersLate(Watched):
+    """Answers an opening only when drafts have come, which were made beside it."""
+
+    drafted: asyncio.Event
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        type(self).drafted = asyncio.Event()
+
+    def came(self, request: Any) -> Any:
+        if request.draft_tokens:
+            self.drafted.set()
+        return request
+
+    async def OpenSession(self, request: Any, context: Any) -> Any:
+        await asyncio.wait_for(self.drafted.wait(), HANG)
+        return await super().OpenSession(request, context)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_run_and_drafts_do_not_wait_for_the_openings_answer(monkeypatch: pytest.MonkeyPatch, sampling: Any) -> None:
+    serve(monkeypatch, AnswersLate)
+
+    async def test() -> None:
+        async with target_site() as site, distributed(site.address, pipeline=NEVER) as (generator, _):
+            await exactly(generator, sampling=sampling)
+            assert (Watched.openings(), Watched.early()) == (1, 1)
+            await until(lambda: site.free == 4 and len(site.verifier.sessions) == 0)
+
+    run(test())
+
+
+def test_with_auto_a_request_begins_early_where_it_would_run_by_what_is_known() -> None:
+    async def test() -> None:
+        async with target_site() as site, distributed(site.address, pipeline=Pipeline.AUTO) as (generator, _):
+            await exactly(generator)
+            assert Watched.early() == 0, "nothing is measured yet: the opening says how long the round trip is"
+            await exactly(generator, speculation_length=0)
+            assert Watched.early() == 1, "plain decoding: every round trip is saved"
+
+    run(test())
+
+
+# --- servers of other versions ---
+
+
+def test_an_older_server_is_served_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(monkeypatch, WithoutFlag)
+
+    async def test() -> None:
+        async with target_site() as site, distributed(site.address, pipeline=NEVER) as (generator, _):
+            await exactly(generator)
+            assert (WithoutFlag.openings(), WithoutFlag.early()) == (1, 0)
+
+    run(test())
+
+
+class Replaced(Watched):
+    """An older server in the place of one that waited for openings: the client learned that before."""
+
+    def came(self, request: Any) -> Any:
+        request.ClearField("opening_sent")
+        return request
+
+    async def OpenSession(self, request: Any, context: Any) -> Any:
+        await asyncio.sleep(0.1)  # the run's first message comes first, and is refused
+        return await super().OpenSession(request, context)
+
+
+def test_a_run_that_was_not_waited_for_begins_anew_without_another_opening(monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(monkeypatch, Replaced)
+
+    async def test() -> None:
+        async with target_site() as site, distributed(site.address, pipeline=NEVER) as (generator, _):
+            await exactly(generator)
+            assert Replaced.openings() == 1
+            firsts = [each for each in Replaced.seen if isinstance(each, pb.VerifyRequest)]
+            assert len({each.session_id for each in firsts}) == 1
+            await until(lambda: site.free == 4)
+
+    run(test())
+
+
+def test_a_client_that_does_not_say_that_it_opens_is_refused_at_once() -> None:
+    async def test() -> None:
+        async with target_site(), raw_stub_of_site() as (target, _):
+            call = target.VerifyStream()
+            await call.write(running(PROMPT))
+            code, details = await asyncio.wait_for(status(call), 3)
+            assert code == "NOT_FOUND" and "never opened" in details
+
+    run(test())
+
+
+# --- openings that are refused ---
+
+
+class Refuses(Watched):
+    error: Exception
+
+    async def OpenSession(self, request: Any, context: Any) -> Any:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InvalidField("adapter", "there is none of this name"),
+        TooLong("the prefix is too long"),
+        VocabularyMismatch("other tokens"),
+        ModelMismatch("other weights"),
+        SessionConflict("it is open already"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_refused_opening_is_the_requests_error_as_without_a_run(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    serve(monkeypatch, Refuses)
+    monkeypatch.setattr(Refuses, "error", error, raising=False)
+
+    async def refused(pipeline: Pipeline) -> tuple[str, str, str]:
+        async with target_site() as site, distributed(site.address, pipeline=pipeline) as (generator, client):
+            tasks = len(asyncio.all_tasks())
+            with pytest.raises(TandemError) as caught:
+                await answer(generator.generate, ids(PROMPT, 12))
+            assert (len(site.verifier.sessions), site.free) == (0, 4)
+            await client.closes.settle()
+            await until(lambda: len(asyncio.all_tasks()) <= tasks)
+            return caught.value.code, caught.value.reason, caught.value.message.replace(site.address, "there")
+
+    async def test() -> None:
+        assert await refused(NEVER) == await refused(Pipeline.OFF)
+
+    run(test())
+
+
+@pytest.mark.parametrize("waits", [5.0, 0.01], ids=["the same run", "another run"])
+def test_a_full_server_is_waited_for(monkeypatch: pytest.MonkeyPatch, waits: float) -> None:
+    """G6. The run waits for as long as runs do, and begins anew after that."""
+    monkeypatch.setattr("tandem.services.verify_runs.OPENING_COMES", waits)
+
+    async def test() -> None:
+        async with (
+            target_site(toy(slots=1), opening_seconds=0.05) as site,
+            raw_stub(site.address) as target,
+            distributed(site.address, pipeline=NEVER) as (generator, _),
+        ):
+            await target.OpenSession(opening("other"))
+            asking = asyncio.ensure_future(exactly(generator))
+            await until(lambda: Watched.openings() >= 4)
+            await target.CloseSession(pb.CloseSessionRequest(session_id="other"))
+            await asking
+            assert site.verifier.sessions.opened == 2
+            await until(lambda: site.free == 1)
+
+    run(test())
+
+
+# --- the wire ---
+
+
+class raw_stub_of_site:
+    """A site and its raw stub."""
+
+    def __init__(self, **options: Any) -> None:
+        self._site = target_site(**options)
+
+    async def __aenter__(self) -> tuple[Any, Any]:
+        self.site = await self._site.__aenter__()
+        self._stub = raw_stub(self.site.address)
+        return await self._stub.__aenter__(), self.site
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._stub.__aexit__(*error)
+        await self._site.__aexit__(*error)
+
+
+def test_a_run_waits_for_its_opening_and_has_its_drafts_then() -> None:
+    async def test() -> None:
+        tokens = truth(24)
+        async with raw_stub_of_site() as (target, site):
+            call = target.VerifyStream()
+            await call.write(running(PROMPT, until=24, opening_sent=True))
+            await call.write(running(PROMPT, tokens[:5], until=24))
+            await until(lambda: len(Watched.seen) == 2)
+            await target.OpenSession(opening("s"))
+            replies = await read(call, 24)
+            assert said(replies)[:24] == tokens
+            assert replies[0].accepted == 5, "the draft was there before the first step"
+            await target.CloseSession(pb.CloseSessionRequest(session_id="s"))
+            assert site.free == 4
+
+    run(test())
+
+
+def test_a_run_whose_session_never_opens_ends_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tandem.services.verify_runs.OPENING_COMES", 0.05)
+
+    async def test() -> None:
+        async with raw_stub_of_site() as (target, site):
+            tasks = len(asyncio.all_tasks())
+            for name in ("guessed", "s" * 128):
+                call = target.VerifyStream()
+                await call.write(running(PROMPT, session_id=name, opening_sent=True))
+                assert (await status(call))[0] == "NOT_FOUND"
+            await until(lambda: len(asyncio.all_tasks()) <= tasks)
+            assert (len(site.verifier.sessions), site.free) == (0, 4)
+
+    run(test())
+
+
+@pytest.mark.parametrize("name", ["", "s" * 129, "a\nb"])
+def test_a_name_that_no_session_can_have_is_refused_at_once(name: str) -> None:
+    async def test() -> None:
+        async with raw_stub_of_site() as (target, _):
+            call = target.VerifyStream()
+            await call.write(running(PROMPT, session_id=name, opening_sent=True))
+            assert (await status(call))[0] == "INVALID_ARGUMENT"
+
+    run(test())
+
+
+def test_a_run_whose_opening_fails_after_its_slot_was_taken_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The opening holds the session when the run comes to it: without the opening's parameters no step is made."""
+
+    async def test() -> None:
+        async with raw_stub_of_site() as (target, site):
+
+            async def processing(*arguments: Any) -> None:
+                await until(lambda: next(iter(site.verifier.sessions)).in_use == 2)
+                raise InvalidField("sampling", "it cannot be compiled")
+
+            monkeypatch.setattr(site.engine, "processing", processing)
+            call = target.VerifyStream()
+            await call.write(running(PROMPT, opening_sent=True))
+            await until(lambda: len(Watched.seen) == 1)
+            refused = await refusal(target.OpenSession(opening("s")))
+            assert (refused.code, refused.reason) == ("INVALID_ARGUMENT", "INVALID_FIELD")
+            code, details = await status(call)
+            assert code == "NOT_FOUND" and details == "no session s: its opening failed"
+            await until(lambda: (len(site.verifier.sessions), site.free) == (0, 4))
+            again = await refusal(target.Verify(pb.VerifyRequest(session_id="s", base_length=1)))
+            assert again.code == "NOT_FOUND"
+
+    run(test())
+
+
+def test_two_runs_may_wait_for_one_opening_and_the_last_one_goes_on() -> None:
+    async def test() -> None:
+        async with raw_stub_of_site(runner=toy(ToyConfig(step_seconds=0.01))) as (target, _):
+            calls = [target.VerifyStream() for _ in range(2)]
+            for call in calls:
+                await call.write(running(PROMPT, until=24, opening_sent=True))
+            await until(lambda: len(Watched.seen) == 2)
+            await target.OpenSession(opening("s"))
+            ends = sorted(await asyncio.gather(*(everything(call) for call in calls)), key=len)
+            assert ends[0] == truth(24)[: len(ends[0])] != ends[1] == truth(24)
+
+    run(test())
+
+
+async def everything(call: Any) -> list[int]:
+    """Reads a run to its end, or to the limit."""
+    tokens: list[int] = []
+    while len(tokens) < 24 and (reply := await call.read()) is not grpc.aio.EOF:
+        tokens += reply.token_ids
+    return tokens
+
+
+def test_an_opening_that_is_sent_twice_ends_the_run_between_them_and_costs_no_token() -> None:
+    async def test() -> None:
+        async with raw_stub_of_site(runner=toy(ToyConfig(step_seconds=0.01))) as (target, site):
+            call = target.VerifyStream()
+            await call.write(running(PROMPT, until=24, opening_sent=True))
+            await until(lambda: len(Watched.seen) == 1)
+            await target.OpenSession(opening("s"))
+            first = said(await read(call, 2))
+            await target.OpenSession(opening("s"))
+            first += await everything(call)
+            again = target.VerifyStream()
+            await again.write(running(PROMPT, until=24, opening_sent=True))
+            assert len(first) < 24 and first == truth(24)[: len(first)]
+            assert said(await read(again, 24))[:24] == truth(24)
+            assert (len(site.verifier.sessions), site.free) == (1, 3)
+
+    run(test())
+
+
+def test_messages_that_come_before_the_opening_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tandem.services.verify_runs.OPENING_COMES", 1.0)
+
+    async def test() -> None:
+        async with raw_stub_of_site() as (target, _):
+            call = target.VerifyStream()
+
+            async def flood() -> None:
+                while True:
+                    await call.write(running(PROMPT, [1] * 5, stop_token_ids=[1] * 10_000, opening_sent=True))
+
+            with pytest.raises((grpc.RpcError, asyncio.InvalidStateError)):  # writes wait until the call has ended
+                await flood()
+            assert len(Watched.seen) <= MAX_AHEAD + 3
+
+    run(test())
+
+
+# --- going elsewhere ---
+
+
+class NeverOpens(Watched):
+    async def OpenSession(self, request: Any, context: Any) -> Any:
+        self.seen.append(request)
+        await asyncio.sleep(HANG)
+
+
+def test_a_run_begins_anew_where_its_session_was_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """G12: the first verifier has the run and never opens its session; the second one opens it."""
+
+    async def test() -> None:
+        async with target_site() as second:
+            serve(monkeypatch, NeverOpens)
+            async with (
+                target_site() as first,
+                distributed(f"{first.address},{second.address}", pipeline=NEVER) as (generator, client),
+            ):
+                client.deadlines = replace(Deadlines(), silence=5.0, stall=0.2)
+                for endpoint in client.endpoints.values():  # whichever answered first when they were asked
+                    await client.check(endpoint, 5.0)
+                client.pool.current = first.address
+                await exactly(generator)
+                assert NeverOpens.early() == 1 and client.pool.current == second.address
+                await until(lambda: second.free == 4 and len(first.verifier.sessions) == 0)
+
+    run(test())
+
+
+class AppliesLess(Watched):
+    """An older server, which leaves out what it does not know, and whose run is ahead of the opening's answer."""
+
+    async def OpenSession(self, request: Any, context: Any) -> Any:
+        request.sampling.ClearField("logit_bias")
+        reply = await super().OpenSession(request, context)
+        await until(lambda: next(iter(self.sessions)).resources.steps >= 5)
+        await asyncio.sleep(0.05)  # the steps are read
+        return reply
+
+
+def test_steps_of_a_verifier_that_does_not_apply_all_that_was_asked_for_do_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """G1. They came before it said so, and were other tokens."""
+    biased = replace(GREEDY, logit_bias=((oracle(PROMPT, GREEDY, 1)[0], -100.0),))
+    request = ids(PROMPT, 24, sampling=biased, ignore_end_of_sequence=True)
+
+    async def test() -> None:
+        async with target_site() as second:
+            serve(monkeypatch, AppliesLess)
+            async with (
+                second.client() as client,
+                target_site() as first,
+                distributed(f"{first.address},{second.address}", pipeline=NEVER) as (generator, verifiers),
+            ):
+                for endpoint in verifiers.endpoints.values():
+                    await verifiers.check(endpoint, 5.0)
+                verifiers.pool.current = first.address
+                got = await answer(generator.generate, request)
+                assert got.token_ids == (await answer(client.generate, request)).token_ids
+                assert got.token_ids[0] != oracle(PROMPT, GREEDY, 1)[0]
+                assert AppliesLess.early() == 1 and verifiers.pool.current == second.address
+                assert got.completion.stats.wasted_steps >= 5
+                await until(lambda: second.free == first.free == 4)
+
+    run(test())
+
+
+# --- the table ---
+
+
+def test_an_arrival_is_told_to_all_who_wait_for_this_callers_session() -> None:
+    async def test() -> None:
+        table: SessionTable[None, None] = SessionTable(time.monotonic, 10.0)
+        mine, others = SessionKey("me", "s"), SessionKey("you", "s")
+        waiting = [asyncio.ensure_future(table.arrival(mine, HANG)) for _ in range(2)]
+        late = asyncio.ensure_future(table.arrival(mine, 0.01))
+        await late
+        admit(table, others)
+        await asyncio.sleep(0.01)
+        assert not any(each.done() for each in waiting)
+        admit(table, mine)
+        await asyncio.gather(*waiting)
+        await table.arrival(mine, HANG)
+
+    run(test())
+
+
+@pytest.mark.parametrize("end", ["drop", "expire"])
+def test_a_session_that_has_ended_is_not_waited_for(end: str) -> None:
+    async def test() -> None:
+        now = [0.0]
+        table: SessionTable[None, None] = SessionTable(lambda: now[0], 10.0)
+        key = SessionKey("me", "s")
+        admit(table, key)
+        now[0] = 20.0
+        ends: Callable[[], Any] = table.expire if end == "expire" else lambda: table.drop(key)
+        ends()
+        began = time.perf_counter()
+        await table.arrival(key, HANG)
+        assert time.perf_counter() - began < HANG / 2
+
+    run(test())
+
+
+def admit(table: SessionTable[None, None], key: SessionKey) -> None:
+    table.admit(key, None, Request(GREEDY), [1, 2, 3], 100)
