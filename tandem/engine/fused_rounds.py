@@ -83,7 +83,7 @@ class FusedRounds:
         if self._stops is not None and processing is None:
             end = request.most_tokens(len(prompt)) or pair.target.runner.limits.max_length
             self.ahead = RoundsAhead(self._target, self._draft, self.drafter, pair.health, self._stops, end)
-            self._target.follow = self.ahead.follow
+            self._target.follow, self._target.planned = self.ahead.follow, True
 
     def plan(self, k: int, model_k: int | None) -> None:
         """Says the lengths of the round after the one under way (see `round`), which must have begun."""
@@ -140,7 +140,7 @@ class FusedRounds:
         proposed = result.proposal
         drafting, waited = result.draft_seconds, done.queue_seconds + result.draft_seconds - proposed.seconds
         verdict = self._target.verified(
-            tokens, proposed.token_ids, result.verdict, waited, done.compute_seconds - drafting
+            tokens, proposed.token_ids, result.verdict, waited, done.compute_seconds - drafting, done.ended
         )
         if attempt and asked:
             self._report(attempt, self._draft, tokens, result)

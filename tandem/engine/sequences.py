@@ -36,6 +36,9 @@ class KVSequence:
     follow: Follow | None = None
     """With it, the device thread goes on by itself after the rows that are not prefill."""
 
+    planned = False
+    """See RunAhead."""
+
     def __init__(self, engine: Engine, slot: int, request: Request, adapter: int = 0) -> None:
         self.engine, self.slot, self.request, self.adapter = engine, slot, request, adapter
         self.held: list[int] = []
@@ -88,7 +91,7 @@ class KVSequence:
         if prefill:
             self.stop_ahead()
         elif self.follow and (self._ahead is None or self._ahead.over):
-            self._ahead = RunAhead(self.follow)
+            self._ahead = RunAhead(self.follow, self.planned)
         return self._ahead
 
     @property
@@ -189,16 +192,22 @@ class TargetSequence(KVSequence):
             except RowFailed:
                 if not again:
                     raise
-        return self.verified(tokens, draft, done.value, done.queue_seconds, done.compute_seconds)
+        return self.verified(tokens, draft, done.value, done.queue_seconds, done.compute_seconds, done.ended)
 
     def verified(
-        self, tokens: Sequence[int], draft: Sequence[int], verdict: Verdict, queue_seconds: float, seconds: float
+        self,
+        tokens: Sequence[int],
+        draft: Sequence[int],
+        verdict: Verdict,
+        queue_seconds: float,
+        seconds: float,
+        ended: float,
     ) -> Verdict:
         """Records a step that verified `draft` after `tokens`, of which all but the last were held, in `seconds`.
 
         Returns its verdict with these times: every verdict of this process gets them here.
         """
-        verdict.queue_seconds, verdict.compute_seconds = queue_seconds, seconds
+        verdict.queue_seconds, verdict.compute_seconds, verdict.ended = queue_seconds, seconds, ended
         self.held += [tokens[-1], *draft[: verdict.accepted]]
         self.engine.adapters.committed(self.adapter, len(draft), verdict)
         return verdict

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -16,9 +17,10 @@ from tandem.engine.loading import Loaded
 from tandem.engine.run_ahead import MOST_AHEAD
 from tandem.engine.sequences import LocalVerifier
 from tandem.runners.toy import ToyRunner, ToyTokenizer
+from tandem.speculation.loop import TOGETHER
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, Request
 from tests.planting import planted
-from tests.support import GREEDY, SAMPLED, oracle, run, toy
+from tests.support import GREEDY, HANG, SAMPLED, oracle, run, toy
 
 PROMPT = list(b"a prompt")
 
@@ -207,6 +209,64 @@ def test_a_run_whose_step_hangs_is_told_and_its_sequence_goes_on_exactly() -> No
     run(test())
 
 
+def test_tokens_of_steps_that_follow_each_other_are_handed_out_together_the_first_at_once() -> None:
+    async def test() -> None:
+        device, runner = engine()
+        runner.seconds = TOGETHER / 5
+        chunks, generator = list[tuple[int, ...]](), plain_generator(Loaded(device, ToyTokenizer()))
+        request = GenerationRequest(token_ids=tuple(PROMPT), max_new_tokens=40, ignore_end_of_sequence=True)
+        async for event in generator.generate(request):
+            if isinstance(event, Chunk):
+                chunks.append(event.token_ids)
+                assert len(chunks) > 1 or runner.verified <= 3  # on a busy machine a step may have gone on
+        assert sum(chunks, ()) == tuple(expected_of(PROMPT, GREEDY, 40))
+        assert len(chunks[0]) <= 2 and len(chunks) <= 20
+        assert event.stats.rounds == 40
+        await device.batcher.close()
+
+    run(test())
+
+
+def test_steps_of_which_none_has_heard_are_told_before_the_one_that_hangs() -> None:
+    async def test() -> None:
+        device, runner = engine()
+        runner.seconds = TOGETHER / 5
+        verifier, tokens = opened(device), list(PROMPT)
+        await verifier.open(tokens)
+        tokens += (await verifier.verify(tokens, ())).token_ids
+        while len(device.batcher._unread) < 2:
+            time.sleep(0.001)  # the event loop does not read
+        device.batcher.abandon("a step hangs")
+        got = len(tokens)
+        with pytest.raises(StepHung):
+            while True:
+                tokens += (await asyncio.wait_for(verifier.verify(tokens, ()), HANG)).token_ids
+        assert len(tokens) >= got + 2 and tokens == PROMPT + expected_of(PROMPT, GREEDY, len(tokens) - len(PROMPT))
+        await verifier.close()
+        await device.batcher.close()
+
+    run(test())
+
+
+def test_rounds_are_timed_by_the_device_however_late_they_are_read() -> None:
+    async def test() -> None:
+        device, runner = engine()
+        runner.seconds = TOGETHER / 5
+        verifier, tokens = opened(device), list(PROMPT)
+        await verifier.open(tokens)
+        ends = list[float]()
+        for _ in range(10):
+            verdict = await verifier.verify(tokens, ())
+            tokens += verdict.token_ids
+            ends.append(verdict.ended)
+        apart = [after - before for before, after in itertools.pairwise(ends)]
+        assert min(apart) >= runner.seconds and ends[-1] <= time.perf_counter()
+        await verifier.close()
+        await device.batcher.close()
+
+    run(test())
+
+
 @pytest.mark.parametrize(
     ("where", "old", "new", "caught"),
     [
@@ -240,6 +300,18 @@ def test_a_run_whose_step_hangs_is_told_and_its_sequence_goes_on_exactly() -> No
             "self._open = False",
             "pass",
             test_who_leaves_waits_for_one_step_and_leaves_a_clean_slot,
+        ),
+        (
+            "batcher:Batcher._run_and_tell",
+            ">= TOGETHER",
+            ">= 0",
+            test_tokens_of_steps_that_follow_each_other_are_handed_out_together_the_first_at_once,
+        ),
+        (
+            "batcher:Batcher._run_and_tell",
+            ">= TOGETHER or any",
+            ">= 1e9 or any",
+            test_tokens_of_steps_that_follow_each_other_are_handed_out_together_the_first_at_once,
         ),
     ],
 )
