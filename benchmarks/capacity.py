@@ -4,8 +4,9 @@
 t_v for each row of it, and a draft step t_d for each row. For each ratio a comparison finds the most clients of which
 the 95th percentile of the time per token is within a bound, with drafts beside the target (fused) and with a draft
 worker for each client (distributed); arXiv 2606.25091 expects 1 + g t_d / t_v times as many of the latter. A ratio
-whose comparison is complete is not measured again. Short outputs favour fused: a request that joins waits for the
-rounds under way before its first token, which the time per token does not count. `--page` puts the figures into
+whose comparison is complete is not measured again. Prompts are of one chunk and outputs longer, since the law assumes
+that prompts cost nothing: while a request waits for the rounds under way before its first token, which the time per
+token does not count, the others are one fewer, and with fused that lasts longer. `--page` puts the figures into
 docs/links.md.
 """
 
@@ -33,7 +34,9 @@ PROMPT_MS = 1.0
 """The milliseconds of a prefill step: small, since the law assumes that prompts cost nothing."""
 BOUND_STEPS = 7 / 3
 """The bound on the time per token, in t_v: where fused serves a few clients."""
-CLIENTS = "2,3,4,5,6"
+CLIENTS = "2,3,4,5,6,7"
+PROMPT_TOKENS = 24
+"""Input tokens of each request: one chunk."""
 OFF = 0.10
 HEAD = (
     "| t_d / t_v | fused, clients | distributed | times as many | the law | off | late steps |",
@@ -94,8 +97,8 @@ def measure(ratio: float, args: argparse.Namespace, folder: Path) -> int:
     asked = ["--backend", "toy", "--model", "step=0", "--draft", "model", "--draft-model", f"miss={args.miss},step=0"]
     asked += ["--architectures", "autoregressive,distributed,fused", "--speculation-length", f"{DRAFTED}"]
     asked += ["--rehearse", str(times), "--capacity", f"{BOUND_STEPS * args.step_ms:g}", "--concurrency", args.clients]
-    asked += ["--max-new-tokens", str(args.max_new_tokens), "--workloads", "code,chat,prose"]
-    asked += ["--prompts-per-workload", "1"]
+    asked += ["--max-new-tokens", "32", "--workloads", "code,chat,prose", "--prompts-per-workload", "1"]
+    asked += ["--mean-input-tokens", f"{PROMPT_TOKENS}", "--mean-output-tokens", str(args.max_new_tokens)]
     return compare.main([*asked, "--output-dir", str(folder)])
 
 
@@ -105,7 +108,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.flag("--step-ms", type=float, default=40.0, metavar="MS", help="t_v (default: %(default)s)")
     parser.flag("--miss", type=float, default=0.3, help="share of missed draft tokens (default: %(default)s)")
     parser.flag("--clients", default=CLIENTS, help="numbers of clients (default: %(default)s)")
-    parser.flag("--max-new-tokens", type=positive, default=96, metavar="N", help="(default: %(default)s)")
+    parser.flag(
+        "--max-new-tokens", type=positive, default=72, metavar="N", help="outputs of loads (default: %(default)s)"
+    )
     parser.flag("--page", action="store_true", help="put the figures into docs/links.md")
     parser.flag("--output", type=Path, default=Path("results/capacity"), help="folder (default: %(default)s)")
     args = parser.parse_args(argv)

@@ -1,22 +1,53 @@
 """Decides how long a step waits for rows that are expected back soon. Times are arguments; no clock is read.
 
-Sequences that draft elsewhere return for their next round shortly after their answer. A step of few tokens takes as
-long with few rows as with many, so waiting pays if they return soon. Otherwise two sequences could alternate forever,
-each in its own step, at half of the throughput that they would reach together.
+Sequences that draft elsewhere return for their next round shortly after their answer. Two steps in one save what a step
+takes whatever its rows, so waiting pays if that is much and they return soon. Otherwise two sequences could alternate
+forever, each in its own step, at half of the throughput that they might reach together.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections import deque
+from collections import defaultdict, deque
 
 KEPT, FEW = 64, 8
 SLACK = 2.0
 """The window in multiples of the median return time, because the last of several rows takes longer than most."""
 PAYS = 0.75
-"""The longest window worth waiting for, as a share of the step's own time."""
+"""The longest window worth waiting for, as a share of the time that sharing a step saves."""
 TRIED = 0.3
 """The window while fewer than FEW returns are known, as a share of the step's own time."""
+FADING = 0.95
+"""Factor by which a step fades the earlier ones when it is estimated what sharing saves."""
+DIFFERENT = 0.05
+"""The variance of the rows of steps from which their times can be compared."""
+
+
+class SharedTime:
+    """Estimates the part of a step's time that does not grow with its rows, by least squares over recent steps."""
+
+    def __init__(self) -> None:
+        self._count = self._rows = self._seconds = self._rows_rows = self._rows_seconds = 0.0
+
+    def note(self, rows: int, seconds: float) -> None:
+        """Records that a step of `rows` rows took `seconds`."""
+        self._count = FADING * self._count + 1
+        self._rows = FADING * self._rows + rows
+        self._seconds = FADING * self._seconds + seconds
+        self._rows_rows = FADING * self._rows_rows + rows * rows
+        self._rows_seconds = FADING * self._rows_seconds + rows * seconds
+
+    @property
+    def share(self) -> float:
+        """The part, as a share of the mean step; 1 while all steps have the same number of rows."""
+        if not self._count:
+            return 1.0
+        rows, seconds = self._rows / self._count, self._seconds / self._count
+        variance = self._rows_rows / self._count - rows * rows
+        if variance < DIFFERENT or not seconds:
+            return 1.0
+        each = (self._rows_seconds / self._count - rows * seconds) / variance
+        return min(1.0, max(0.0, 1 - each * rows / seconds))
 
 
 class BatchWindow:
@@ -31,10 +62,15 @@ class BatchWindow:
         self._ended = self._step = self._window = 0.0
         self._waited = False
         self._returns: deque[float] = deque(maxlen=KEPT)
+        self._shared = defaultdict[object, SharedTime](SharedTime)  # by kind of step
 
-    def answered(self, rows: int, now: float, seconds: float) -> None:
-        """Records that a round of `rows` rows ended at `now`, after a step of `seconds`."""
+    def answered(
+        self, rows: int, now: float, seconds: float, kind: object = None, beside_prompts: bool = False
+    ) -> None:
+        """Records that a step of `rows` decoding rows ended at `now`. `seconds`: its time, that of chunks included."""
         self._away, self._ended, self._step, self._waited = rows, now, seconds, False
+        if not beside_prompts:
+            self._shared[kind].note(rows, seconds)
         known = len(self._returns) >= FEW
         self._window = SLACK * statistics.median(self._returns) if known else TRIED * seconds
 
@@ -46,9 +82,9 @@ class BatchWindow:
         if self._waited or not busy:
             self._returns.append(now - self._ended)
 
-    def seconds(self, now: float, missing: int) -> float:
-        """Returns how much longer to wait while `missing` open sequences have no row ready; 0: not at all."""
-        if not min(self._away, missing) or self._window > PAYS * self._step:
+    def seconds(self, now: float, missing: int, kind: object = None) -> float:
+        """Returns how much longer a step of this kind waits for `missing` open sequences that have no row ready."""
+        if not min(self._away, missing) or self._window > PAYS * self._step * self._shared[kind].share:
             return 0.0
         left = max(0.0, self._ended + self._window - now)
         self._waited |= left > 0

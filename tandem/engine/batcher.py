@@ -198,7 +198,8 @@ class Batcher:
 
     def _wait_seconds(self, missing: int) -> float:
         """Returns how long to wait for missing rows; 0 for a prefill step, which they cannot join."""
-        return 0.0 if self._first().prefill else self._window.seconds(time.perf_counter(), missing)
+        first = self._first()
+        return 0.0 if first.prefill else self._window.seconds(time.perf_counter(), missing, type(first.row))
 
     def _begin(self) -> None:
         """Submits the rows of the next step, oldest first, to the device thread; cancelled rows are dropped.
@@ -260,7 +261,9 @@ class Batcher:
             self._fail(rows)
             return self._returned(ran)
         if not rows[0].prefill:
-            self._window.answered(sum(not r.prefill for r in rows), time.perf_counter(), ran.compute_seconds)
+            decoding = sum(not r.prefill for r in rows)
+            kind, beside_prompts = type(rows[0].row), decoding < len(rows)
+            self._window.answered(decoding, time.perf_counter(), ran.compute_seconds, kind, beside_prompts)
         self._hand_out(rows, ran)
         self._begin_if_ready()
 

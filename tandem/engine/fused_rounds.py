@@ -14,7 +14,7 @@ from tandem.runners.fused_step import fused
 from tandem.runners.protocol import FusedResult, FusedRow, ProposeRow, RowFailed, StructureEnded
 from tandem.speculation.fallible import Attempt, DrafterHealth
 from tandem.speculation.lookup_policy import PolicedLookup
-from tandem.speculation.types import Draft, Proposer, Request, SpeculationStats, Verdict, model_part
+from tandem.speculation.types import Draft, Proposer, Request, Rule, SpeculationStats, Verdict, model_part
 
 log = logging.getLogger("tandem.engine")
 
@@ -59,6 +59,8 @@ class FusedRounds:
     ) -> None:
         self._pair, self._request, self.drafter, self._stops = pair, request, lookup, stops
         self._stats = stats if stats is not None else SpeculationStats()
+        if lookup:
+            lookup.by_time = request.rule is Rule.AGREEMENT
         self._target: TargetSequence | None = None
         self._draft: DraftSequence | None = None
         self.ahead: RoundsAhead | None = None
@@ -142,6 +144,8 @@ class FusedRounds:
         verdict = self._target.verified(
             tokens, proposed.token_ids, result.verdict, waited, done.compute_seconds - drafting, done.ended
         )
+        if self.drafter and done.rows == 1:
+            self.drafter.stepped(len(proposed.token_ids), verdict.compute_seconds)
         if attempt and asked:
             self._report(attempt, self._draft, tokens, result)
         if k and not copied and (asked is None or result.draft_failed):

@@ -41,6 +41,8 @@ AT_ONCE = 512
 """Tokens of a prompt that are indexed at once: some milliseconds."""
 SCORED = 5
 """Tokens of a copy that are scored where the lookup was not used."""
+MOST_COPIED = 32
+"""Most tokens of a copy whose length is chosen by what steps take."""
 
 
 class LookupPolicy:
@@ -49,16 +51,20 @@ class LookupPolicy:
     def __init__(self) -> None:
         self.counts = {source: AcceptanceCounts(PROCESS_FADING) for source in PRIOR}
         self._steps = StepTimes(GROWING_SHARE)  # of medians: a late step would end copies for the steps after it
+        self.times = tuple(1 + GROWING_SHARE * drafted for drafted in range(MOST_COPIED + 1))
+        """The times of steps that verify 0 to MOST_COPIED draft tokens, in any unit.
+
+        A new tuple replaces it, so other threads may read it."""
 
     def stepped(self, drafted: int, seconds: float) -> None:
         """Records how long a step of the target took that verified so many draft tokens."""
         self._steps.note(ANY_ROWS, drafted + 1, seconds)
+        self.times = self._steps.table(ANY_ROWS, MOST_COPIED, 1)
 
-    def step_table(self, most: int) -> tuple[float, ...]:
-        """Returns the times of steps that verify 0 to `most` draft tokens, in any unit."""
-        if not self._steps.steps:
-            return tuple(1 + GROWING_SHARE * drafted for drafted in range(most + 1))
-        return self._steps.table(ANY_ROWS, most, 1)
+    @property
+    def measured(self) -> bool:
+        """Whether any step was recorded."""
+        return self._steps.steps > 0
 
     def rates(self, source: int, most: int) -> list[float]:
         """Returns the conditional acceptance of the first `most` positions of a draft."""
@@ -77,8 +83,11 @@ class _Prediction(NamedTuple):
 class PolicedLookup:
     """Prompt lookup next to a draft model, for one request: proposes a copy only if it is expected to beat the model.
 
-    The caller reports what the model drafted (`modelled`) and what was committed (`learn`).
+    The caller reports what the model drafted (`modelled`) and what was committed (`learn`). `by_time`: the lengths of
+    copies may depend on how long steps took; not where tokens depend on lengths.
     """
+
+    by_time = True
 
     def __init__(self, policy: LookupPolicy) -> None:
         self._policy = policy
@@ -95,22 +104,31 @@ class PolicedLookup:
         self._open, self._learned = [], len(prompt)
 
     def copy(self, tokens: Sequence[int], k: int) -> Draft:
-        """Returns a copy of `k` tokens, or nothing if the model is expected to do better."""
+        """Returns a copy of at most `k` tokens, or nothing if the model is expected to do better.
+
+        If steps were measured, the copy has the length that commits most tokens per second, and may be empty.
+        """
         size, copied = self._lookup.match(tokens, k)
         if not copied or self._expected_accepted(min(size, LONG), k) < self._expected_accepted(MODEL, k):
             return Draft()
+        if self.by_time and self._policy.measured:
+            copied = copied[: self._best_length(size, k)]
         return Draft(copied, proposed_by=(Proposer.NGRAM,) * len(copied))
 
     def copy_alone(self, tokens: Sequence[int], most: int) -> tuple[int, ...]:
         """Returns the copy of at most `most` tokens by which a step without a draft gains most; empty if by none."""
         size, copied = self._lookup.match(tokens, most)
-        times = self._policy.step_table(most)
+        return copied[: self._best_length(size, most)] if copied else ()
+
+    def _best_length(self, size: int, most: int) -> int:
+        """Returns the length, at most `most`, of a copy after a match of `size` tokens that commits most per second."""
+        times = self._policy.times
         best, gain, accepted = 0, 1 / times[0], 0.0
-        for length, reached in enumerate(self._reached(min(size, LONG), len(copied)) if copied else (), 1):
+        for length, reached in enumerate(self._reached(min(size, LONG), min(most, MOST_COPIED)), 1):
             accepted += reached
             if (found := (1 + accepted) / times[length]) > gain:
                 best, gain = length, found
-        return copied[:best]
+        return best
 
     def stepped(self, drafted: int, seconds: float) -> None:
         """See LookupPolicy."""

@@ -14,7 +14,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,23 +37,33 @@ def installs(image: str) -> list[str]:
     stage = next(part for part in re.split(r"^FROM ", text, flags=re.MULTILINE) if f" AS {image}\n" in part)
     found: list[str] = []
     for line in re.findall(r"(?:^RUN|&&)[^&]*?pip install ((?:.*\\\n)*.*)", stage, re.MULTILINE):
-        words = [word for part in line.split("&&")[:1] for word in shlex.split(part.replace("\\\n", " "))]
-        for word in words:
-            if word.startswith("requirements"):
-                lines = (ROOT / word).read_text(encoding="utf-8").splitlines()
-                found += [Requirement(one).name for one in lines if re.match(r"[a-z]", one)]
-            elif word.startswith("."):
-                extras = re.findall(r"\[(.*)\]", word)
-                found += ours(extras[0].split(",") if extras else [], "--no-deps" in words)
-            elif re.match(r"[a-z][a-z0-9-]+(==.*)?$", word) and word not in ("unsafe-best-match", "constraints.txt"):
-                found.append(re.sub(r"==.*", "", word))
+        found += asked(shlex.split(line.split("&&")[0].replace("\\\n", " ")))
     return found
 
 
-def ours(extras: list[str], alone: bool) -> list[str]:
+def asked(words: Sequence[str]) -> list[str]:
+    """What the words of a pip install ask for."""
+    found: list[str] = []
+    for word in words:
+        if word.startswith("requirements"):
+            lines = (ROOT / word).read_text(encoding="utf-8").splitlines()
+            found += [Requirement(one).name for one in lines if re.match(r"[a-z]", one)]
+        elif word.startswith("."):
+            extras = re.findall(r"\[(.*)\]", word)
+            found += ours(extras[0].split(",") if extras else [], "--no-deps" in words)
+        elif re.match(r"[a-z][a-z0-9-]+(==.*)?$", word) and word not in ("unsafe-best-match", "constraints.txt"):
+            found.append(re.sub(r"==.*", "", word))
+    return found
+
+
+def ours(extras: Iterable[str], alone: bool) -> list[str]:
+    """The requirements of our own package with these extras; an extra may name others."""
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    optional = [line for extra in extras for line in project["optional-dependencies"][extra]]
-    return [Requirement(line).name for line in [*([] if alone else project["dependencies"]), *optional]]
+    found = [] if alone else [Requirement(line).name for line in project["dependencies"]]
+    for extra in extras:
+        for need in map(Requirement, project["optional-dependencies"][extra]):
+            found += ours(need.extras, True) if need.name == project["name"] else [need.name]
+    return found
 
 
 def closure(names: Iterable[str]) -> set[str]:

@@ -14,6 +14,7 @@ from types import ModuleType
 
 import pytest
 
+from tandem.cli import main as cli
 from tests.recipes import ours, programs
 from tests.recipes.page import Command, commands_of
 
@@ -230,6 +231,38 @@ def test_what_is_compiled_is_what_the_comparison_serves(monkeypatch: pytest.Monk
                     (parts[args.role], args.tp_degree, args.batch, args.sequence_length, args.most_drafts)
                 )
     assert shapes["served"] and shapes["served"] <= shapes["compiled"]
+
+
+def test_what_is_compiled_for_nxd_inference_is_what_the_comparison_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Trn1. A folder is named by the configuration it was compiled for; any other is compiled again, for hours."""
+    monkeypatch.setattr(Command, "instance", "trn1.2xlarge")
+    compiled: list[object] = []
+    loaded: list[object] = []
+    for line in commands_for("trn1.2xlarge"):
+        command = Command(PAGE, line)
+        if "compile" in command.words:
+            compiled.append(ours.nxdi_build(cli.parser().parse_args(command.arguments)))
+        elif command.program == "compare_architectures.py":
+            servers = [words for words in ours.compared_servers(command, monkeypatch) if "nxdi" in words]
+            loaded += [ours.nxdi_build(cli.parser().parse_args(words)) for words in servers]
+    assert len(compiled) == 2 and len(loaded) > 4
+    assert [each for each in loaded if each not in compiled] == []
+    assert [each for each in compiled if each not in loaded] == []
+
+
+def test_the_baseline_of_vllm_neuron_has_the_first_hours_model_and_sizes() -> None:
+    from tandem.host.published_times import PUBLISHED
+
+    page = (ROOT / "docs/trainium-vllm.md").read_text(encoding="utf-8")
+    theirs = shlex.split(next(line for line in page.splitlines() if " vllm serve " in line))
+    probe = shlex.split(next(line for line in commands_for("trn2.3xlarge") if "compare_architectures.py" in line))
+    same = {"--tensor-parallel-size": "--tp-degree", "--max-num-seqs": "--batch", "serve": "--model"}
+    for their, own in (same | {"--max-model-len": "--sequence-length", "--dtype": "--dtype"}).items():
+        assert theirs[theirs.index(their) + 1] == probe[probe.index(own) + 1]
+    times = PUBLISHED["trn2-qwen3-4b"]
+    one, four = times.target.steps.points
+    said = f"{one.ms} ms for {one.width} token of Qwen3-4B, {four.ms} for {four.width}"
+    assert times.target.model == "Qwen3-4B" and said in " ".join(page.split())
 
 
 def test_the_page_computes_the_price(script: ModuleType) -> None:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import enum
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import pytest
 
 from tandem.rpc.channel import DRAFT, TARGET
+from tandem.workshops.ray_serve import ingress
 from tandem.workshops.ray_serve.application import RayConfig, application, main
 from tandem.workshops.ray_serve.ingress import STATUS_DETAILS, RoutedContext
 from tandem.workshops.ray_serve.replica import ReplicaContext
-from tests.support import REPOSITORY
+from tests.support import REPOSITORY, run
+
+
+class Refused(Exception):
+    """A call that was ended with a status."""
 
 
 class Context:
@@ -21,6 +30,13 @@ class Context:
     def __init__(self, code: grpc.StatusCode, trailing: tuple[tuple[str, bytes], ...] = ()) -> None:
         self._code, self._trailing = code, trailing
         self.seconds_left: float | None = None
+        self.address = "ipv4:127.0.0.1:5"
+
+    def peer(self) -> str:
+        return self.address
+
+    async def abort(self, code: grpc.StatusCode, details: str) -> None:
+        raise Refused(f"{code.name}: {details}")
 
     def code(self) -> grpc.StatusCode:
         return self._code
@@ -54,6 +70,70 @@ def test_a_call_is_routed_by_its_service_and_session() -> None:
         said[0],
         ("application", DRAFT),
     )
+
+
+class Kind(enum.Enum):
+    """Ray's names for the kinds of a call."""
+
+    UNARY_UNARY, UNARY_STREAM, STREAM_STREAM = range(3)
+
+
+class Server:
+    """Stands in for Serve's gRPC server: it registers a service, and its handlers answer every call."""
+
+    def __init__(self) -> None:
+        self.handlers: dict[Kind, Any] = {}
+
+    @staticmethod
+    def service_handler_factory(service_method: str, streaming_type: Kind) -> Any:
+        async def unary(request: Any, context: Any) -> str:
+            return "answered"
+
+        async def stream(request: Any, context: Any) -> AsyncIterator[str]:
+            yield "answered"
+
+        return unary if streaming_type is Kind.UNARY_UNARY else stream
+
+    def add_generic_rpc_handlers(self, handlers: Any) -> None:
+        make = self.service_handler_factory
+        self.handlers = {kind: make(service_method="/a/b", streaming_type=kind) for kind in Kind}
+
+    def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
+        """Does nothing: `add_generic_rpc_handlers` made the handlers."""
+
+
+async def said(handler: Any, kind: Kind, peer: str) -> str:
+    """Calls a handler from this address; returns the reply, or the status that ended the call."""
+    context = Context(grpc.StatusCode.OK)
+    context.address = peer
+    try:
+        if kind is Kind.UNARY_UNARY:
+            return str(await handler("x", context))
+        requests = requests_of("x") if kind is Kind.STREAM_STREAM else "x"
+        return "".join([each async for each in handler(requests, context)])
+    except Refused as refused:
+        return str(refused)
+
+
+async def requests_of(request: str) -> AsyncIterator[str]:
+    yield request
+
+
+HERE = ("ipv4:127.0.0.1:5", "ipv6:%5B::1%5D:5", "ipv6:[::1]:5")
+ELSEWHERE = ("ipv4:10.0.0.7:5", "ipv6:%5Bfe80::7%5D:5", "", "unknown")
+
+
+@pytest.mark.parametrize("name", ["target", "fused", "draft_worker", "prefill"])
+@pytest.mark.parametrize("kind", Kind, ids=lambda kind: str(kind.name))
+def test_a_proxy_answers_its_own_host_alone_unless_told_otherwise(name: str, kind: Kind) -> None:
+    for insecure in (False, True):
+        (path,) = (path for path in ingress.servicer_functions(insecure) if path.endswith(name))
+        server = Server()
+        getattr(ingress, path.rpartition(".")[2])(Mock(), server)
+        handler = server.handlers[kind]
+        assert {run(said(handler, kind, peer)) for peer in HERE} == {"answered"}
+        wanted = "answered" if insecure else f"PERMISSION_DENIED: {ingress.OTHER_HOST}"
+        assert {run(said(handler, kind, peer)) for peer in ELSEWHERE} == {wanted}
 
 
 def test_a_replica_knows_how_long_a_call_may_take() -> None:

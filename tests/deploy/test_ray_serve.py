@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,23 @@ def test_a_replica_asks_for_a_token_as_a_server_does(ingress: str) -> None:
     async def test() -> None:
         async with GenerationClient.connect(ingress, FUSED) as client:
             with pytest.raises(TandemError, match="UNAUTHENTICATED"):
+                await answer(client.generate, ids(b"hello"))
+
+    run_async(test())
+
+
+def test_another_host_is_refused(ingress: str) -> None:
+    """Calls the port by an address of this machine that is not loopback, which the proxy takes for another host."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing; the kernel chooses the address it would be sent from
+        except OSError:
+            pytest.skip("this machine has no address but loopback's")
+        address = probe.getsockname()[0]
+
+    async def test() -> None:
+        async with GenerationClient.connect(f"{address}:{ingress.rpartition(':')[2]}", TARGET) as client:
+            with pytest.raises(TandemError, match=r"PERMISSION_DENIED: .*--insecure"):
                 await answer(client.generate, ids(b"hello"))
 
     run_async(test())

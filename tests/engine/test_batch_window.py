@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.engine.batch_window import FEW, KEPT, PAYS, SLACK, TRIED, BatchWindow
+from tandem.engine.batch_window import FEW, KEPT, PAYS, SLACK, TRIED, BatchWindow, SharedTime
 
 STEP = 0.010
 
@@ -61,3 +61,61 @@ def test_what_comes_beside_a_step_teaches_nothing_unless_it_was_waited_for() -> 
         now += 0.022
     window.answered(1, now, STEP)
     assert window.seconds(now, missing=1) == 0, "waited for and never in time"
+
+
+def device(fixed: float, each: float, steps: int = 40, noise: float = 0.0) -> list[tuple[int, float]]:
+    """Steps of 1 to 4 rows, by rows and seconds; every other one takes `noise` longer."""
+    return [(rows := 1 + at % 4, fixed + each * rows + noise * (at // 4 % 2)) for at in range(steps)]
+
+
+@pytest.mark.parametrize(("fixed", "each"), [(0.02, 0.0), (0.01, 0.004), (0.0, 0.01)])
+def test_the_part_that_does_not_grow_with_the_rows_is_found(fixed: float, each: float) -> None:
+    shared, steps = SharedTime(), device(fixed, each)
+    for rows, seconds in steps:
+        shared.note(rows, seconds)
+    assert shared.share == pytest.approx(fixed / (fixed + each * 2.5), abs=0.02)
+
+
+def test_steps_that_always_have_as_many_rows_say_nothing_of_what_sharing_saves() -> None:
+    shared = SharedTime()
+    assert shared.share == 1
+    for _ in range(100):
+        shared.note(3, 0.01)
+    assert shared.share == 1
+
+
+def test_late_steps_do_not_hide_that_rows_cost() -> None:
+    shared = SharedTime()
+    for rows, seconds in device(0.0, 0.01, noise=0.005):
+        shared.note(rows, seconds)
+    assert shared.share < 0.3
+
+
+def test_where_rows_are_served_one_after_the_other_nobody_is_waited_for() -> None:
+    """The device would idle meanwhile: the step takes as much longer as the row would have taken alone."""
+    window, alike = BatchWindow(), BatchWindow()
+    for at, (rows, seconds) in enumerate(device(0.0, STEP)):
+        window.answered(rows, float(at), seconds)
+        alike.answered(rows, float(at), STEP)
+    window.returned(99, busy=False)
+    assert alike.seconds(39.0, missing=1) == pytest.approx(TRIED * STEP)
+    assert window.seconds(39.0, missing=1) == 0
+
+
+def test_the_time_of_prompts_is_not_taken_for_that_of_rows() -> None:
+    window = BatchWindow()
+    for at, (rows, _) in enumerate(device(0.0, STEP)):
+        window.answered(rows, float(at), STEP)
+        window.answered(1, float(at) + 0.5, 50 * STEP, beside_prompts=True)
+    window.answered(1, 50.0, STEP)
+    assert window.seconds(50.0, missing=1) > 0
+
+
+def test_what_sharing_saves_is_known_apart_for_each_kind_of_step() -> None:
+    """Comparing a verification of two rows with a proposal of one would not say what a row costs."""
+    window = BatchWindow()
+    for at in range(40):
+        window.answered(2, float(at), STEP, "verify")
+        window.answered(1, float(at) + 0.5, STEP / 5, "propose")
+    window.answered(2, 40.0, STEP, "verify")
+    assert window.seconds(40.0, missing=1, kind="verify") > 0

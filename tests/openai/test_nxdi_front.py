@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tandem.runners.toy import ToyTokenizer
+from tandem.speculation.types import SamplingParams
 from tests.openai.gateway import COMPLETIONS, gateway
 from tests.runners.nxdi.simulated import model_folder
 from tests.support import GREEDY, HANG, REPOSITORY, ServerProcess, oracle
@@ -30,20 +33,29 @@ if any(word.endswith("main.py") for word in sys.orig_argv):
     loading.load_tokenizer = lambda checkpoint: ToyTokenizer()
     encoding.target_tokenizer = lambda backend, model: ToyTokenizer()
 """
-FREE = {"--port": "0", "--engine_port": "0", "--sequence_length": "128", "--batch": "1"}
+JSON = {"content-type": "application/json"}
+FREE = {"--port": "0", "--engine_port": "0", "--http_port": "0", "--sequence_length": "128", "--batch": "1"}
 
 
-def commands() -> list[list[str]]:
-    """The words of the section's four commands: target, draft worker, gateway, curl."""
+def commands(block: int) -> list[list[str]]:
+    """The words of the section's commands. Block 0: fused server, curl; 1: target, draft worker, gateway, curl."""
     section = PAGE.read_text(encoding="utf-8").partition("## OpenAI clients\n")[2].partition("\n## ")[0]
-    (block,) = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
-    return [shlex.split(line) for line in block.splitlines()]
+    return [shlex.split(line) for line in re.findall(r"```bash\n(.*?)```", section, re.DOTALL)[block].splitlines()]
 
 
 def replaced(words: list[str], values: dict[str, str]) -> list[str]:
     """The arguments of main.py with other values for these flags."""
     flags = words[words.index("main.py") + 1 :]
     return [values.get(before, word) for before, word in zip(["", *flags], flags, strict=False)]
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers that a test starts have the stand-in."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(STAND_IN)
+    monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("tests.support.REPOSITORY", tmp_path / "site")  # ServerProcess's PYTHONPATH
 
 
 @contextmanager
@@ -58,14 +70,36 @@ def server(folder: Path, words: list[str]) -> Iterator[ServerProcess]:
         process.process.wait()
 
 
+def check(answer: dict[str, Any], asked: dict[str, Any], sampling: SamplingParams = GREEDY) -> None:
+    """The answer has the target's own tokens."""
+    tokens = oracle(ToyTokenizer().encode(asked["prompt"], chat=False), sampling, asked["max_tokens"])
+    assert answer["usage"]["completion_tokens"] == len(tokens)
+    # The toy says bytes at random: those that are no UTF-8 alone become U+FFFD.
+    said = [ord(c) for c in answer["choices"][0]["text"] if c.isascii()]
+    assert said == [token for token in tokens if token < 128]
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_fused_pair_answers_an_openai_client_by_itself(tmp_path: Path) -> None:
+    fused, curl = commands(0)
+    models = {"--target_model": "Llama-3.1-8B", "--draft_model": "Llama-3.2-1B"}
+    values = {flag: str(model_folder(tmp_path, name)) for flag, name in models.items()}
+    with server(tmp_path / "fused", replaced(fused, FREE | values)) as pair:
+        port = json.loads(pair.ready_file.read_text())["http_port"]
+        assert curl[:2] == ["curl", f"http://127.0.0.1:8080{COMPLETIONS}"]
+        asked = json.loads(curl[curl.index("-d") + 1])
+        for sampling in (GREEDY, SamplingParams(temperature=0.8, seed=5)):  # by the graph, and by the models apart
+            body = json.dumps(asked | {"temperature": sampling.temperature, "seed": sampling.seed}).encode()
+            post = urllib.request.Request(f"http://127.0.0.1:{port}{COMPLETIONS}", body, JSON)
+            with urllib.request.urlopen(post, timeout=HANG) as said:
+                check(json.load(said), asked, sampling)
+
+
 @pytest.mark.thorough
-def test_the_pages_commands_answer_an_openai_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, worker, front, curl = commands()
+@pytest.mark.usefixtures("stand_in")
+def test_the_pages_commands_answer_an_openai_client(tmp_path: Path) -> None:
+    target, worker, front, curl = commands(1)
     model = str(model_folder(tmp_path, "Llama-3.1-8B"))
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "sitecustomize.py").write_text(STAND_IN)
-    monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("tests.support.REPOSITORY", tmp_path / "site")  # ServerProcess's PYTHONPATH
     with server(tmp_path / "target", replaced(target, {**FREE, "--model": model})) as verifier:
         values = {**FREE, "--target_model": model, "--target_port": str(verifier.port)}
         with server(tmp_path / "worker", replaced(worker, values)) as before:
@@ -77,7 +111,4 @@ def test_the_pages_commands_answer_an_openai_client(tmp_path: Path, monkeypatch:
             with gateway(tmp_path, *flags) as gate:
                 answered = gate.send(COMPLETIONS, asked)
     assert answered.status == 200, answered.body
-    tokens = oracle(ToyTokenizer().encode(asked["prompt"], chat=False), GREEDY, asked["max_tokens"])
-    assert answered.json["usage"]["completion_tokens"] == len(tokens)
-    # The toy says bytes at random: those that are no UTF-8 alone become U+FFFD.
-    assert [ord(c) for c in answered.text if c.isascii()] == [token for token in tokens if token < 128]
+    check(answered.json, asked)

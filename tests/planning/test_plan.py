@@ -20,7 +20,7 @@ SEED_405B = dict(
     length=12800,
     drafts=6,
     backend="nxdi",
-    context_buckets="1024,2048,4096,10240,12288",
+    context_buckets="2048,4096,10240,12288",
     decode_buckets="12800",
 )
 
@@ -81,7 +81,7 @@ def test_llama_405b_in_fp8_leaves_room_for_a_draft_apart():
     plan = planned("trn2.48xlarge", "Llama-3.1-405B-FP8", "Llama-3.2-1B", **SEED_405B, degree=64)
     together = placement(plan, "fused").processes[0]
     assert together.cores == 64 and together.core.fits
-    assert together.graphs == 6  # five context buckets, one decode bucket
+    assert together.graphs == 5  # four context buckets, one decode bucket
     apart = placement(plan, "distributed")
     assert apart.cores == 64 and [p.cores for p in apart.processes] == [32, 1] and apart.idle == 31
 
@@ -268,6 +268,18 @@ def test_planning_reads_nothing_but_the_configurations(tmp_path: Path):
     (folder / "model.safetensors").write_text("not weights at all")
     args = main.parser().parse_args(["--role", "plan", "--instance", "trn2.3xlarge", "--model", str(folder)])
     assert fitting(make_plan(plan_config(args))) == [1, 2, 4]
+
+
+def test_disk_and_host_memory_are_counted_from_the_shapes() -> None:
+    fp8 = planned("trn2.48xlarge", "Llama-3.1-405B-FP8", "Llama-3.2-1B", **SEED_405B, degree=64).storage
+    assert fp8.checkpoints == pytest.approx(490e9, rel=0.01) and fp8.converted == pytest.approx(487e9, rel=0.01)
+    assert fp8.disk == fp8.checkpoints + fp8.converted + fp8.shares + 100e9 and fp8.shares > 2 * fp8.converted
+    plain = planned("trn2.48xlarge", "Llama-3.1-405B", **SEED_405B, degree=64)
+    assert plain.storage.converted == 0 and plain.storage.loading == pytest.approx(812e9, rel=0.01)
+    assert any("812 GB of weights while it loads" in line and "2048 GiB" in line for line in plain.remarks)
+    small = planned("inf2.xlarge", "Llama-3.1-8B", "Llama-3.2-1B", batch=1, length=128, drafts=4)
+    assert small.storage.disk == 512e9  # AWS asks for no less
+    assert any("more than its 16 GiB. Compile on a larger instance" in line for line in small.remarks)
 
 
 def test_the_time_to_compile_is_graphs_times_minutes() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,6 +16,9 @@ from tandem.host.instances import instance_named
 from tandem.launch import LAUNCH
 from tests.planning.support import CONFIGS
 from tests.recipes.page import ROOT, Command
+
+if TYPE_CHECKING:
+    from tandem.workshops.nxdi.build import Build
 
 SERVERS = ("target", "fused_target", "draft_worker")
 
@@ -43,13 +47,17 @@ def check(command: Command, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def _comparison(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    for words in compared_servers(command, monkeypatch):
+        _configured(main.parser().parse_args(words))
+
+
+def compared_servers(command: Command, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The arguments of the servers that a comparison of a page starts on the page's instance."""
     instance = instance_named(command.instance)
     chips = Devices(count=instance.chips, instance=instance.name, family=instance.chip.family)
     monkeypatch.setattr(compare_placement, "find_devices", lambda *where: chips)
     arguments = [re.sub(r"^/models/(?=[LQ])", f"{CONFIGS}/", word) for word in command.arguments]
-    config = compare.build_config(compare.build_parser().parse_args(arguments))
-    for words in _server_commands(config):
-        _configured(main.parser().parse_args(words))
+    return _server_commands(compare.build_config(compare.build_parser().parse_args(arguments)))
 
 
 def _server_commands(config: ComparisonConfig) -> list[list[str]]:
@@ -76,11 +84,11 @@ def _configured(args: argparse.Namespace) -> None:
     except ValueError as error:
         assert "is not available here" in str(error)
     if args.backend == "nxdi":
-        _nxdi_build(args)
+        assert nxdi_build(args).max_length > args.sequence_length - 2 * (args.most_drafts + 1)
 
 
-def _nxdi_build(args: argparse.Namespace) -> None:
-    """Runs the checks that --backend nxdi makes before it compiles."""
+def nxdi_build(args: argparse.Namespace) -> Build:
+    """What --backend nxdi would compile or load: runs the checks that it makes before."""
     from tandem.workshops.nxdi.build import BuildRequest, Kind, plan_build
 
     settings, k = models.nxdi_settings(args), args.most_drafts
@@ -88,5 +96,5 @@ def _nxdi_build(args: argparse.Namespace) -> None:
     kind = {"fused_target": Kind.FUSED, "fused": Kind.FUSED, "draft_worker": Kind.PLAIN, "draft": Kind.PLAIN}.get(
         part, Kind.WINDOW if k else Kind.PLAIN
     )
-    build = plan_build(BuildRequest(kind, args.batch, args.sequence_length, k, args.dtype), settings)
-    assert build.max_length > args.sequence_length - 2 * (k + 1)
+    dtype = None if args.dtype == "auto" else args.dtype
+    return plan_build(BuildRequest(kind, args.batch, args.sequence_length, k, dtype), settings)

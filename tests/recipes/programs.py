@@ -67,6 +67,7 @@ KNOWN: dict[str, str] = {
     "pip install": "-r --no-deps -c",
     "sh": "",
     "source": "",
+    "sudo install": "-d -o",
 }
 ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/metrics")
 FIELDS = {"model", "prompt", "messages", "max_tokens", "temperature", "stream"}

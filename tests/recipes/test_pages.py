@@ -5,16 +5,22 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tandem.cli import compare, main
+from tandem.speculation.types import SamplingParams
+from tandem.workshops.nxdi.build import Build
+from tests.deploy import in_image
 from tests.planning.support import CONFIGS
 from tests.recipes import ours, programs
 from tests.recipes.page import BLOCK, PAGES, ROOT, Command, commands_of
 
+SEEDS = ROOT.parent / "shared" / "seeds"
+FIRST_HOUR = ROOT / "deploy/first-hour/README.md"
 WITH_THE_INDEX = (ROOT / "docs/trainium.md", *PAGES)
 COMMANDS = [
     pytest.param(command, id=f"{page.stem}-{n}")
@@ -52,6 +58,27 @@ def test_the_plans_of_a_page_are_the_programs_output(page: Path, capsys: pytest.
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_comparison_of_a_page_loads_what_the_page_compiled(page: Path, monkeypatch: pytest.MonkeyPatch):
+    """A folder is named by the configuration it was compiled for; any other is compiled again, for hours."""
+    monkeypatch.chdir(ROOT)
+    made: list[Build] = []
+    compared: list[Build] = []
+    for command in commands_of(page):
+        if command.program == "compare_architectures.py" and "nxdi" in command.words:
+            servers = [words for words in ours.compared_servers(command, monkeypatch) if "nxdi" in words]
+            compared += [ours.nxdi_build(main.parser().parse_args(words)) for words in servers]
+        elif command.program == "main.py" and "nxdi" in command.words and "plan" not in command.words:
+            made.append(ours.nxdi_build(main.parser().parse_args(command.arguments)))
+
+    def shape(build: Build) -> tuple[object, ...]:
+        return build.kind, build.neuron["tp_degree"], build.neuron["batch_size"]
+
+    alike = [build for build in compared if shape(build) in map(shape, made)]
+    assert any(build.draft is not None for build in alike)
+    assert [build for build in alike if build not in made] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_disk_of_a_page_holds_what_its_plans_add_up_to(page: Path, capsys: pytest.CaptureFixture[str]):
     text = page.read_text(encoding="utf-8")
     plans = [plan_output(line, capsys) for line in text.splitlines() if "python main.py --role plan" in line]
@@ -73,6 +100,31 @@ def test_an_image_with_nxd_inference_is_asked_for_by_an_sdk_that_has_it(page: Pa
     assert "_nxd_inference/bin" not in text or re.search(r"Neuron SDK 2\.(28\.1|31)\*", "".join(images))
 
 
+INSTALLING = (*PAGES, FIRST_HOUR, *(ROOT / "docs" / f"trainium-{name}.md" for name in ("nxdi", "torchneuron")))
+
+
+@pytest.mark.parametrize("page", INSTALLING, ids=lambda page: page.stem)
+def test_what_a_page_installs_is_all_that_servers_and_comparisons_import(page: Path):
+    """Beside what AWS's image has; an install with --no-deps brings none of what Tandem needs."""
+    text = page.read_text(encoding="utf-8")
+    steps = re.findall(r"pip install -r requirements-(neuron|nxdi)\.txt\n.*pip install (.*)", text)
+    assert steps or "docker build" in text
+    for kind, rest in steps:
+        base = in_image.BASES["torchneuron" if kind == "neuron" else kind]
+        words = [f"requirements-{kind}.txt", *shlex.split(rest)]
+        present = in_image.closure([*base, *in_image.asked(words)])
+        wanted = {"grpcio", "numpy", "protobuf", "transformers", "safetensors", "tokenizers", "jinja2", "matplotlib"}
+        wanted |= {"rich", "httptools", "uvicorn", "llguidance", "prometheus-client", "cryptography"}
+        assert wanted - present == set(), page
+
+
+def test_the_first_hour_begins_with_an_image_that_has_its_software_and_a_disk_as_large_as_aws_asks_for():
+    text = FIRST_HOUR.read_text(encoding="utf-8")
+    assert "Neuron torch-neuronx 2.14*" in text and "*Neuron SDK 2.33*" in text
+    assert "--instance-type trn2.3xlarge" in text and "VolumeSize=512" in text
+    assert "source /opt/aws_neuronx_venv_torch_neuronx_2_14_0/bin/activate" in text
+
+
 @pytest.mark.parametrize("page", WITH_THE_INDEX, ids=lambda page: page.stem)
 def test_a_page_says_that_nothing_ran_on_a_device(page: Path):
     text = " ".join(page.read_text(encoding="utf-8").split())
@@ -89,10 +141,19 @@ def test_the_flags_that_correspond_exist(page: Path):
     assert {flag for cell in ours for flag in re.findall(r"--[a-z][\w-]*", cell)} - known == set()
 
 
+@pytest.mark.parametrize("page", [*PAGES, FIRST_HOUR], ids=lambda page: page.stem)
+def test_who_downloads_models_on_an_instance_may_write_where_they_go(page: Path):
+    """The user of AWS's images is ubuntu, and `/` is root's."""
+    lines = [command.line for command in commands_of(page)]
+    download = next(at for at, line in enumerate(lines) if line.startswith("hf download"))
+    assert "sudo install -d -o ubuntu /models" in lines[:download] or not any("run-instances" in line for line in lines)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_model_that_a_command_names_was_downloaded_or_made_before(page: Path):
     made = {"compiled", "Llama-3.1-8B-int8"}  # folders that the programs fill
     for command in commands_of(page):
+        assert "/mnt/" not in command.line, "no page mounts anything"
         for before, word in itertools.pairwise(command.words):
             for name in re.findall(r"/models/([\w.-]+)", word):
                 if before in ("--local-dir", "--output"):
@@ -101,7 +162,6 @@ def test_a_model_that_a_command_names_was_downloaded_or_made_before(page: Path):
                     assert name in made, command.line
 
 
-SEEDS = ROOT.parent / "shared" / "seeds"
 RECORDED = json.loads((ROOT / "tests" / "recipes" / "seed_flags.json").read_text(encoding="utf-8"))
 
 
@@ -129,8 +189,27 @@ def test_a_recipe_goes_from_an_empty_account_to_a_report_and_back(page: Path):
 
 
 @pytest.mark.parametrize("name", ["llama-405b-fp8.json", "llama-405b-bf16.json"])
-def test_a_neuron_config_of_a_recipe_is_an_object(name: str):
-    assert isinstance(json.loads((ROOT / "docs/recipes" / name).read_text(encoding="utf-8")), dict)
+def test_a_neuron_config_with_kernels_has_no_context_bucket_that_aws_warns_of(name: str):
+    config = json.loads((ROOT / "docs/recipes" / name).read_text(encoding="utf-8"))
+    assert config["attn_kernel_enabled"] and config["mlp_kernel_enabled"] and config["enable_bucketing"]
+    assert min(config["context_encoding_buckets"]) > 1024  # NxDI's own would begin at 128
+
+
+def test_the_defaults_beside_the_first_seeds_are_the_programs_and_its_own():
+    text = (ROOT / "docs/recipes/llama-8b-trn1.md").read_text(encoding="utf-8")
+    table = text.partition("## The seed's defaults and figures")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| ([^|]+) \| ([^|]+ \| [^|]+) \|$", table, re.MULTILINE))
+    server, sampling = main.parser().parse_args(["--role", "target", "--model", "m"]), SamplingParams()
+    assert rows["temperature, top-p"] == f"1.0, 0.9 | {sampling.temperature:g} (greedy), {sampling.top_p}"
+    assert rows["sequences at once"] == f"2 | {server.batch}; here `--batch 1`"
+    assert rows["cores of a target"] == f"2 | {server.tp_degree}; here `--tp_degree 2`"
+    assert rows["prompt and output"].startswith("128 tokens | the model's length") and server.sequence_length is None
+    assert "`--gamma 4`, fused 5" in rows["draft tokens a round"] and server.speculation_length is None
+    if SEEDS.is_dir():
+        theirs = (SEEDS / "choral-spec-readme.md").read_text(encoding="utf-8")
+        said = [f"(default: {value})" for value in ("1.0", "0.9", "4", "2", "5", "128")]
+        said += ["throughput=34.15", "tokens=48", "in 1.41s", "Tokens per second: 19.36", "Acceptance rate: 71.07%"]
+        assert [each for each in said if each not in theirs] == []
 
 
 def test_the_fp8_recipe_leaves_out_what_the_checkpoint_leaves_out():

@@ -81,6 +81,21 @@ def test_every_section_of_a_seed_has_a_row(section: str, name: str) -> None:
     assert [title for title in found if title not in said] == []
 
 
+def plain(text: str) -> str:
+    """Returns the text in lower case, without quotes, and with hyphens in place of dashes."""
+    return re.sub("[\"':,]", "", text.replace("\u2014", "-").lower())
+
+
+@pytest.mark.skipif(not SEEDS.is_dir(), reason="the seeds' texts lie beside ours in no other clone")
+@pytest.mark.parametrize(("section", "name"), DOCUMENTS.items())
+def test_what_a_row_quotes_is_in_its_seed(section: str, name: str) -> None:
+    text = plain((SEEDS / name).read_text(encoding="utf-8"))
+    quoted = [q for seed, _ in rows(section) for pair in re.findall(r'`([^`]+)`|"([^"]+)"', seed) for q in pair if q]
+    words = {word for quote in quoted for word in plain(quote).split()}
+    assert len(words) > 5
+    assert [word for word in words if not re.search(re.escape(word).replace(r"\*", ".*"), text)] == []
+
+
 @pytest.mark.parametrize(("section", "name"), DOCUMENTS.items())
 def test_every_figure_of_a_seed_is_said(section: str, name: str) -> None:
     said = "".join(f"{seed} {here} " for seed, here in rows(section))

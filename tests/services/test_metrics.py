@@ -61,9 +61,10 @@ class Scrape:
 
 
 def after(server: ServerProcess, name: str, at_least: int, **labels: str) -> Scrape:
-    """Once so many were counted: a refusal is on its way, and a leaver is gone, before the server has noted it.
+    """Waits until `name` was counted `at_least` times, and returns a scrape from after that.
 
-    Scraped again then: a page is written counter by counter while the server counts, so its first may be older.
+    A client has its refusal, or is gone, before the server counts it. The page that shows the count is not returned: it
+    is written counter by counter while the server counts, so its first counters may be older than its last.
     """
     give_up = time.monotonic() + HANG
     while True:

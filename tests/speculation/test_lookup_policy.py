@@ -192,3 +192,30 @@ def test_others_of_the_event_loop_have_turns_while_a_long_prompt_is_indexed() ->
         return turns
 
     assert asyncio.run(test()) >= 19
+
+
+def copied_after(match: int, each: float, by_time: bool = True, steps: int = 20) -> int:
+    """The length of a copy after a match of so many tokens; a draft token lengthens a step by this share of it."""
+    policy = LookupPolicy()
+    for _ in range(200):
+        policy.counts[MODEL].note(4, 0)
+    for _ in range(steps):
+        for drafted in (0, 4):
+            policy.stepped(drafted, 0.010 * (1 + each * drafted))
+    lookup = PolicedLookup(policy)
+    lookup.by_time = by_time
+    text = [*range(10, 20), *range(50, 60), *range(20 - match, 20)]
+    asyncio.run(lookup.open(text))
+    return len(lookup.copy(text, 4).token_ids)
+
+
+def test_a_copy_is_as_long_as_it_gains_more_than_the_steps_that_verify_it_cost() -> None:
+    assert copied_after(7, each=0.01) == copied_after(7, each=0.1) == 4
+    assert copied_after(1, each=0.3) == 0, "right once in five times, for a third of a step"
+    assert copied_after(1, each=0.01) > 0
+    assert 0 < copied_after(7, each=0.5) <= 4
+    assert copied_after(3, each=0.3) < copied_after(3, each=0.05)
+
+
+def test_where_no_step_was_timed_or_tokens_depend_on_lengths_a_copy_is_as_long_as_asked() -> None:
+    assert copied_after(1, each=0.3, steps=0) == copied_after(1, each=0.3, by_time=False) == 4

@@ -21,7 +21,7 @@ from tandem.workshops.nxdi.fused import FusedDraft, FusedRunner
 from tandem.workshops.nxdi.quantisation import check_target, fp8_environment, with_draft_kept
 from tandem.workshops.nxdi.runner import NxdiRunner
 from tandem.workshops.nxdi.settings import NxdiSettings
-from tandem.workshops.nxdi.store import publish
+from tandem.workshops.nxdi.store import check_store, publish
 
 if TYPE_CHECKING:
     from tandem.runners.loading import Execution, Shape
@@ -63,24 +63,23 @@ def compile_nxdi(
     checkpoint: Checkpoint, execution: Execution, shape: Shape, settings: NxdiSettings, verifies: bool
 ) -> str:
     """Compiles what `load_nxdi` would load, and puts it into the store if there is one. Returns a line about it."""
-    from tandem.workshops.nxdi.sdk import compile_only
-
     build, own, wanted = _planned(checkpoint, execution, shape, settings, verifies)
-    return _kept(wanted, compile_only(build, own, None, wanted))
+    return _compiled(build, own, None, wanted)
 
 
 def compile_nxdi_pair(
     target: Checkpoint, draft: Checkpoint, execution: Execution, shape: Shape, settings: NxdiSettings
 ) -> str:
     """Like `compile_nxdi`, for what `load_nxdi_pair` would load."""
+    return _compiled(*_planned_pair(target, draft, execution, shape, settings))
+
+
+def _compiled(build: Build, own: ModelFacts, draft: ModelFacts | None, wanted: CompiledFolder) -> str:
     from tandem.workshops.nxdi.sdk import compile_only
 
-    build, own, other, wanted = _planned_pair(target, draft, execution, shape, settings)
-    return _kept(wanted, compile_only(build, own, other, wanted))
-
-
-def _kept(wanted: CompiledFolder, compiled_now: bool) -> str:
-    line = f"{wanted.folder.name}: {'compiled' if compiled_now else 'there already'}"
+    if wanted.store is not None:
+        check_store(wanted.store)
+    line = f"{wanted.folder.name}: {'compiled' if compile_only(build, own, draft, wanted) else 'there already'}"
     if wanted.store is None:
         return f"{line}, in {wanted.folder.parent}"
     published = publish(wanted.folder, wanted.made_from, wanted.store)

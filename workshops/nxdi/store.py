@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,16 @@ log = logging.getLogger("tandem.engine")
 NAME = "manifest.json"
 FORMAT = 1
 _BLOCK = 1 << 20
+
+
+def check_store(store: Path) -> None:
+    """Raises ValueError if the store cannot be written. Call it before compiling, which takes hours."""
+    try:
+        store.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"artifacts: {store}: {error.strerror}; is the bucket mounted?") from error
+    if not os.access(store, os.W_OK | os.X_OK):
+        raise ValueError(f"artifacts: {store} cannot be written to")
 
 
 def publish(folder: Path, made_from: Mapping[str, Any], store: Path) -> Path | None:

@@ -17,7 +17,7 @@ from typing import Any
 from tandem.cli import main as launcher
 from tandem.cli.configuration import role_config
 from tandem.installing import install_command
-from tandem.workshops.ray_serve.ingress import SERVICER_FUNCTIONS
+from tandem.workshops.ray_serve.ingress import servicer_functions
 from tandem.workshops.ray_serve.replica import REPLICAS
 
 # Hashing the session's id keeps its calls on one replica. There is no fallback if it is busy, since no other replica
@@ -51,13 +51,16 @@ class RayConfig:
             raise ValueError(f"busy_slots: {self.busy_slots} is outside (0, 1]")
 
 
-def start(port: int, http_port: int = 8000, everywhere: bool = True) -> None:
-    """Starts Serve's proxies, on every node or only the head, unless they run. Tandem uses the gRPC `port`."""
+def start(port: int, http_port: int = 8000, everywhere: bool = True, insecure: bool = False) -> None:
+    """Starts Serve's proxies, on every node or only the head, unless they run. Tandem uses the gRPC `port`.
+
+    It has no TLS: unless `insecure`, a proxy answers callers on its own host alone.
+    """
     from ray import serve
     from ray.serve.config import gRPCOptions
 
     location = "EveryNode" if everywhere else "HeadOnly"
-    options = gRPCOptions(port=port, grpc_servicer_functions=list(SERVICER_FUNCTIONS))
+    options = gRPCOptions(port=port, grpc_servicer_functions=servicer_functions(insecure))
     serve.start(proxy_location=location, http_options={"host": "127.0.0.1", "port": http_port}, grpc_options=options)
 
 
@@ -113,6 +116,9 @@ def build_parser() -> argparse.ArgumentParser:
     p.add_argument("--min_replicas", type=int, default=1, help="minimum number of replicas (default 1)")
     p.add_argument("--max_replicas", type=int, default=1, help="maximum number of replicas (default 1)")
     p.add_argument("--busy_slots", type=float, default=0.75, help="share of busy KV slots that adds replicas")
+    p.add_argument(
+        "--insecure", action="store_true", help="answer other hosts too, in clear text (first application of a cluster)"
+    )
     p.add_argument("flags", nargs="+", metavar="-- --role ROLE ...", help="main.py's flags")
     return p
 
@@ -128,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except ImportError:
             raise ValueError(f"ray is not installed: {install_command('ray')}") from None
         ray.init(address=args.address)
-        start(args.grpc_port)
+        start(args.grpc_port, insecure=args.insecure)
         run(config, args.flags)
     except (ValueError, ConnectionError) as error:
         print(f"{parser.prog}: {' '.join(str(error).split())}", file=sys.stderr)

@@ -8,7 +8,6 @@ contract and the maths of the modules; not compilation, kernels or a device.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib.abc
 import importlib.machinery
 import json
@@ -16,6 +15,7 @@ import logging
 import os
 import sys
 import types
+import unittest.mock
 import warnings
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,8 @@ sys.path[:0] = [*os.environ["TANDEM_NXDI_SOURCE"].split(os.pathsep), str(ROOT)]
 warnings.simplefilter("ignore")
 CLOSED = {"torch_neuronx", "torch_xla", "libneuronxla", "neuronxcc", "nki", "nkilib"}
 ABSENT = {"boto3", "botocore", "tenacity", "islpy", "torchvision", "blobfile", "PIL"}
-VOCABULARY, LENGTH, K = 96, 96, 4
+LENGTH, K = 96, 4
+FP8_KEEPS = ["layers.0.mlp", "layers.0.self_attn", "layers.1.self_attn", "lm_head"]
 
 
 # --- what is closed ---
@@ -87,6 +88,18 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 sys.meta_path.insert(0, Finder())
 
 import torch  # noqa: E402
+
+from tests.runners.nxdi.real_models import (  # noqa: E402
+    VOCABULARY,
+    adapter,
+    alone,
+    as_5_writes,
+    dequantised,
+    eagle3_head,
+    eagle_head,
+    fp8,
+    tiny,
+)
 
 vars(torch.classes)["neuron"] = types.SimpleNamespace(SPMDModel=object, LayoutTransformation=object)
 import nki  # noqa: E402
@@ -196,121 +209,6 @@ def prepare(folder: Path) -> None:
     parallel_state.get_speculative_draft_group = lambda as_list=False: parallel_state.get_tensor_model_parallel_group()
 
 
-# --- tiny models, and what they say alone ---
-
-
-def tiny(folder: Path, kind: str, seed: int, like: Any = None, noise: float = 0.0, **fields: Any) -> Any:
-    """A checkpoint with random weights; `like` another one, with noise on top. `fields` of its configuration."""
-    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(seed)
-    shape: dict[str, Any] = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "max_position_embeddings": 256,
-        "tie_word_embeddings": False,
-        "eos_token_id": VOCABULARY - 1,
-        "bos_token_id": 0,
-        "pad_token_id": 0,
-        "initializer_range": 0.4,
-        **fields,
-    }
-    config_class, model_class = {
-        "llama": (LlamaConfig, LlamaForCausalLM),
-        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-    }[kind]
-    model = model_class(config_class(**shape)).float().eval()
-    if like is not None:
-        for own, other in zip(model.parameters(), like.parameters(), strict=True):
-            own.data = other.data + noise * own.data
-    model.save_pretrained(folder)
-    return model
-
-
-def dequantised(model: Any, folder: Path) -> Any:
-    """The model whose matrices are what int8 with a scale for each output makes of them, its output matrix apart."""
-    from transformers import LlamaForCausalLM
-
-    model.save_pretrained(folder)
-    copy = LlamaForCausalLM.from_pretrained(folder).float().eval()
-    for name, module in copy.named_modules():
-        if isinstance(module, torch.nn.Linear) and name != "lm_head":
-            scale = module.weight.data.abs().amax(1, keepdim=True) / 127.0
-            module.weight.data = torch.clamp(torch.round(module.weight.data / scale), -128, 127) * scale
-    return copy
-
-
-def as_5_writes(folder: Path) -> None:
-    """Rewrites config.json's rotary embedding the way transformers 5 does."""
-    file = folder / "config.json"
-    config = json.loads(file.read_text())
-    config["rope_parameters"] = {"rope_theta": config.pop("rope_theta"), **config.pop("rope_scaling")}
-    file.write_text(json.dumps(config))
-
-
-def eagle_head(folder: Path, target: Path) -> None:
-    """An EAGLE1 draft: one layer, embeddings of its own, fc, no final norm, untrained; completed by --role convert."""
-    from safetensors.torch import load_file, save_file
-
-    from tandem.checkpoints.convert import ConvertConfig, run_convert
-
-    published = folder.with_name("published")
-    model = tiny(published, "llama", 4)
-    weights = load_file(published / "model.safetensors")
-    left_out = ("model.norm.weight", "lm_head.weight", "model.layers.0.input_layernorm.weight")
-    kept = {name: value for name, value in weights.items() if ".layers.1." not in name and name not in left_out}
-    kept["fc.weight"] = torch.randn(64, 128) * 0.1
-    save_file(kept, published / "model.safetensors", metadata={"format": "pt"})
-    config = model.config.to_dict() | {"num_hidden_layers": 1}
-    (published / "config.json").write_text(json.dumps(config, default=str))
-    with contextlib.redirect_stdout(sys.stderr):
-        run_convert(ConvertConfig(published, folder, "eagle", target))
-
-
-def eagle3_head(folder: Path, target: Path) -> None:
-    """An untrained EAGLE-3 head that drafts every second token, in SpecForge's layout; completed by --role convert."""
-    from safetensors.torch import save_file
-
-    from tandem.checkpoints.convert import ConvertConfig, run_convert
-    from tandem.checkpoints.head_config import HeadConfig, write_head_config
-
-    published = folder.with_name(f"{folder.name}-published")
-    published.mkdir()
-    write_head_config(published, HeadConfig(64, 4, 2, 16, 96, VOCABULARY, VOCABULARY // 2, 64), "specforge", "float32")
-    torch.manual_seed(6)
-    shapes = {"self_attn.q_proj": (64, 128), "self_attn.k_proj": (32, 128), "self_attn.v_proj": (32, 128)}
-    shapes |= {
-        "self_attn.o_proj": (64, 64),
-        "mlp.gate_proj": (96, 64),
-        "mlp.up_proj": (96, 64),
-        "mlp.down_proj": (64, 96),
-    }
-    made = {f"midlayer.{name}.weight": 0.1 * torch.randn(shape) for name, shape in shapes.items()}
-    norms = ("hidden_norm", "input_layernorm", "post_attention_layernorm")
-    made |= {name: torch.ones(64) for name in ("norm.weight", *(f"midlayer.{norm}.weight" for norm in norms))}
-    made |= {"fc.weight": 0.1 * torch.randn(64, 192), "lm_head.weight": torch.randn(VOCABULARY // 2, 64)}
-    save_file(made | {"d2t": torch.arange(VOCABULARY // 2)}, published / "model.safetensors", metadata={"format": "pt"})
-    with contextlib.redirect_stdout(sys.stderr):
-        run_convert(ConvertConfig(published, folder, "eagle", target))
-
-
-def alone(model: Any, prompt: list[int], sampling: Any, count: int) -> list[int]:
-    """Plain decoding by transformers, the whole prefix every time, with our draws."""
-    from tandem.speculation.draws import draw
-
-    tokens = list(prompt)
-    for _ in range(count):
-        with torch.no_grad():
-            logits = model(torch.tensor([tokens])).logits[0, -1].float().numpy()
-        tokens.append(draw(logits, sampling, len(tokens)).token)
-    return tokens[len(prompt) :]
-
-
 # --- our backend ---
 
 
@@ -338,6 +236,7 @@ def field_names() -> dict[str, list[str]]:
 async def scenarios(folder: Path) -> dict[str, Any]:
     from transformers import LlamaForCausalLM
 
+    from tandem.checkpoints.adapter_files import AdapterChoice
     from tandem.checkpoints.locate import find
     from tandem.engine.batcher import Batcher
     from tandem.engine.engine import Engine
@@ -349,6 +248,7 @@ async def scenarios(folder: Path) -> dict[str, Any]:
     from tandem.runners.toy import ToyTokenizer
     from tandem.speculation.depth import Pipeline
     from tandem.speculation.types import GenerationRequest, SamplingParams
+    from tandem.workshops.nxdi.backend import BACKEND
     from tandem.workshops.nxdi.load import load_nxdi, load_nxdi_pair, start_on_device
     from tandem.workshops.nxdi.settings import NxdiSettings
 
@@ -364,19 +264,27 @@ async def scenarios(folder: Path) -> dict[str, Any]:
     prompts = [[7], [3, 9], [5, 6, 7, 8, 9, 10, 11, 12], list(range(1, 31))]
     execution = Execution(dtype="float32")
 
-    def settings(given: dict[str, Any], eagle: bool = False) -> Any:
-        return NxdiSettings(neuron_config=given, compiled_dir=str(folder / "compiled"), eagle=eagle)
+    def settings(given: dict[str, Any], eagle: bool = False, **more: Any) -> Any:
+        return NxdiSettings(neuron_config=given, compiled_dir=str(folder / "compiled"), eagle=eagle, **more)
 
-    def one(name: str, verifies: bool, slots: int = 3, batcher: Any = None, **given: Any) -> Any:
-        own = Shape(slots, LENGTH, K)
-        runner = load_nxdi(find(str(folder / name)), execution, own, settings(given), verifies, start_on_device)
+    def one(name: str, verifies: bool, slots: int = 3, batcher: Any = None, adapters: Any = (), **given: Any) -> Any:
+        own, chosen = Shape(slots, LENGTH, K), settings(given, adapters=adapters)
+        runner = load_nxdi(find(str(folder / name)), execution, own, chosen, verifies, start_on_device)
         runner.warm_up()
         return Loaded(Engine(runner, batcher or Batcher(name)), ToyTokenizer())
 
-    def pair(target: str, draft: str, eagle: bool = False, slots: int = 3, apart: bool = False, **given: Any) -> Any:
-        own = Shape(slots, LENGTH, K)
+    def pair(
+        target: str,
+        draft: str,
+        eagle: bool = False,
+        slots: int = 3,
+        apart: bool = False,
+        own_draft: Any = None,
+        **given: Any,
+    ) -> Any:
+        own, chosen = Shape(slots, LENGTH, K), settings(given, eagle, draft_neuron_config=own_draft or {})
         checkpoints = find(str(folder / target)), find(str(folder / draft))
-        runners = load_nxdi_pair(*checkpoints, execution, own, settings(given, eagle), start_on_device)
+        runners = load_nxdi_pair(*checkpoints, execution, own, chosen, start_on_device)
         runners[0].warm_up()
         batcher = Batcher("fused")
         loaded = [Loaded(Engine(runner, batcher), ToyTokenizer()) for runner in runners]
@@ -385,13 +293,14 @@ async def scenarios(folder: Path) -> dict[str, Any]:
             unfused = UnfusedPair(one(target, True, batcher=batcher), one(draft, False, batcher=batcher))
         return fused_generator(loaded[0], loaded[1], K, DraftChoice("model"), unfused=unfused)
 
-    async def ask(generator: Any, prompt: list[int], sampling: Any, count: int, k: int | None) -> dict[str, Any]:
+    async def ask(generator: Any, prompt: list[int], sampling: Any, count: int, adapter: str = "") -> dict[str, Any]:
         request = GenerationRequest(
             token_ids=tuple(prompt),
             max_new_tokens=count,
             sampling=sampling,
             ignore_end_of_sequence=True,
-            speculation_length=k,
+            speculation_length=K,
+            adapter=adapter,
         )
         tokens: list[int] = []
         async for event in generator.generate(request):
@@ -407,7 +316,7 @@ async def scenarios(folder: Path) -> dict[str, Any]:
 
     async def compared(name: str, generator: Any, model: Any, sampling: Any, total: int) -> None:
         counts = [total - len(p) for p in prompts]
-        got = await asyncio.gather(*(ask(generator, p, sampling, c, K) for p, c in zip(prompts, counts, strict=True)))
+        got = await asyncio.gather(*(ask(generator, p, sampling, c) for p, c in zip(prompts, counts, strict=True)))
         expected = [alone(model, p, sampling, c) for p, c in zip(prompts, counts, strict=True)]
         report[name] = {
             "same": [g["tokens"] == e for g, e in zip(got, expected, strict=True)],
@@ -443,6 +352,21 @@ async def scenarios(folder: Path) -> dict[str, Any]:
     await compare(
         "fused, quantised, its models apart", lambda: pair("target", "draft", apart=True, **eight), as_integers
     )
+    told = {"own_draft": {"quantized": False}}
+    await compare(
+        "fused, quantised, its draft told not to be", lambda: pair("target", "draft", **told, **eight), as_integers
+    )
+    wide = tiny(folder / "wide", "llama", 8, intermediate_size=128)  # of 96, NxDI pads weights to 128 and scales not
+    of_8_bits = fp8(wide, folder / "fp8")
+    kernel = {"quantized_mlp_kernel_enabled": True, "modules_to_not_convert": FP8_KEEPS}
+    await compare("the MLP kernel's FP8", lambda: plain_generator(one("fp8", True, **kernel)), of_8_bits, total=LENGTH)
+    await compare("fused, the MLP kernel's FP8", lambda: pair("fp8", "draft", **kernel), of_8_bits)
+    listed = {"modules_to_not_convert": [*FP8_KEEPS, "layers.1.mlp"]}
+    await compare(
+        "fused, FP8, its draft's own list", lambda: pair("fp8", "draft", own_draft=listed, **kernel), of_8_bits
+    )
+    with unittest.mock.patch("tandem.workshops.nxdi.load.with_draft_kept", lambda build, draft: build):
+        await compare("fused, FP8, its draft not listed", lambda: pair("fp8", "draft", **kernel), of_8_bits)
     await compare("plain after fused", lambda: plain_generator(one("target", True, fused_qkv=True)), target)
     await compare("fused, families differ", lambda: pair("other", "draft"), other)
     await compare("of transformers 5", lambda: plain_generator(one("turned", True)), turned, total=LENGTH)
@@ -460,6 +384,31 @@ async def scenarios(folder: Path) -> dict[str, Any]:
     if (folder / "trained").is_dir():
         learnt = LlamaForCausalLM.from_pretrained(folder / "trained" / "target").float().eval()
         await compare("eagle-3, trained here", lambda: pair("trained/target", "trained/draft", eagle=True), learnt)
+    merged = {
+        "": target,
+        "red": adapter(folder / "red", target, 11, 2),
+        "blue": adapter(folder / "blue", target, 12, 6),
+    }
+    choices = tuple(AdapterChoice(name, str(folder / name)) for name in ("red", "blue"))
+
+    async def adapted(name: str, drafted: bool, sampling: Any) -> None:
+        """Requests of two adapters and of none, at once; the fourth gets the line of another one."""
+        loaded = one("target", True, adapters=choices)
+        for choice in choices:
+            await loaded.engine.adapters.add(choice, BACKEND.adapter)
+        plain = plain_generator(loaded)
+        generator = drafted_generator(loaded, K, "draft", drafts, Pipeline.OFF) if drafted else plain
+        named = list(zip(prompts, ("red", "", "blue", "red"), strict=True))
+        got = await asyncio.gather(*(ask(generator, p, sampling, 60 - len(p), who) for p, who in named))
+        expected = [alone(merged[who], p, sampling, 60 - len(p)) for p, who in named]
+        unlike = [
+            tokens != alone(target, p, sampling, 60 - len(p)) for tokens, (p, _) in zip(expected, named, strict=True)
+        ]
+        report[name] = {"same": [g["tokens"] == e for g, e in zip(got, expected, strict=True)], "unlike": unlike}
+
+    for way, drafted in (("plain", False), ("drafted", True)):
+        await adapted(f"adapters, {way}, greedy", drafted, greedy)
+        await adapted(f"adapters, {way}, sampled", drafted, sampled)
     buckets = {"token_generation_buckets": [32, 64, 96], "context_encoding_buckets": [16, 96]}
     await compare("buckets", lambda: plain_generator(one("other", True, **buckets)), other, total=LENGTH)
     greedily = {"on_device_sampling_config": {"do_sample": False}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,10 @@ SAME = (
     "fused, its target quantised",
     "fused, its target quantised with one QKV",
     "fused, quantised, its models apart",
+    "fused, quantised, its draft told not to be",
+    "the MLP kernel's FP8",
+    "fused, the MLP kernel's FP8",
+    "fused, FP8, its draft's own list",
     "plain after fused",
     "fused, families differ",
     "of transformers 5",
@@ -44,6 +49,10 @@ SAME = (
     "eagle-3 beside qwen3",
     "eagle-3, one line",
     "eagle-3, trained here",
+    "adapters, plain, greedy",
+    "adapters, plain, sampled",
+    "adapters, drafted, greedy",
+    "adapters, drafted, sampled",
     "buckets",
     "tokens only",
     "sampled on the host",
@@ -93,8 +102,18 @@ async def rounds_here(folder: Path) -> dict[str, int]:
 @pytest.mark.parametrize("name", SAME)
 def test_what_transformers_says_alone_comes_out_of_nxdi(report: dict[str, Any], name: str) -> None:
     assert report[name].get("same") == [True] * 4, report[name]
+    if name.startswith("adapters"):
+        assert report[name]["unlike"] == [True, False, True, True]
     if name in ("drafted, greedy", "fused"):
         assert 0 < report[name]["accepted"] < report[name]["drafted"]
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(660)
+def test_a_draft_whose_modules_nobody_lists_could_not_be_loaded(report: dict[str, Any]) -> None:
+    """What Tandem lists for a draft is needed: without it NxDI looks for scales, after it has compiled."""
+    failed = report["fused, FP8, its draft not listed"]["failed"]
+    assert re.search(r"draft_model\.layers\.\S+\.scale", failed), failed
 
 
 @pytest.mark.thorough

@@ -13,9 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from tandem.checkpoints.locate import find
+from tandem.runners.loading import Execution
 from tandem.workshops.nxdi import artifacts
 from tandem.workshops.nxdi.artifacts import CompiledFolder, ensure
+from tandem.workshops.nxdi.load import compile_nxdi
 from tandem.workshops.nxdi.store import NAME, fetch, publish
+from tests.runners.nxdi import simulated
+from tests.runners.nxdi.runners import SHAPE, Bench, bench  # noqa: F401
 from tests.runners.nxdi.simulated import model_folder
 from tests.support import GREEDY, REPOSITORY, oracle
 
@@ -112,6 +117,16 @@ def asked(address: str, *more: str) -> str:
     done = run([sys.executable, "-m", "tandem", *words, "--ignore_eos", *more])
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_a_store_that_cannot_be_written_is_refused_before_anything_compiles(bench: Bench, tmp_path: Path) -> None:  # noqa: F811
+    (tmp_path / "not mounted").write_text("")
+    settings = bench.settings({"artifacts": str(tmp_path / "not mounted" / "compiled")})
+    with pytest.raises(ValueError, match=r"artifacts: .*/not mounted/compiled: Not a directory; is the bucket mounted"):
+        compile_nxdi(find(str(bench.model())), Execution(), SHAPE, settings, True)
+    assert not simulated.COMPILED
+    settings = bench.settings({"artifacts": str(tmp_path / "mounted" / "compiled")})
+    assert "published to" in compile_nxdi(find(str(bench.model())), Execution(), SHAPE, settings, True)
 
 
 def test_a_node_takes_a_set_from_the_store_and_compiles_where_that_is_damaged(tmp_path: Path) -> None:
