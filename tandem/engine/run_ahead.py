@@ -43,13 +43,10 @@ class Waiting:
 
 
 class RunAhead:
-    """The rows of one sequence that were foreseen and that nobody has asked for yet, oldest first.
+    """The rows of one sequence that were foreseen and that nobody has asked for yet, oldest first."""
 
-    `planned`: the event loop plans each row while the one before runs, so it has to hear of every step at once.
-    """
-
-    def __init__(self, follow: Follow, planned: bool = False) -> None:
-        self._follow, self.planned = follow, planned
+    def __init__(self, follow: Follow) -> None:
+        self._follow = follow
         self._rows: deque[Waiting] = deque()
         self._open = True
 

@@ -36,9 +36,6 @@ class KVSequence:
     follow: Follow | None = None
     """With it, the device thread goes on by itself after the rows that are not prefill."""
 
-    planned = False
-    """See RunAhead."""
-
     def __init__(self, engine: Engine, slot: int, request: Request, adapter: int = 0) -> None:
         self.engine, self.slot, self.request, self.adapter = engine, slot, request, adapter
         self.held: list[int] = []
@@ -91,7 +88,7 @@ class KVSequence:
         if prefill:
             self.stop_ahead()
         elif self.follow and (self._ahead is None or self._ahead.over):
-            self._ahead = RunAhead(self.follow, self.planned)
+            self._ahead = RunAhead(self.follow)
         return self._ahead
 
     @property

@@ -50,7 +50,7 @@ class Rounds(Protocol):
     def drafter(self) -> object:
         """What drafts, if anything does. If it has a method `learn`, that is told of all tokens committed.
 
-        Rounds that have a method `plan` are told by it the lengths of the round after the one that has begun.
+        Rounds that have a method `plan` are told by it the lengths of the rounds after the one that has begun.
         """
 
     async def open(self, prompt: Sequence[int]) -> None:
@@ -105,11 +105,11 @@ async def speculate(
 
     A round begins as soon as the previous one has ended, with a length chosen beforehand; the statistics and the text
     of the previous round are worked out while it runs. It waits only if the text of the previous round may end the
-    generation. What rounds commit that have run already goes together (see TOGETHER). `stats` is updated as rounds end.
+    generation. What rounds of this process commit that have run already goes together (see TOGETHER). `stats` is updated as rounds end.
     `rounds` is closed in any case.
     """
     tokens, learn = list(prompt), getattr(rounds.drafter, "learn", lambda tokens: None)  # once for all rounds
-    plan = getattr(rounds, "plan", lambda k, model_k: None)
+    plan = getattr(rounds, "plan", lambda length: None)
     under_way: _Round | None = None
     held, since = Chunk(), 0.0
     try:
@@ -135,11 +135,11 @@ async def speculate(
             lengths.observe(done.k, draft, verdict, ended - done.started)
             if left:
                 length = lengths.choose(left)
-                plan(length.k, length.model_k)
+                plan(length)
             stats.spent(draft)
             stats.observe(draft.token_ids, verdict, draft.proposed_by)
             held, since = held + stopping.push(verdict.token_ids, verdict.margins, verdict.logprobs), since or now
-            if not (under_way and under_way.done) or now - since > TOGETHER:
+            if not (verdict.ended and under_way and under_way.done) or now - since > TOGETHER:
                 yield held
                 held, since = Chunk(), 0.0
     finally:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import threading
 from collections.abc import Sequence
 
 from hypothesis import given, settings
@@ -219,3 +221,35 @@ def test_a_copy_is_as_long_as_it_gains_more_than_the_steps_that_verify_it_cost()
 
 def test_where_no_step_was_timed_or_tokens_depend_on_lengths_a_copy_is_as_long_as_asked() -> None:
     assert copied_after(1, each=0.3, steps=0) == copied_after(1, each=0.3, by_time=False) == 4
+
+
+def test_while_another_thread_copies_what_is_learned_stays_that_of_the_text() -> None:
+    text = [at * at % 7 for at in range(3000)]
+    shared, alone = PolicedLookup(LookupPolicy()), PolicedLookup(LookupPolicy())
+    found, ended = list[tuple[int, ...]](), threading.Event()
+
+    def copies() -> None:
+        for end in range(20, len(text)):
+            found.append(shared.copy_alone(text[:end], 5))
+        ended.set()
+
+    asyncio.run(shared.open(text[:10]))
+    asyncio.run(alone.open(text[:10]))
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        thread = threading.Thread(target=copies)
+        thread.start()
+        while not ended.is_set():
+            shared.learn(text[: max(10, len(found))])
+        thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    shared.learn(text)
+    alone.learn(text)
+    assert len(found) == len(text) - 20
+    for end in (100, 1000, 2999):
+        assert shared.copy(text[:end], 5) == alone.copy(text[:end], 5)
+    assert [shared._counts[source].rates([0.5], 1, 1) for source in (1, LONG)] == [
+        alone._counts[source].rates([0.5], 1, 1) for source in (1, LONG)
+    ]
