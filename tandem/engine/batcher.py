@@ -223,7 +223,7 @@ class Batcher:
         """Runs the rows' step on the device thread, and those that follow while nothing else is to be done.
 
         The event loop reads the results of steps that follow each other together, because it takes a core from the next
-        step whenever it wakes up (see TOGETHER).
+        step whenever it wakes up (see TOGETHER), but at once where a row wants that.
         """
         begun.release()
         tell, told = functools.partial(loop.call_soon_threadsafe, context=self._context), 0.0
@@ -237,7 +237,7 @@ class Batcher:
                     return
                 self._unread.append((rows, ran))
                 self._running = new
-                if ran.ended - told >= TOGETHER:
+                if ran.ended - told >= TOGETHER or any(row.ahead and row.ahead.at_once() for row in new):
                     told = ran.ended
                     tell(self._read)
                 rows = new

@@ -86,7 +86,7 @@ class FusedRounds:
         if self._stops is not None and processing is None:
             end = request.most_tokens(len(prompt)) or pair.target.runner.limits.max_length
             self.ahead = RoundsAhead(self._target, self._draft, self.drafter, pair.health, self._stops, end)
-            self._target.follow = self.ahead.follow
+            self._target.goes_on(self.ahead.follow)
 
     def plan(self, length: LengthPlan) -> None:
         """Says the lengths of the rounds after the one under way (see `round`), which must have begun."""

@@ -21,8 +21,8 @@ from tandem.speculation.types import (
 )
 
 TOGETHER = 1 / 60
-"""Seconds for which tokens may wait for those after them: no reader sees them come apart. Handing them out costs time of
-cores that the next steps run on: 1.3 ms, measured on two."""
+"""Seconds for which tokens may wait for those after them: no reader sees them come apart. Handing them out costs time
+of cores that the next steps run on: 1.3 ms, measured on two."""
 
 
 class Verifier(Protocol):
@@ -105,8 +105,8 @@ async def speculate(
 
     A round begins as soon as the previous one has ended, with a length chosen beforehand; the statistics and the text
     of the previous round are worked out while it runs. It waits only if the text of the previous round may end the
-    generation. What rounds of this process commit that have run already goes together (see TOGETHER). `stats` is updated as rounds end.
-    `rounds` is closed in any case.
+    generation. What rounds of this process commit that have run already goes together (see TOGETHER). `stats` is
+    updated as rounds end. `rounds` is closed in any case.
     """
     tokens, learn = list(prompt), getattr(rounds.drafter, "learn", lambda tokens: None)  # once for all rounds
     plan = getattr(rounds, "plan", lambda length: None)
