@@ -254,4 +254,4 @@ def test_a_run_counts_as_fed_while_drafts_of_its_client_are_verified() -> None:
         run.next_draft()
         seen.append(run.fed())
         run.commit([token])
-    assert seen == [token < 2 + FED or 30 <= token < 30 + FED for token in range(2, 60)]
+    assert seen == [token < 3 + FED or 30 <= token < 31 + FED for token in range(2, 60)]

@@ -250,6 +250,3 @@ def test_while_another_thread_copies_what_is_learned_stays_that_of_the_text() ->
     assert len(found) == len(text) - 20
     for end in (100, 1000, 2999):
         assert shared.copy(text[:end], 5) == alone.copy(text[:end], 5)
-    assert [shared._counts[source].rates([0.5], 1, 1) for source in (1, LONG)] == [
-        alone._counts[source].rates([0.5], 1, 1) for source in (1, LONG)
-    ]
