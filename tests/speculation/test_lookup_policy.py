@@ -230,9 +230,11 @@ def test_while_another_thread_copies_what_is_learned_is_that_of_the_text() -> No
     ended = threading.Event()
 
     def copies() -> None:
-        for end in range(20, len(text)):
-            shared.copy_alone(text[:end], 5)
-        ended.set()
+        try:
+            for end in range(20, len(text)):
+                shared.copy_alone(text[:end], 5)
+        finally:
+            ended.set()
 
     asyncio.run(shared.open(text[:10]))
     asyncio.run(alone.open(text[:10]))
