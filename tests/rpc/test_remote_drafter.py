@@ -280,7 +280,7 @@ def test_a_worker_killed_in_the_middle_of_a_request_and_started_again(
 ) -> None:
     """Same tokens, no error; the same request speculates again, and so do later ones."""
     for module in ("tandem.engine.batcher", "tandem.speculation.loop"):
-        monkeypatch.setattr(f"{module}.TOGETHER", 0.0)  # an event for each round
+        monkeypatch.setattr(f"{module}.TOGETHER", -1.0)  # an event for each round
     role = ("--role", "draft_worker", "--propose_only", "--backend", "toy", "--sequence_length", "600")
     role = (*role, "--draft", "model", "--draft_model", "miss=0.3")
 
