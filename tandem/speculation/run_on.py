@@ -18,7 +18,7 @@ from tandem.speculation.lookup_policy import PolicedLookup
 MAX_UNREAD = 256
 """Tokens that a run may be ahead of those that its client has acknowledged."""
 FED = 16
-"""Steps without a draft of the client after which the run counts as one that gets none."""
+"""Steps without a draft from the client after which it is taken to rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class RunOn:
         self._lock = threading.Lock()
         self._decided = deque[tuple[tuple[int, ...], bool]]()  # drafts of steps that the device began; whether copies
         self._unheard = 0  # steps that it has followed and the caller has not
-        self._undrafted = 0  # steps since the last draft of the client
+        self._unfed = 0  # steps since the client's last draft
         self.messages = 0
         self.misfits = 0
         """Messages whose drafts extend other tokens than the committed ones."""
@@ -76,6 +76,8 @@ class RunOn:
         self.messages += 1
         with self._lock:
             self._until, self._most, self._most_copies = message.run_until, message.most_drafts, message.most_copies
+            if message.token_ids and message.most_drafts:
+                self._unfed = 0
             if self._store.add(message.base_length, message.last_token, message.token_ids):
                 self._acknowledged = max(self._acknowledged, message.base_length)
             else:
@@ -102,15 +104,15 @@ class RunOn:
         if self.stopped or room < 1:
             return None, False
         draft, most = self._store.best(min(self._most, room - 1)), min(self._most_copies, room - 1)
-        self._undrafted = 0 if draft else self._undrafted + 1
+        self._unfed += 1
         if draft or not self._lookup or most < 1:
             return draft, False
         draft = self._lookup.copy_alone(self._store.committed, most)
         return draft, bool(draft)
 
     def fed(self) -> bool:
-        """Whether drafts of the client come, so that it should hear of every step at once."""
-        return self._undrafted < FED
+        """Whether the client drafts, so that it should hear of every step at once."""
+        return self._unfed <= FED
 
     def commit(self, token_ids: Sequence[int], drafted: int = 0, seconds: float = 0.0) -> None:
         """Follows a step, which verified `drafted` draft tokens in so many seconds; 0: not known."""
