@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
 from tandem.engine.generator import check_tokens
+from tandem.engine.run_ahead import run_steps
 from tandem.engine.sequences import TargetSequence
 from tandem.rpc.wire_runs import run_message_from_wire
 from tandem.rpc.wire_verdicts import verdict_to_wire
@@ -103,6 +104,7 @@ class VerifyResources:
         """Ends the session's run, because something else happens to its tokens."""
         run, self.run = self.run, None
         if run:
+            self.sequence.goes_on(None)
             run.end(error)
 
 
@@ -163,7 +165,7 @@ class VerifyRuns:
                 yield reply
         finally:
             if session.resources.run is run:
-                session.resources.run = None
+                session.resources.end_run()
 
     async def _begun(
         self, session: VerifySession, request: pb.VerifyRequest, message: RunMessage, arrived: float
@@ -192,6 +194,7 @@ class VerifyRuns:
             run.hear(message, arrived)
             run.run.heed(replay.token_ids if replay else ())
             session.resources.run = run
+            session.resources.sequence.goes_on(run_steps(run_on), run_on.fed)
             return run, replay
 
     async def _step(self, session: VerifySession, run: Run, draft: tuple[int, ...]) -> pb.VerifyResponse:

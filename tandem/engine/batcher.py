@@ -14,6 +14,7 @@ import logging
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from tandem.engine.batch_window import BatchWindow
 from tandem.engine.run_ahead import RunAhead, Waiting, following
 from tandem.engine.slots import SlotPool
 from tandem.runners.protocol import RowFailed
+from tandem.speculation.loop import TOGETHER
 
 log = logging.getLogger("tandem.engine")
 
@@ -57,12 +59,16 @@ class StepHung(DeviceLost):
 
 @dataclass(frozen=True, slots=True)
 class TimedResult(Generic[Result]):
-    """A row's result, the seconds it waited for its step to begin, the step's own seconds and its rows."""
+    """A row's result, the seconds it waited for its step to begin, the step's own seconds and its rows.
+
+    `ended`: when the step ended (perf_counter).
+    """
 
     value: Result
     queue_seconds: float
     compute_seconds: float
     rows: int = 1
+    ended: float = 0.0
 
 
 class Batcher:
@@ -72,6 +78,7 @@ class Batcher:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"device-{name}")
         self._ready: list[Waiting] = []
         self._running: list[Waiting] = []  # rows of the running step
+        self._unread: deque[tuple[list[Waiting], TimedResult[Sequence[Any]]]] = deque()  # steps that ended before it
         self._between: set[Future[Any]] = set()  # work between steps that has not ended
         self._hung = ""
         self._again: asyncio.Handle | None = None
@@ -111,6 +118,7 @@ class Batcher:
         """
         self._hung = why
         self.hung_steps += 1
+        self._read()
         self._fail([*self._running, *self._ready])
         self._ready.clear()
 
@@ -212,9 +220,13 @@ class Batcher:
             begun.acquire(timeout=_BEGINS)
 
     def _run_and_tell(self, rows: list[Waiting], begun: threading.Lock, loop: asyncio.AbstractEventLoop) -> None:
-        """Runs the rows' step on the device thread, and those that follow while nothing else is to be done."""
+        """Runs the rows' step on the device thread, and those that follow while nothing else is to be done.
+
+        The event loop reads the results of steps that follow each other together, because it takes a core from the next
+        step whenever it wakes up (see TOGETHER), but at once where a row wants that.
+        """
         begun.release()
-        tell = functools.partial(loop.call_soon_threadsafe, context=self._context)
+        tell, told = functools.partial(loop.call_soon_threadsafe, context=self._context), 0.0
         with contextlib.suppress(RuntimeError):  # the event loop is closed
             while True:
                 ran = _run(rows)
@@ -223,8 +235,11 @@ class Batcher:
                 if not new:
                     tell(self._ended, rows, ran)
                     return
+                self._unread.append((rows, ran))
                 self._running = new
-                tell(self._hand_out, rows, ran)
+                if ran.ended - told >= TOGETHER or any(row.ahead and row.ahead.at_once() for row in new):
+                    told = ran.ended
+                    tell(self._read)
                 rows = new
 
     def _decides(self, rows: list[Waiting]) -> bool:
@@ -234,7 +249,13 @@ class Batcher:
         """
         return bool(self._ready or self._between or self._hung or self._closed or self._sequences() > len(rows))
 
+    def _read(self) -> None:
+        """Hands out the results of the steps that ended before the running one."""
+        while self._unread:
+            self._hand_out(*self._unread.popleft())
+
     def _ended(self, rows: list[Waiting], ran: TimedResult[Sequence[Any]]) -> None:
+        self._read()
         self._running, self._turns = [], _TURNS
         if self._hung:
             self._fail(rows)
@@ -289,7 +310,7 @@ class Batcher:
                 waiting.done.exception()  # nobody may ever ask for a row that was foreseen
             else:
                 queued = ran.queue_seconds + rows[0].since - waiting.since
-                waiting.done.set_result(TimedResult(result, queued, ran.compute_seconds, len(rows)))
+                waiting.done.set_result(TimedResult(result, queued, ran.compute_seconds, len(rows), ran.ended))
 
     async def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Waits for the running step and ends the thread. If that takes longer than `seconds`, sets `stuck` instead.
@@ -318,7 +339,8 @@ def _run(rows: list[Waiting]) -> TimedResult[Sequence[Any]]:
         results = rows[0].step([r.row for r in rows])
     except Exception as error:
         results = [DeviceLost(f"{type(error).__name__}: {error}")] * len(rows)
-    return TimedResult(results, began - rows[0].since, time.perf_counter() - began)
+    ended = time.perf_counter()
+    return TimedResult(results, began - rows[0].since, ended - began, len(rows), ended)
 
 
 def _logged(function: Callable[[], object]) -> None:

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from tandem.engine.model_drafter import DraftSequence
 from tandem.engine.sequences import TargetSequence
 from tandem.runners.protocol import TAIL, FusedResult, FusedRow
 from tandem.speculation.fallible import DrafterHealth
+from tandem.speculation.length import LengthPlan
 from tandem.speculation.lookup_policy import PolicedLookup
 from tandem.speculation.types import model_part
+
+
+@dataclass(slots=True)
+class _Extended:
+    """The tokens that the device's last row extends, and how many of them the draft model's cache lacks."""
+
+    tokens: list[int]
+    missing: int
 
 
 class RoundsAhead:
     """Follows one request up to a token of `stops`, or until there are `end` tokens.
 
-    A round begins by itself if its lengths are known by `plan` when the one before ends. From the plan to that end the
-    device thread alone uses the lookup, and the event loop the rest of the time.
+    Rounds begin by themselves with the lengths of `plan`, of which a trial serves one round, until the event loop asks
+    for another round than the device thread began.
     """
 
     def __init__(
@@ -30,40 +40,44 @@ class RoundsAhead:
     ) -> None:
         self._target, self.draft, self._lookup, self._health = target, draft, lookup, health
         self._stops, self._end = stops, end
-        self.plan: tuple[int, int | None] | None = None
-        self._tokens, self._missing = list[int](), 0  # at the device's last row; `_missing`: in the draft model's cache
+        self.plan: LengthPlan | None = None
+        self._last = _Extended([], 0)
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Says which tokens the row that the event loop asks for extends."""
-        self._tokens, self._missing = list(tokens), len(tokens) - self.draft.truncate_to(tokens)
+        self._last = _Extended(list(tokens), len(tokens) - self.draft.truncate_to(tokens))
 
     def foreseen(self, tokens: Sequence[int]) -> FusedRow | None:
-        """Returns the row after `tokens` if the device thread has begun it; nothing is planned any more."""
-        self.plan, row = None, self._target.foreseen
-        fits = row and (row.propose.position, row.propose.tail[-1]) == (len(tokens) - 1, tokens[-1])
-        return row if fits else None
+        """Returns the row after `tokens` if the device thread has begun it; if not, nothing is planned any more."""
+        row = self._target.foreseen
+        if row and (row.propose.position, row.propose.tail[-1]) == (len(tokens) - 1, tokens[-1]):
+            return row
+        self.plan = None
+        return None
 
     def follow(self, row: FusedRow, result: object) -> FusedRow | None:
         """Returns the row of the next round; None if the event loop must look at the result first."""
-        plan, self.plan = self.plan, None
+        plan, last = self.plan, self._last
         if plan is None or not isinstance(result, FusedResult) or result.draft_failed:
             return None
-        new, tokens, drafted = result.verdict.token_ids, self._tokens, row.propose.k and not row.copied
+        if plan.trial_rate is not None:
+            self.plan = None
+        new, tokens, drafted = result.verdict.token_ids, last.tokens, row.propose.k and not row.copied
         tokens += new
         if drafted:
             kept = len(result.proposal.token_ids) - 1 if self.draft.keeps_drafts else 0
-            self._missing = len(new) - max(0, min(result.verdict.accepted, kept))
+            last.missing = len(new) - max(0, min(result.verdict.accepted, kept))
         else:
-            self._missing += len(new)
+            last.missing += len(new)
         if len(tokens) >= self._end or not set(new).isdisjoint(self._stops):
             return None
-        k = min(plan[0], self._end - len(tokens) - 1)
+        k = min(plan.k, self._end - len(tokens) - 1)
         copied = self._lookup.copy(tokens, k).token_ids if self._lookup and k else ()
-        k = model_part(k, plan[1])
+        k = model_part(k, plan.model_k)
         if not k or copied:
             return FusedRow(self._target.undrafted(tokens, k if copied else 0), copied, self._target.adapter)
-        readable = max(tokens[-self._missing :]) < self.draft.engine.runner.limits.vocab_size
-        if not readable or self._missing > TAIL or not self._health.up:
+        readable = max(tokens[-last.missing :]) < self.draft.engine.runner.limits.vocab_size
+        if not readable or last.missing > TAIL or not self._health.up:
             return None
-        asked = self.draft.row(tokens, k, self._missing)
+        asked = self.draft.row(tokens, k, last.missing)
         return FusedRow(asked, (), self._target.adapter) if asked else None

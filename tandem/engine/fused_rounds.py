@@ -13,6 +13,7 @@ from tandem.engine.sequences import TargetSequence
 from tandem.runners.fused_step import fused
 from tandem.runners.protocol import FusedResult, FusedRow, ProposeRow, RowFailed, StructureEnded
 from tandem.speculation.fallible import Attempt, DrafterHealth
+from tandem.speculation.length import LengthPlan
 from tandem.speculation.lookup_policy import PolicedLookup
 from tandem.speculation.types import Draft, Proposer, Request, Rule, SpeculationStats, Verdict, model_part
 
@@ -85,12 +86,12 @@ class FusedRounds:
         if self._stops is not None and processing is None:
             end = request.most_tokens(len(prompt)) or pair.target.runner.limits.max_length
             self.ahead = RoundsAhead(self._target, self._draft, self.drafter, pair.health, self._stops, end)
-            self._target.follow = self.ahead.follow
+            self._target.goes_on(self.ahead.follow)
 
-    def plan(self, k: int, model_k: int | None) -> None:
-        """Says the lengths of the round after the one under way (see `round`), which must have begun."""
+    def plan(self, length: LengthPlan) -> None:
+        """Says the lengths of the rounds after the one under way (see `round`), which must have begun."""
         if self.ahead:
-            self.ahead.plan = k, model_k
+            self.ahead.plan = length
 
     async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
         """Runs a round.
@@ -142,7 +143,7 @@ class FusedRounds:
         proposed = result.proposal
         drafting, waited = result.draft_seconds, done.queue_seconds + result.draft_seconds - proposed.seconds
         verdict = self._target.verified(
-            tokens, proposed.token_ids, result.verdict, waited, done.compute_seconds - drafting
+            tokens, proposed.token_ids, result.verdict, waited, done.compute_seconds - drafting, done.ended
         )
         if self.drafter and done.rows == 1:
             self.drafter.stepped(len(proposed.token_ids), verdict.compute_seconds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Sequence
 
+from tandem.engine.run_ahead import run_steps
 from tandem.engine.sequences import LocalVerifier
 from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
 from tandem.speculation.never_waiting import OnStep, RunStep
@@ -29,6 +30,7 @@ class LocalRunVerifier:
 
     def begin(self, tokens: Sequence[int], on_step: OnStep) -> None:
         self._tokens, self._run = list(tokens), RunOn(tokens, self._stops, lookup=self._lookup)
+        self._verifier.goes_on(run_steps(self._run), self._run.fed)
         self._stepping = asyncio.create_task(self._go_on(self._run, on_step), name="step on")
 
     def send(self, message: RunMessage) -> None:
@@ -63,6 +65,7 @@ class LocalRunVerifier:
             await self._verifier.close()
 
     async def _leave(self) -> None:
+        self._verifier.goes_on(None)
         stepping, self._stepping, self._run = self._stepping, None, None
         if stepping:
             stepping.cancel()

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem.runners.protocol import VerifyRow
+from tandem.speculation.run_on import RunOn
 from tandem.speculation.types import Verdict
 
 log = logging.getLogger("tandem.engine")
@@ -43,10 +44,13 @@ class Waiting:
 
 
 class RunAhead:
-    """The rows of one sequence that were foreseen and that nobody has asked for yet, oldest first."""
+    """The rows of one sequence that were foreseen and that nobody has asked for yet, oldest first.
 
-    def __init__(self, follow: Follow) -> None:
-        self._follow = follow
+    `at_once`: whether the event loop should hear of every step as it ends.
+    """
+
+    def __init__(self, follow: Follow, at_once: Callable[[], bool]) -> None:
+        self._follow, self.at_once = follow, at_once
         self._rows: deque[Waiting] = deque()
         self._open = True
 
@@ -110,5 +114,17 @@ def plain_steps(stops: Collection[int], end: int) -> Follow:
         if position + 1 >= end:
             return None
         return VerifyRow(row.slot, position, result.token_ids[-1], (), row.request, (), None, row.adapter)
+
+    return follow
+
+
+def run_steps(run: RunOn) -> Follow:
+    """Returns what follows the steps of a run, with the drafts that have come for it, until it must pause."""
+
+    def follow(row: VerifyRow, result: object) -> VerifyRow | None:
+        if not isinstance(result, Verdict) or row.processor or (draft := run.after(result.token_ids)) is None:
+            return None
+        position = row.position + len(result.token_ids)
+        return VerifyRow(row.slot, position, result.token_ids[-1], draft, row.request, (), None, row.adapter)
 
     return follow

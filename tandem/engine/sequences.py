@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Coroutine, Hashable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tandem.engine.batcher import Step, TimedResult
@@ -33,8 +33,7 @@ class KVSequence:
 
     processing: Processing | None = None
 
-    follow: Follow | None = None
-    """With it, the device thread goes on by itself after the rows that are not prefill."""
+    _follow: Follow | None = None
 
     def __init__(self, engine: Engine, slot: int, request: Request, adapter: int = 0) -> None:
         self.engine, self.slot, self.request, self.adapter = engine, slot, request, adapter
@@ -87,9 +86,17 @@ class KVSequence:
         """Returns what the device thread may have run of the next row; a prefill row drops it."""
         if prefill:
             self.stop_ahead()
-        elif self.follow and (self._ahead is None or self._ahead.over):
-            self._ahead = RunAhead(self.follow)
+        elif self._follow and (self._ahead is None or self._ahead.over):
+            self._ahead = RunAhead(self._follow, self._at_once)
         return self._ahead
+
+    def goes_on(self, follow: Follow | None, at_once: Callable[[], bool] = lambda: False) -> None:
+        """Says by what the device thread goes on after the rows that are not prefill (None: it does not).
+
+        `at_once`: see RunAhead.
+        """
+        self.stop_ahead()
+        self._follow, self._at_once = follow, at_once
 
     @property
     def foreseen(self) -> Any:
@@ -189,16 +196,22 @@ class TargetSequence(KVSequence):
             except RowFailed:
                 if not again:
                     raise
-        return self.verified(tokens, draft, done.value, done.queue_seconds, done.compute_seconds)
+        return self.verified(tokens, draft, done.value, done.queue_seconds, done.compute_seconds, done.ended)
 
     def verified(
-        self, tokens: Sequence[int], draft: Sequence[int], verdict: Verdict, queue_seconds: float, seconds: float
+        self,
+        tokens: Sequence[int],
+        draft: Sequence[int],
+        verdict: Verdict,
+        queue_seconds: float,
+        seconds: float,
+        ended: float,
     ) -> Verdict:
         """Records a step that verified `draft` after `tokens`, of which all but the last were held, in `seconds`.
 
         Returns its verdict with these times: every verdict of this process gets them here.
         """
-        verdict.queue_seconds, verdict.compute_seconds = queue_seconds, seconds
+        verdict.queue_seconds, verdict.compute_seconds, verdict.ended = queue_seconds, seconds, ended
         self.held += [tokens[-1], *draft[: verdict.accepted]]
         self.engine.adapters.committed(self.adapter, len(draft), verdict)
         return verdict
@@ -248,7 +261,12 @@ class LocalVerifier:
             self._stats.cached_prompt_tokens = await self._sequence.fill(prompt[:-1])
             if self.stops is not None:
                 most = self._engine.runner.limits.max_length
-                self._sequence.follow = plain_steps(self.stops, self._request.most_tokens(len(prompt)) or most)
+                self.goes_on(plain_steps(self.stops, self._request.most_tokens(len(prompt)) or most))
+
+    def goes_on(self, follow: Follow | None, at_once: Callable[[], bool] = lambda: False) -> None:
+        """See KVSequence. Does nothing if the sequence is closed."""
+        if self._sequence:
+            self._sequence.goes_on(follow, at_once)
 
     async def verify(
         self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()

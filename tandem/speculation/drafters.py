@@ -69,6 +69,10 @@ class NgramDrafter:
         again = len(tokens) - start  # a copy that reaches the end goes on with itself
         return size, tuple([tokens[start + i % again] for i in range(k)]) if size else ()
 
+    def has(self, tokens: Sequence[int]) -> bool:
+        """Whether `tokens` are indexed, maybe with others after them."""
+        return common(self._indexed, tokens) == len(tokens)
+
     def match_at(self, tokens: Sequence[int], at: int, k: int) -> tuple[int, tuple[int, ...]]:
         """Like `match`, for tokens[:at], where more than `at` of `tokens` are indexed already."""
         size, start = next(((len(gram), stood) for gram, stood in self._entries[at] if stood is not None), (0, 0))

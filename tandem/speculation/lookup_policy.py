@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 from collections.abc import Sequence
 from operator import mul
 from typing import NamedTuple
@@ -84,7 +85,7 @@ class PolicedLookup:
     """Prompt lookup next to a draft model, for one request: proposes a copy only if it is expected to beat the model.
 
     The caller reports what the model drafted (`modelled`) and what was committed (`learn`). `by_time`: the lengths of
-    copies may depend on how long steps took; not where tokens depend on lengths.
+    copies may depend on how long steps took; not where tokens depend on lengths. Another thread may ask for copies.
     """
 
     by_time = True
@@ -92,7 +93,7 @@ class PolicedLookup:
     def __init__(self, policy: LookupPolicy) -> None:
         self._policy = policy
         self._counts = {source: AcceptanceCounts(REQUEST_FADING) for source in PRIOR}
-        self._lookup = NgramDrafter(LONGEST)
+        self._lookup, self._lock = NgramDrafter(LONGEST), threading.Lock()
         self._open: list[_Prediction] = []
         self._learned = 0
 
@@ -108,7 +109,7 @@ class PolicedLookup:
 
         If steps were measured, the copy has the length that commits most tokens per second, and may be empty.
         """
-        size, copied = self._lookup.match(tokens, k)
+        size, copied = self._match(tokens, k)
         if not copied or self._expected_accepted(min(size, LONG), k) < self._expected_accepted(MODEL, k):
             return Draft()
         if self.by_time and self._policy.measured:
@@ -117,8 +118,12 @@ class PolicedLookup:
 
     def copy_alone(self, tokens: Sequence[int], most: int) -> tuple[int, ...]:
         """Returns the copy of at most `most` tokens by which a step without a draft gains most; empty if by none."""
-        size, copied = self._lookup.match(tokens, most)
+        size, copied = self._match(tokens, most)
         return copied[: self._best_length(size, most)] if copied else ()
+
+    def _match(self, tokens: Sequence[int], k: int) -> tuple[int, tuple[int, ...]]:
+        with self._lock:
+            return self._lookup.match(tokens, k)
 
     def _best_length(self, size: int, most: int) -> int:
         """Returns the length, at most `most`, of a copy after a match of `size` tokens that commits most per second."""
@@ -144,9 +149,11 @@ class PolicedLookup:
 
     def learn(self, tokens: Sequence[int]) -> None:
         """Records that all of `tokens` is committed, and scores the predictions that this settles."""
-        self._lookup.note(tokens)
-        for at in range(self._learned, len(tokens)):
-            size, copied = self._lookup.match_at(tokens, at, SCORED)
+        with self._lock:
+            if not self._lookup.has(tokens):
+                self._lookup.note(tokens)
+            found = [(at, *self._lookup.match_at(tokens, at, SCORED)) for at in range(self._learned, len(tokens))]
+        for at, size, copied in found:
             if copied:
                 self._open.append(_Prediction(min(size, LONG), at, tokens[at - 1], copied))
         self._learned = len(tokens)

@@ -7,6 +7,8 @@ committed, a copy from the text is verified if it gains more than it costs: it n
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +17,8 @@ from tandem.speculation.lookup_policy import PolicedLookup
 
 MAX_UNREAD = 256
 """Tokens that a run may be ahead of those that its client has acknowledged."""
+FED = 16
+"""Steps without a draft from the client after which it is taken to rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,10 @@ class RunMessage:
 
 
 class RunOn:
-    """The run of one session. It ends at one of the tokens `stops`. `lookup`: for copies, opened with `tokens`."""
+    """The run of one session. It ends at one of the tokens `stops`. `lookup`: for copies, opened with `tokens`.
+
+    A device thread may go on with it by itself (`after`); its caller then hears of those steps later, in order.
+    """
 
     def __init__(
         self,
@@ -48,6 +55,10 @@ class RunOn:
         self._store = DraftStore(tokens, most_nodes)
         self._acknowledged = len(tokens)
         self._until = self._most = self._most_copies = 0
+        self._lock = threading.Lock()
+        self._decided = deque[tuple[tuple[int, ...], bool]]()  # drafts of steps that the device began; whether copies
+        self._unheard = 0  # steps that it has followed and the caller has not
+        self._unfed = 0  # steps since the client's last draft
         self.messages = 0
         self.misfits = 0
         """Messages whose drafts extend other tokens than the committed ones."""
@@ -63,31 +74,60 @@ class RunOn:
     def hear(self, message: RunMessage) -> None:
         """Takes a message: stores its drafts and moves the limits."""
         self.messages += 1
-        self._until, self._most, self._most_copies = message.run_until, message.most_drafts, message.most_copies
-        if self._store.add(message.base_length, message.last_token, message.token_ids):
-            self._acknowledged = max(self._acknowledged, message.base_length)
-        else:
-            self.misfits += 1
+        with self._lock:
+            self._until, self._most, self._most_copies = message.run_until, message.most_drafts, message.most_copies
+            if message.token_ids and message.most_drafts:
+                self._unfed = 0
+            if self._store.add(message.base_length, message.last_token, message.token_ids):
+                self._acknowledged = max(self._acknowledged, message.base_length)
+            else:
+                self.misfits += 1
 
     def next_draft(self) -> tuple[int, ...] | None:
         """Returns the draft that the next step verifies, empty for a plain step, or None while the run must pause."""
+        with self._lock:
+            draft, self.copied = self._decided.popleft() if self._decided else self._decide()
+        return draft
+
+    def after(self, token_ids: Sequence[int]) -> tuple[int, ...] | None:
+        """Follows a step on the device thread, and returns the next one's draft, which `next_draft` will return too."""
+        with self._lock:
+            self._advance(token_ids)
+            self._unheard += 1
+            draft, copied = self._decide()
+            if draft is not None:
+                self._decided.append((draft, copied))
+            return draft
+
+    def _decide(self) -> tuple[tuple[int, ...] | None, bool]:
         room = min(self._until, self._acknowledged + self._max_unread) - self.length
         if self.stopped or room < 1:
-            return None
+            return None, False
         draft, most = self._store.best(min(self._most, room - 1)), min(self._most_copies, room - 1)
-        self.copied = False
-        if not draft and self._lookup and most > 0:
-            draft = self._lookup.copy_alone(self._store.committed, most)
-            self.copied = bool(draft)
-        return draft
+        self._unfed += 1
+        if draft or not self._lookup or most < 1:
+            return draft, False
+        draft = self._lookup.copy_alone(self._store.committed, most)
+        return draft, bool(draft)
+
+    def fed(self) -> bool:
+        """Whether the client drafts, so that it should hear of every step at once."""
+        return self._unfed <= FED
 
     def commit(self, token_ids: Sequence[int], drafted: int = 0, seconds: float = 0.0) -> None:
         """Follows a step, which verified `drafted` draft tokens in so many seconds; 0: not known."""
+        with self._lock:
+            if self._unheard:
+                self._unheard -= 1
+            else:
+                self._advance(token_ids)
+            if self._lookup and self._most_copies:
+                if seconds > 0:
+                    self._lookup.stepped(drafted, seconds)
+                self._lookup.learn(self._store.committed)
+
+    def _advance(self, token_ids: Sequence[int]) -> None:
         self._store.advance(token_ids)
-        if self._lookup and self._most_copies:
-            if seconds > 0:
-                self._lookup.stepped(drafted, seconds)
-            self._lookup.learn(self._store.committed)
         self.heed(token_ids)
 
     def heed(self, token_ids: Sequence[int]) -> None:

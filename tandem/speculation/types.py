@@ -84,11 +84,11 @@ class Verdict:
     """The result of one verification: `accepted` draft tokens, then one token drawn by the target.
 
     It is not copied on its way: the step that makes it notes its size, and the sequence its seconds, once. They are
-    measured next to the target. `margins` (in logits, 0 is a tie) are filled in only on request, and
-    never under the rejection rule, which compares no scores; `logprobs` on request, one per token. `rows` rows shared
-    the step; the widest had `width` tokens (0: unknown, taken to be this row's), and all of them together `step_tokens`
-    (0: unknown, taken to be rows * width). `features`, on request: those of the last token that was fed before and of
-    the accepted tokens, as bytes (see features.py).
+    measured next to the target; so is when its step `ended` (perf_counter; 0: in another process). `margins` (in
+    logits, 0 is a tie) are filled in only on request, and never under the rejection rule, which compares no scores;
+    `logprobs` on request, one per token. `rows` rows shared the step; the widest had `width` tokens (0: unknown, taken
+    to be this row's), and all of them together `step_tokens` (0: unknown, taken to be rows * width). `features`, on
+    request: those of the last token that was fed before and of the accepted tokens, as bytes (see features.py).
     """
 
     token_ids: tuple[int, ...]
@@ -101,6 +101,7 @@ class Verdict:
     step_tokens: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
     features: bytes = b""
+    ended: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +136,18 @@ def model_part(k: int, model_k: int | None) -> int:
 class Chunk:
     """Tokens committed together, and the text that they complete. `logprobs`: one per token, if asked for."""
 
-    token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...] = ()
     text: str = ""
     margins: tuple[float, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
+
+    def __add__(self, after: Chunk) -> Chunk:
+        return Chunk(
+            self.token_ids + after.token_ids,
+            self.text + after.text,
+            self.margins + after.margins,
+            self.logprobs + after.logprobs,
+        )
 
 
 @dataclass(slots=True)

@@ -90,7 +90,7 @@ def test_a_stream_yields_chunks_as_they_come_and_sampling_is_the_requests_own() 
 
     chunks = beside(target_site, ask)
     tokens = tuple(token for chunk in chunks for token in chunk.token_ids)
-    assert tokens == oracle(PROMPT, SAMPLED, 12, past_the_end=True) and len(chunks) > 3
+    assert tokens == oracle(PROMPT, SAMPLED, 12, past_the_end=True) and len(chunks) > 1
     assert "".join(chunk.text for chunk in chunks) == text_of(tokens)
 
 

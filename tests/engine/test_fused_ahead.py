@@ -15,8 +15,9 @@ from tandem.engine.fused_rounds import FusedPair, FusedRounds
 from tandem.engine.generators import fused_generator
 from tandem.engine.loading import Loaded
 from tandem.engine.model_config import DraftChoice
-from tandem.runners.protocol import FusedRow
+from tandem.runners.protocol import FusedResult, FusedRow, Proposal
 from tandem.runners.toy import ToyConfig, ToyRunner, ToyTokenizer
+from tandem.speculation.length import LengthPlan
 from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
 from tandem.speculation.types import Chunk, Draft, GenerationEnd, GenerationRequest, Request, SpeculationStats
 from tests.planting import planted
@@ -25,6 +26,15 @@ from tests.support import GREEDY, SAMPLED, oracle, run, toy
 PROMPT = list(b"a prompt")
 MISS = ToyConfig(miss=0.4)
 COUNT = 60
+
+
+@pytest.fixture
+def read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tandem.engine.batcher.TOGETHER", 0.0)
+
+
+def once(k: int) -> LengthPlan:
+    return LengthPlan(k, k, trial_rate=1.0)
 
 
 class Copies(PolicedLookup):
@@ -80,13 +90,14 @@ class Site:
             await asyncio.sleep(0)
             at += 1
             if ahead:
-                rounds.plan(plans[at % len(plans)], None)
+                rounds.plan(once(plans[at % len(plans)]))
             tokens += (await under_way)[1].token_ids
             assert rounds.ahead
             self.foreseen += rounds.ahead.foreseen(tokens) is not None
         return tokens[len(PROMPT) :]
 
 
+@pytest.mark.usefixtures("read_at_once")
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
 @pytest.mark.parametrize("lookup", [False, True])
 @pytest.mark.parametrize("reprocesses", [False, True])
@@ -113,6 +124,7 @@ def test_the_device_makes_the_rows_that_the_loop_would_ask_for(
     run(test())
 
 
+@pytest.mark.usefixtures("read_at_once")
 def test_no_round_runs_past_a_stop_token_or_the_length() -> None:
     async def test() -> None:
         expected = oracle(PROMPT, GREEDY, COUNT, past_the_end=True)
@@ -124,7 +136,7 @@ def test_no_round_runs_past_a_stop_token_or_the_length() -> None:
             while len(tokens) <= len(PROMPT) + last:
                 under_way = asyncio.create_task(rounds.round(tokens, min(3, len(PROMPT) + COUNT - len(tokens) - 1)))
                 await asyncio.sleep(0)
-                rounds.plan(3, None)
+                rounds.plan(once(3))
                 tokens += (await under_way)[1].token_ids
             taken = len(site.rows)
             await asyncio.sleep(0.02)
@@ -136,6 +148,7 @@ def test_no_round_runs_past_a_stop_token_or_the_length() -> None:
     run(test())
 
 
+@pytest.mark.usefixtures("read_at_once")
 def test_a_round_of_another_length_than_foreseen_is_exact_and_runs_once() -> None:
     """The caller may go on elsewhere than the device did, such as after another sequence of tokens."""
 
@@ -144,7 +157,7 @@ def test_a_round_of_another_length_than_foreseen_is_exact_and_runs_once() -> Non
         rounds = site.planned = await site.opened()
         under_way = asyncio.create_task(rounds.round(PROMPT, 3))
         await asyncio.sleep(0)
-        rounds.plan(3, None)
+        rounds.plan(once(3))
         verdict = (await under_way)[1]
         assert rounds.ahead and rounds.ahead.foreseen([*PROMPT, *verdict.token_ids])
         site.planned = None
@@ -184,6 +197,7 @@ def test_generations_that_share_steps_begin_them_by_themselves_and_are_exact() -
     run(test())
 
 
+@pytest.mark.usefixtures("read_at_once")
 def test_a_draft_model_that_fails_is_left_to_the_loop() -> None:
     class Fails(ToyRunner):
         def propose(self, rows: Sequence[Any]) -> Any:
@@ -207,6 +221,7 @@ def test_a_draft_model_that_fails_is_left_to_the_loop() -> None:
     run(test())
 
 
+@pytest.mark.usefixtures("read_at_once")
 def test_an_error_on_the_device_thread_reaches_the_request() -> None:
     class Fails(Copies):
         def copy(self, tokens: Sequence[int], k: int) -> Draft:
@@ -226,32 +241,61 @@ def test_an_error_on_the_device_thread_reaches_the_request() -> None:
     run(test())
 
 
-def test_a_plan_serves_one_round() -> None:
+@pytest.mark.parametrize(("plan", "rounds_begun"), [(once(3), 1), (LengthPlan(3, 3), 5)])
+def test_a_trial_serves_one_round_and_another_plan_all_that_follow(plan: LengthPlan, rounds_begun: int) -> None:
     async def test() -> None:
         site = Site()
         rounds = await site.opened()
+        draft, verdict = await rounds.round(PROMPT, 3)
         assert rounds.ahead
-        await rounds.round(PROMPT, 3)
-        rounds.ahead.plan = (3, None)
-        assert rounds.ahead.follow(site.rows[-1], "no result") is None and rounds.ahead.plan is None
+        rounds.ahead.plan = plan
+        row, result = site.rows[-1], FusedResult(Proposal(draft.token_ids), verdict)
+        begun = [rounds.ahead.follow(row, result) for _ in range(5)]
+        assert [each is not None for each in begun] == [i < rounds_begun for i in range(5)]
         await rounds.close()
         await site.batcher.close()
 
     run(test())
 
 
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
+def test_while_the_device_copies_the_loop_learns_and_tokens_are_exact(sampling: Any) -> None:
+    """A text that repeats itself, so that copies are taken on both threads."""
+    prompt = list(b"abcabcabcabcabcabcabc")
+
+    async def test() -> None:
+        site, tokenizer = Site(), ToyTokenizer()
+        generator = fused_generator(
+            Loaded(site.target, tokenizer), Loaded(site.draft, tokenizer), None, DraftChoice("hybrid", "toy")
+        )
+        tokens = list[int]()
+        request = GenerationRequest(
+            token_ids=tuple(prompt), max_new_tokens=120, ignore_end_of_sequence=True, sampling=sampling
+        )
+        async for event in generator.generate(request):
+            if isinstance(event, Chunk):
+                tokens += event.token_ids
+        assert tuple(tokens) == oracle(prompt, sampling, 120, past_the_end=True)
+        await site.batcher.close()
+
+    run(test())
+
+
+SERVES = test_a_trial_serves_one_round_and_another_plan_all_that_follow
 SAME_ROWS = lambda: test_the_device_makes_the_rows_that_the_loop_would_ask_for(GREEDY, True, False, [4, 0, 0, 2, 5, 1])  # noqa: E731
 
 
+@pytest.mark.usefixtures("read_at_once")
 @pytest.mark.parametrize(
     ("old", "new", "caught"),
     [
-        ("self._missing += len(new)", "pass", SAME_ROWS),
+        ("last.missing += len(new)", "pass", SAME_ROWS),
         ("max(0, min(result.verdict.accepted, kept))", "kept", SAME_ROWS),
         ("self._end - len(tokens) - 1", "self._end - len(tokens)", SAME_ROWS),
         ("row.propose.k and not row.copied", "row.propose.k", SAME_ROWS),
         ("tokens += new", "tokens += new[:1]", SAME_ROWS),
-        ("plan, self.plan = self.plan, None", "plan = self.plan", test_a_plan_serves_one_round),
+        ("if plan.trial_rate is not None", "if False", lambda: SERVES(once(3), 1)),
+        ("if plan.trial_rate is not None", "if True", lambda: SERVES(LengthPlan(3, 3), 5)),
         ("if plan is None or", "if True or", SAME_ROWS),
         (
             " or not set(new).isdisjoint(self._stops)",

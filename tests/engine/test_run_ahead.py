@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -13,12 +14,17 @@ from tandem.engine.batcher import Batcher, StepHung
 from tandem.engine.engine import Engine
 from tandem.engine.generators import plain_generator
 from tandem.engine.loading import Loaded
+from tandem.engine.local_run import LocalRunVerifier
 from tandem.engine.run_ahead import MOST_AHEAD
 from tandem.engine.sequences import LocalVerifier
 from tandem.runners.toy import ToyRunner, ToyTokenizer
+from tandem.speculation.lookup_policy import LookupPolicy
+from tandem.speculation.loop import TOGETHER
+from tandem.speculation.never_waiting import RunStep
+from tandem.speculation.run_on import FED, RunMessage
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, Request
 from tests.planting import planted
-from tests.support import GREEDY, SAMPLED, oracle, run, toy
+from tests.support import GREEDY, HANG, SAMPLED, oracle, run, toy
 
 PROMPT = list(b"a prompt")
 
@@ -207,6 +213,134 @@ def test_a_run_whose_step_hangs_is_told_and_its_sequence_goes_on_exactly() -> No
     run(test())
 
 
+def test_tokens_of_steps_that_follow_each_other_are_handed_out_together_the_first_at_once() -> None:
+    async def test() -> None:
+        device, runner = engine()
+        runner.seconds = TOGETHER / 5
+        chunks, generator = list[tuple[int, ...]](), plain_generator(Loaded(device, ToyTokenizer()))
+        request = GenerationRequest(token_ids=tuple(PROMPT), max_new_tokens=40, ignore_end_of_sequence=True)
+        async for event in generator.generate(request):
+            if isinstance(event, Chunk):
+                chunks.append(event.token_ids)
+                assert len(chunks) > 1 or runner.verified <= 3  # on a busy machine a step may have gone on
+        assert sum(chunks, ()) == tuple(expected_of(PROMPT, GREEDY, 40))
+        assert len(chunks[0]) <= 2 and len(chunks) <= 20
+        assert event.stats.rounds == 40
+        await device.batcher.close()
+
+    run(test())
+
+
+def test_steps_of_which_none_has_heard_are_told_before_the_one_that_hangs() -> None:
+    async def test() -> None:
+        device, runner = engine()
+        runner.seconds = TOGETHER / 5
+        verifier, tokens = opened(device), list(PROMPT)
+        await verifier.open(tokens)
+        tokens += (await verifier.verify(tokens, ())).token_ids
+        while len(device.batcher._unread) < 2:
+            time.sleep(0.001)  # the event loop does not read
+        device.batcher.abandon("a step hangs")
+        got = len(tokens)
+        with pytest.raises(StepHung):
+            while True:
+                tokens += (await asyncio.wait_for(verifier.verify(tokens, ()), HANG)).token_ids
+        assert len(tokens) >= got + 2 and tokens == PROMPT + expected_of(PROMPT, GREEDY, len(tokens) - len(PROMPT))
+        await verifier.close()
+        await device.batcher.close()
+
+    run(test())
+
+
+def test_rounds_are_timed_by_the_device_however_late_they_are_read() -> None:
+    async def test() -> None:
+        device, runner = engine()
+        runner.seconds = TOGETHER / 5
+        verifier, tokens = opened(device), list(PROMPT)
+        await verifier.open(tokens)
+        ends = list[float]()
+        for _ in range(10):
+            verdict = await verifier.verify(tokens, ())
+            tokens += verdict.token_ids
+            ends.append(verdict.ended)
+        apart = [after - before for before, after in itertools.pairwise(ends)]
+        assert min(apart) >= runner.seconds and ends[-1] <= time.perf_counter()
+        await verifier.close()
+        await device.batcher.close()
+
+    run(test())
+
+
+class Steps:
+    """A run of a local target on the engine, and the steps that it was told of."""
+
+    def __init__(self, device: Engine, count: int) -> None:
+        self.verifier = LocalVerifier(device, Request(GREEDY, max_new_tokens=count))
+        self.steps, self.text = list[RunStep](), [*PROMPT, *expected_of(PROMPT, GREEDY, count)]
+        self.run = LocalRunVerifier(self.verifier, LookupPolicy())
+        self.until = len(self.text)
+
+    def send(self, base: int, draft: Sequence[int] = ()) -> None:
+        self.run.send(RunMessage(base, self.text[base - 1], tuple(draft), self.until, 4))
+
+    async def begin(self) -> None:
+        await self.run.open(PROMPT)
+        self.run.begin(PROMPT, self.told)
+        self.send(len(PROMPT))
+
+    def told(self, step: RunStep | Exception) -> None:
+        assert isinstance(step, RunStep), step
+        self.steps.append(step)
+
+    @property
+    def tokens(self) -> list[int]:
+        return [*PROMPT, *(token for step in self.steps for token in step.verdict.token_ids)]
+
+
+def test_a_run_steps_on_while_the_loop_is_held_and_is_read_together_unless_drafts_come() -> None:
+    async def test() -> None:
+        device, runner = engine()
+        steps = Steps(device, 100)
+        await steps.begin()
+        while len(steps.steps) < FED + 2:
+            await asyncio.sleep(0.001)
+        began = runner.verified
+        assert await ahead_of(runner, began) >= MOST_AHEAD - 2
+        told, reads, largest = len(steps.steps), 0, 0
+        while len(steps.steps) < told + 60:
+            await asyncio.sleep(0)
+            if (new := len(steps.steps)) > told + largest:
+                reads, largest = reads + 1, new - told
+        assert reads <= 40  # of 60 steps of 2 ms
+        steps.send(len(steps.tokens) - 1)
+        while len(steps.tokens) < steps.until:
+            await asyncio.sleep(0.001)
+        assert steps.tokens == steps.text and all(step.drafted == 0 for step in steps.steps)
+        await steps.run.close()
+        await device.batcher.close()
+
+    run(test())
+
+
+def test_drafts_that_come_while_the_device_goes_on_are_verified_and_tokens_are_exact() -> None:
+    async def test() -> None:
+        device, runner = engine()
+        steps = Steps(device, 120)
+        await steps.begin()
+        while len(steps.tokens) < steps.until:
+            at = len(steps.tokens)
+            draft = [*steps.text[at : at + 6], 0, 0][: 3 + at % 6]
+            steps.send(at, draft)
+            await asyncio.sleep(0.003)
+        assert steps.tokens == steps.text
+        drafted, accepted = sum(s.drafted for s in steps.steps), sum(s.verdict.accepted for s in steps.steps)
+        assert 10 <= accepted <= drafted and runner.verified == len(steps.steps)
+        await steps.run.close()
+        await device.batcher.close()
+
+    run(test())
+
+
 @pytest.mark.parametrize(
     ("where", "old", "new", "caught"),
     [
@@ -240,6 +374,24 @@ def test_a_run_whose_step_hangs_is_told_and_its_sequence_goes_on_exactly() -> No
             "self._open = False",
             "pass",
             test_who_leaves_waits_for_one_step_and_leaves_a_clean_slot,
+        ),
+        (
+            "run_ahead:run_steps",
+            "position = row.position + len(result.token_ids)",
+            "position = row.position + 1",
+            test_drafts_that_come_while_the_device_goes_on_are_verified_and_tokens_are_exact,
+        ),
+        (
+            "batcher:Batcher._run_and_tell",
+            ">= TOGETHER",
+            ">= 0",
+            test_tokens_of_steps_that_follow_each_other_are_handed_out_together_the_first_at_once,
+        ),
+        (
+            "batcher:Batcher._run_and_tell",
+            ">= TOGETHER",
+            ">= 1e9",
+            test_tokens_of_steps_that_follow_each_other_are_handed_out_together_the_first_at_once,
         ),
     ],
 )

@@ -15,6 +15,7 @@ import pytest
 
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.runners.loading import Shape
+from tandem.runners.toy import ToyConfig
 from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.features import FeatureFormat
@@ -41,7 +42,8 @@ async def schedule(seed: int, pipeline: Pipeline, rule: Rule = Rule.AGREEMENT) -
         addresses = []
         for number in range(2):
             faults = FaultInterceptor(Schedule(seed * 10 + number, chance.choice([0.1, 0.3]), 2), history)
-            site = await stack.enter_async_context(target_site(toy(chunk=8), interceptors=[faults], features=()))
+            target = toy(ToyConfig(step_seconds=0.03), chunk=8)  # six requests on one loop: drafts need time to come
+            site = await stack.enter_async_context(target_site(target, interceptors=[faults], features=()))
             assert isinstance(site.verifier, TargetVerifierService)
             faults.expire = lambda session, service=site.verifier: _expire(service, session)
             addresses.append(site.address)

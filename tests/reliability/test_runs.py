@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
+from tandem.engine.run_ahead import MOST_AHEAD
 from tandem.rpc.errors import TandemError
 from tandem.runners.toy import ToyConfig
 from tandem.speculation.depth import Pipeline
@@ -247,7 +248,8 @@ def test_two_runs_that_begin_at_once_are_one_after_the_other() -> None:
             for reply in seen:
                 assert reply.stale or list(reply.token_ids) == [text[reply.committed_length - len(PROMPT) - 1]]
             assert max(reply.committed_length for reply in seen) == len(PROMPT) + 20
-            assert site.engine.batcher.steps == before + 20
+            taken = site.engine.batcher.steps - before - 20
+            assert 0 <= taken <= 3 * (MOST_AHEAD + 1)  # what a run has begun by itself is dropped with it
             for call in calls:
                 call.cancel()
 

@@ -276,9 +276,11 @@ def test_a_worker_that_hangs_costs_one_deadline_and_delays_nobody_else(caplog: p
 
 @pytest.mark.parametrize("pipeline", daily([Pipeline.OFF, Pipeline.NEVER_WAITING], 1))
 def test_a_worker_killed_in_the_middle_of_a_request_and_started_again(
-    pipeline: Pipeline, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    pipeline: Pipeline, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Same tokens, no error; the same request speculates again, and so do later ones."""
+    for module in ("tandem.engine.batcher", "tandem.speculation.loop"):
+        monkeypatch.setattr(f"{module}.TOGETHER", -1.0)  # an event for each round
     role = ("--role", "draft_worker", "--propose_only", "--backend", "toy", "--sequence_length", "600")
     role = (*role, "--draft", "model", "--draft_model", "miss=0.3")
 

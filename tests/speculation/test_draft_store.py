@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tandem.speculation.draft_store import DraftStore
 from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
-from tandem.speculation.run_on import RunMessage, RunOn
+from tandem.speculation.run_on import FED, RunMessage, RunOn
 
 
 def add(store: DraftStore, base: int, last: int, *tokens: int) -> bool:
@@ -225,3 +225,33 @@ def test_late_steps_do_not_end_copies() -> None:
             policy.stepped(drafted, 0.025 + 0.0002 * drafted + (0.100 if at % 3 == drafted else 0.0))
     plain, *_, copied = policy.times[:4]
     assert copied / plain < 1.05
+
+
+def test_steps_that_the_device_began_by_itself_are_heard_of_in_order_and_committed_once() -> None:
+    run = RunOn([1, 2])
+    run.hear(hearing(2, 2, 3, 4, most=2, until=9))
+    assert run.next_draft() == (3, 4)
+    assert run.after([3, 4, 5]) == ()  # on the device thread, before the caller has heard
+    run.hear(hearing(5, 5, 6, 7, until=9))
+    assert run.after([6]) == (7,)
+    assert run.after([7, 8]) == ()
+    assert run.after([9]) is None and run.length == 9  # as far as it was asked to
+    for committed, after in (([3, 4, 5], ()), ([6], (7,)), ([7, 8], ()), ([9], None)):
+        run.commit(committed)
+        assert run.next_draft() == after
+    assert run.length == 9
+    run.hear(hearing(9, 9, 10, until=12))
+    assert run.next_draft() == (10,)
+    run.commit([10, 11])  # of a step that the device did not follow
+    assert run.length == 11
+
+
+def test_a_run_counts_as_fed_while_its_client_drafts() -> None:
+    run, seen = RunOn([1]), list[bool]()
+    for token in range(2, 60):
+        draft = {2: (2, 3), 30: (90, 91, 92), 50: (50,)}.get(token, ())
+        run.hear(hearing(token - 1, token - 1, *draft, most=0 if token == 50 else 10))
+        run.next_draft()
+        seen.append(run.fed())
+        run.commit([token])
+    assert seen == [token < 2 + FED or 30 <= token < 30 + FED for token in range(2, 60)]

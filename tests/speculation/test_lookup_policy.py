@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import threading
 from collections.abc import Sequence
 
 from hypothesis import given, settings
@@ -219,3 +221,38 @@ def test_a_copy_is_as_long_as_it_gains_more_than_the_steps_that_verify_it_cost()
 
 def test_where_no_step_was_timed_or_tokens_depend_on_lengths_a_copy_is_as_long_as_asked() -> None:
     assert copied_after(1, each=0.3, steps=0) == copied_after(1, each=0.3, by_time=False) == 4
+
+
+def test_while_another_thread_copies_what_is_learned_is_that_of_the_text() -> None:
+    text = [at * at % 7 for at in range(3000)]
+    ours, theirs = LookupPolicy(), LookupPolicy()
+    shared, alone = PolicedLookup(ours), PolicedLookup(theirs)
+    ended = threading.Event()
+
+    def copies() -> None:
+        try:
+            for end in range(20, len(text)):
+                shared.copy_alone(text[:end], 5)
+        finally:
+            ended.set()
+
+    asyncio.run(shared.open(text[:10]))
+    asyncio.run(alone.open(text[:10]))
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        thread = threading.Thread(target=copies)
+        thread.start()
+        learned = 10
+        while not ended.is_set():
+            learned = min(learned + 1, len(text))
+            shared.learn(text[:learned])
+        thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    for end in range(11, len(text) + 1):
+        alone.learn(text[:end])
+    shared.learn(text)
+    assert [ours.rates(source, 3) for source in range(1, LONG + 1)] == [
+        theirs.rates(source, 3) for source in range(1, LONG + 1)
+    ]
