@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 from tandem.rpc import calls, wire
@@ -67,10 +66,6 @@ class DraftClient:
             self._info = info
         return self._info
 
-    def contract(self) -> AbstractContextManager[None]:
-        """What the worker sends is checked inside: InvalidField becomes BrokenContract."""
-        return contract(self.name)
-
     def forget(self) -> None:
         """Clears the cached info: the next worker to answer may be another one, with other limits."""
         self._info = None
@@ -125,7 +120,7 @@ class RemoteDrafter:
         reply, limits = answered
         seconds = time.perf_counter() - sent
         try:
-            with self._client.contract():
+            with contract(self._client.name):
                 network_seconds = seconds - check.seconds("server_seconds", reply.server_seconds, seconds)
                 draft = wire.draft_from_wire(reply, limits.vocab_size, self._vocab_size, k, self._request.rule, seconds)
         except BrokenContract:
