@@ -84,11 +84,6 @@ class NativeSteps:
         weakref.finalize(self, self.library.tandem_model_free, self.handle)
 
     @property
-    def hands_out(self) -> bool:
-        """Whether steps also write hidden states for a head."""
-        return False
-
-    @property
     def rotary(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Cosines and sines of the rotary embedding, each [length, head_dim / 2]."""
         return self._kept[1], self._kept[2]
@@ -115,22 +110,17 @@ class NativeSteps:
             self.own_features.give_back(slot, positions)
 
     def feed(
-        self,
-        slots: Sequence[int],
-        starts: Sequence[int],
-        tokens: Sequence[Sequence[int]],
-        wants: int = 2,
-        adapters: Sequence[int] = (),
+        self, slots: Sequence[int], starts: Sequence[int], tokens: Sequence[Sequence[int]], wants: int = 2
     ) -> NDArray[np.float32] | None:
-        """Feeds rows of any lengths. Returns float32 logits [n, outputs].
-
-        `wants`: 2 for the logits of all tokens, 1 for each row's last token, 0 for none (returns None). `adapters`: the
-        numbers of the rows' adapters, 0 for none. Raises OutOfBounds, and feeds nothing then.
-        """
-        return self.feed_batch(RowBatch(slots, starts, tokens, adapters), wants)
+        """Like `feed_batch`, for rows without adapters."""
+        return self.feed_batch(RowBatch(slots, starts, tokens), wants)
 
     def feed_batch(self, batch: RowBatch, wants: int) -> NDArray[np.float32] | None:
-        """Like `feed`."""
+        """Feeds rows of any lengths. Returns float32 logits [n, outputs].
+
+        `wants`: 2 for the logits of all tokens, 1 for each row's last token, 0 for none (returns None). Raises
+        OutOfBounds, and feeds nothing then.
+        """
         count = (0, int(batch.rows.count), int(batch.begins[-1]))[wants]
         logits = np.empty((count, self.outputs), dtype=np.float32) if count else None
         self.library.tandem_feed(self.handle, ctypes.byref(batch.rows), wants, pointer(logits, c_float))
