@@ -110,17 +110,22 @@ class NativeSteps:
             self.own_features.give_back(slot, positions)
 
     def feed(
-        self, slots: Sequence[int], starts: Sequence[int], tokens: Sequence[Sequence[int]], wants: int = 2
+        self,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        tokens: Sequence[Sequence[int]],
+        wants: int = 2,
+        adapters: Sequence[int] = (),
     ) -> NDArray[np.float32] | None:
-        """Like `feed_batch`, for rows without adapters."""
-        return self.feed_batch(RowBatch(slots, starts, tokens), wants)
-
-    def feed_batch(self, batch: RowBatch, wants: int) -> NDArray[np.float32] | None:
         """Feeds rows of any lengths. Returns float32 logits [n, outputs].
 
-        `wants`: 2 for the logits of all tokens, 1 for each row's last token, 0 for none (returns None). Raises
-        OutOfBounds, and feeds nothing then.
+        `wants`: 2 for the logits of all tokens, 1 for each row's last token, 0 for none (returns None). `adapters`: the
+        numbers of the rows' adapters, 0 for none. Raises OutOfBounds, and feeds nothing then.
         """
+        return self.feed_batch(RowBatch(slots, starts, tokens, adapters), wants)
+
+    def feed_batch(self, batch: RowBatch, wants: int) -> NDArray[np.float32] | None:
+        """Like `feed`."""
         count = (0, int(batch.rows.count), int(batch.begins[-1]))[wants]
         logits = np.empty((count, self.outputs), dtype=np.float32) if count else None
         self.library.tandem_feed(self.handle, ctypes.byref(batch.rows), wants, pointer(logits, c_float))
