@@ -110,9 +110,9 @@ async def connect(
 def encode(prompts: Sequence[Prompt], model: str | None = None) -> dict[str, list[int]]:
     """Tokenizes the prompts, so that all contenders get the same ids and none pays for tokenization."""
     from tandem.checkpoints.locate import find
-    from tandem.engine.loading import load_tokenizer
+    from tandem.checkpoints.tokenizers import HuggingFaceTokenizer
 
-    tokenizer = load_tokenizer(find(model))
+    tokenizer = HuggingFaceTokenizer(find(model))
     return {prompt.name: tokenizer.encode(prompt.text, bool(prompt.chat)) for prompt in prompts}
 
 

@@ -22,8 +22,9 @@ from typing import Any
 
 from benchmarks.arguments import Parser, positive
 from benchmarks.round_overhead import target_server
-from tandem.clients.distributed import open_distributed
+from tandem.clients.distributed import connect_distributed
 from tandem.engine.batcher import Batcher
+from tandem.engine.drafting import load_drafting
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.runners.loading import Shape
 from tandem.speculation.depth import Pipeline
@@ -76,7 +77,8 @@ async def rounds(entered: Entered, pipeline: Pipeline, draft: str, count: int) -
     found, batcher = list[Counter[CodeType]](), Batcher("draft")
     config = ModelConfig(backend="toy", draft=DraftChoice(draft, "miss=0.2,step=0.001"), shape=Shape(max_length=1024))
     async with target_server("toy", config.shape.max_draft, *TARGET) as (address, _):
-        generator, client = await open_distributed(config, address, 30.0, batcher, pipeline)
+        drafting = await load_drafting(config, batcher)
+        generator, client = await connect_distributed(drafting, config, address, 30.0, pipeline)
         request = GenerationRequest(
             text="A round of a draft and a target", max_new_tokens=400, ignore_end_of_sequence=True
         )

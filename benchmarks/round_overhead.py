@@ -108,7 +108,7 @@ async def measure(args: argparse.Namespace, say: Callable[[str], None]) -> Repor
 
 async def _real(args: argparse.Namespace, say: Callable[[str], None]) -> tuple[list[Row], list[Row], float]:
     from tandem.checkpoints.locate import find
-    from tandem.engine.loading import load_tokenizer
+    from tandem.checkpoints.tokenizers import HuggingFaceTokenizer
     from tandem.runners.toy import ToyTokenizer
 
     k = args.speculation_length
@@ -124,7 +124,7 @@ async def _real(args: argparse.Namespace, say: Callable[[str], None]) -> tuple[l
     ]
     loops = [
         await loop_row(k, args.rounds, ToyTokenizer().stream(), "toy text"),
-        await loop_row(k, args.rounds, load_tokenizer(find(None)).stream(), "the embedded tokenizer"),
+        await loop_row(k, args.rounds, HuggingFaceTokenizer(find(None)).stream(), "the embedded tokenizer"),
     ]
     return rows, loops, rows[-1].p50_ms
 

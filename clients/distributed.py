@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from tandem.checkpoints.tokenizers import same_tokens
 from tandem.clients.head_fallback import with_features
-from tandem.engine.batcher import Batcher
-from tandem.engine.drafting import Drafting, load_drafting
+from tandem.engine.drafting import Drafting
 from tandem.engine.generator import Generator, MakeRounds
 from tandem.engine.generators import fixed_length, stop_tokens, worker_info
 from tandem.engine.model_config import ModelConfig
@@ -34,36 +33,20 @@ TARGET_SECONDS = 120.0
 """How long a draft waits for a target that is still starting, unless told otherwise."""
 
 
-async def open_distributed(
-    config: ModelConfig,
-    target_address: str,
-    connect_seconds: float,
-    batcher: Batcher,
-    pipeline: Pipeline = Pipeline.AUTO,
-    credentials: Credentials | None = None,
-    persistence: Persistence | None = None,
-) -> tuple[Generator, VerifierClient]:
-    """Loads the draft model and returns a distributed generator and the client to close. Raises ValueError.
-
-    `target_address` may list several verifiers, HOST:PORT,HOST:PORT. They may still be loading: waits up to
-    `connect_seconds` for the first answer. `persistence`: how long a request keeps retrying when they are gone.
-    """
-    drafting = await load_drafting(config, batcher)
-    return await connect_distributed(
-        drafting, config, target_address, connect_seconds, pipeline, credentials, persistence
-    )
-
-
 async def connect_distributed(
     drafting: Drafting,
     config: ModelConfig,
     target_address: str,
     connect_seconds: float,
-    pipeline: Pipeline = Pipeline.AUTO,
+    pipeline: Pipeline,
     credentials: Credentials | None = None,
     persistence: Persistence | None = None,
 ) -> tuple[Generator, VerifierClient]:
-    """Like `open_distributed`, with a draft model that is already loaded."""
+    """Returns a distributed generator with a draft model that is loaded, and the client to close. Raises ValueError.
+
+    `target_address` may list several verifiers, HOST:PORT,HOST:PORT. They may still be loading: waits up to
+    `connect_seconds` for the first answer. `persistence`: how long a request keeps retrying when they are gone.
+    """
     client = VerifierClient(target_address, drafting.tokenizer.sha256, persistence=persistence, credentials=credentials)
     target = await _target_of(client, drafting, connect_seconds)
     try:

@@ -6,9 +6,10 @@ import time
 from dataclasses import replace
 
 from tandem.clients.completion import Events
-from tandem.clients.distributed import open_distributed
+from tandem.clients.distributed import connect_distributed
 from tandem.clients.terminal import ClientConfig, run_prompts
 from tandem.engine.batcher import Batcher
+from tandem.engine.drafting import load_drafting
 from tandem.engine.generators import plain_generator
 from tandem.engine.loading import load, load_adapters
 from tandem.engine.model_config import ModelConfig
@@ -24,8 +25,9 @@ async def run_draft(
     """Runs --role draft: drafts locally and verifies at a TargetVerifier."""
     await foresee(config.address, config.credentials)
     batcher, persistence = Batcher("draft"), Persistence(config.reconnect_seconds)
-    generator, client = await open_distributed(
-        models, config.address, connect_seconds, batcher, pipeline, config.credentials, persistence
+    drafting = await load_drafting(models, batcher)
+    generator, client = await connect_distributed(
+        drafting, models, config.address, connect_seconds, pipeline, config.credentials, persistence
     )
 
     def generate(request: GenerationRequest) -> Events:

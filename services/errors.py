@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
-from google.protobuf import any_pb2
 from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
@@ -121,9 +120,8 @@ def to_status(error: Exception, log_prompts: bool = False) -> status_pb2.Status:
     """Builds a google.rpc.Status with ErrorInfo and, where they apply, BadRequest, RetryInfo or PartialGeneration."""
     if isinstance(error, Interrupted):
         status = to_status(error.cause, log_prompts)
-        tokens = error.produced
-        partial = generation_pb2.PartialGeneration(output_tokens=len(tokens), token_ids=tokens[-MAX_PARTIAL:])
-        status.details.append(_packed(partial))
+        produced, tokens = error.produced[-MAX_PARTIAL:], len(error.produced)
+        status.details.add().Pack(generation_pb2.PartialGeneration(output_tokens=tokens, token_ids=produced))
         return status
     own = isinstance(error, InvalidField | TooLong)
     if isinstance(error, TandemError) and not own and error.outcome is Outcome.DENIED:  # our credentials are at fault
@@ -145,7 +143,10 @@ def to_status(error: Exception, log_prompts: bool = False) -> status_pb2.Status:
 
 def _status(code: int, message: str, details: Sequence[Any] = ()) -> status_pb2.Status:
     """Builds a status with a short, printable message, whatever the message quotes."""
-    return status_pb2.Status(code=code, message=printable(message), details=map(_packed, details))
+    status = status_pb2.Status(code=code, message=printable(message))
+    for detail in details:
+        status.details.add().Pack(detail)
+    return status
 
 
 def _places(error: Exception) -> str:
@@ -176,12 +177,6 @@ def _retry(seconds: float) -> error_details_pb2.RetryInfo:
     retry = error_details_pb2.RetryInfo()
     retry.retry_delay.FromMilliseconds(int(seconds * 1000))
     return retry
-
-
-def _packed(message: Any) -> any_pb2.Any:
-    any_message = any_pb2.Any()
-    any_message.Pack(message)
-    return any_message
 
 
 async def abort(context: grpc.aio.ServicerContext, error: Exception, log_prompts: bool = False) -> None:

@@ -20,13 +20,13 @@ from tandem.services.load import TokenRate
 from tandem.services.receipts import Receipts, generated
 from tandem.services.security.call_limits import origin
 from tandem.services.security.identity import caller
-from tandem.services.security.limits import Running, ServerLimits, UnderWay
+from tandem.services.security.limits import ServerLimits, UnderWay
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, SpeculationStats
 
 if TYPE_CHECKING:  # metrics are a library that need not be installed
     from tandem.services.observability.generation_metrics import WatchedRequest
 
-Observe = Callable[[GenerationRequest, GenerationEnd, float], None]
+Observe = Callable[[GenerationEnd, float], None]
 Event: TypeAlias = Chunk | GenerationEnd
 Put = Callable[[Event | Exception], None]
 Watch = Callable[[SpeculationStats], "WatchedRequest"]
@@ -57,7 +57,7 @@ class GenerateMethod:
         self.receipts = receipts
         self.produced = TokenRate()
         self._reply_type, self._observe, self.queue, self._watch = reply_type, observe, queue, watch
-        self._running = Running(self.limits)
+        self._running = self.limits.running()
         self._under_way = UnderWay()
 
     @property
@@ -83,7 +83,8 @@ class GenerateMethod:
             places.enter_context(self._running.one(caller()))
             places.enter_context(self._place(origin()))
             task = asyncio.create_task(self._produce(request, put), name="generate")
-            task.add_done_callback(partial(_leave, places.pop_all()))
+            leaving = places.pop_all()
+            task.add_done_callback(lambda _: leaving.close())
         return task
 
     def _place(self, who: str) -> AbstractContextManager[None]:
@@ -109,7 +110,7 @@ class GenerateMethod:
                             watcher.chunk(event)
                         continue
                     if self._observe:
-                        self._observe(request, event, time.perf_counter() - started)
+                        self._observe(event, time.perf_counter() - started)
                     if watcher:
                         watcher.ended(event)
         except Exception as error:
@@ -184,7 +185,3 @@ class Generations:
         seconds = self._method.limits.unread_seconds
         if not self._producing and time.monotonic() - self._ended > seconds:
             raise NotRead(f"the rest of the output was not read within {seconds:g} s")
-
-
-def _leave(places: contextlib.ExitStack, task: asyncio.Task[None]) -> None:
-    places.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
@@ -12,6 +13,8 @@ from tandem.services.lifecycle import Lifecycle
 from tandem.services.role_config import RoleConfig
 from tandem.services.roles import ROLES, ServerParts, ServerRole
 from tandem.services.server import HostedService, ServeConfig, serve
+
+log = logging.getLogger("tandem.server")
 
 Build = Callable[[], Awaitable[HostedService]]
 Host = Callable[[ServeConfig, Lifecycle, Build, Sequence[Layer]], Awaitable[int]]
@@ -33,7 +36,8 @@ async def _run(role: ServerRole, config: RoleConfig, host: Host, others: RankPro
     parts = ServerParts(role, config, others)
     serving = host(config.serve, parts.lifecycle, partial(role.build, parts), [parts.observability.layer])
     code = await parts.observability.during(serving)
-    parts.profile.write()
+    for path in parts.profile.write() if parts.profile else ():
+        log.info("performance metrics saved to %s", path)
     stuck = parts.batcher.stuck
     if stuck:  # the device thread would keep the process alive for ever
         config.serve.ending.within(0.0, "the device thread is stuck in a step")

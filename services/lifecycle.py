@@ -14,22 +14,18 @@ class Lifecycle:
 
     def __init__(self) -> None:
         self.accepting = True
-        self._running = 0
-
-    @property
-    def running(self) -> int:
+        self.running = 0
         """Number of running pieces of work."""
-        return self._running
 
     @contextlib.contextmanager
     def work(self) -> Iterator[None]:
         """Counts a new piece of work while the block runs. Raises NotAccepting while the server drains."""
         self.check()
-        self._running += 1
+        self.running += 1
         try:
             yield
         finally:
-            self._running -= 1
+            self.running -= 1
 
     def check(self) -> None:
         """Raises NotAccepting while the server drains."""
@@ -40,5 +36,5 @@ class Lifecycle:
         """Refuses new work and waits up to `seconds` until nothing runs and `others()` is 0."""
         self.accepting = False
         deadline = asyncio.get_running_loop().time() + seconds
-        while (self._running or others()) and asyncio.get_running_loop().time() < deadline:
+        while (self.running or others()) and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.02)

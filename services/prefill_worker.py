@@ -19,7 +19,7 @@ from tandem.runners.pages import PAGE
 from tandem.services.errors import ModelMismatch, QueueFull
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.identity import caller
-from tandem.services.security.limits import Running, ServerLimits
+from tandem.services.security.limits import ServerLimits
 from tandem.services.security.names import check_name
 from tandem.speculation.types import InvalidField, ModelInfo, Request, SpeculationStats, TooLong
 from tandem.v1 import prefill_worker_pb2 as pb
@@ -41,7 +41,7 @@ class PrefillWorkerService(prefill_worker_pb2_grpc.PrefillWorkerServicer):
         queue: int = QUEUE,
     ) -> None:
         self._info, self._pages, self._adapters, self._lifecycle = info, pages, adapters, lifecycle
-        self._running, self._queue = Running(limits or ServerLimits()), queue
+        self._running, self._queue = (limits or ServerLimits()).running(), queue
         self._instance = uuid.uuid4().hex
         self._thread = ThreadPoolExecutor(1, "pages")
 

@@ -56,9 +56,9 @@ from tandem.services.role_config import RoleConfig
 from tandem.services.security.call_limits import whose
 from tandem.services.server import HostedService
 from tandem.services.sessions.proposals import Proposals
-from tandem.services.target_verifier import Note, TargetVerifierService
+from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.retry import Persistence
-from tandem.speculation.types import GenerationEnd, GenerationRequest, ModelInfo
+from tandem.speculation.types import ModelInfo
 from tandem.v1.adapter_admin_pb2_grpc import add_AdapterAdminServicer_to_server
 from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
 from tandem.v1.fused_speculative_server_pb2_grpc import add_FusedSpeculativeServerServicer_to_server
@@ -75,7 +75,7 @@ class ServerParts:
     def __init__(self, role: ServerRole, config: RoleConfig, others: RankProcesses) -> None:
         self.role, self.config, self.others = role, config, others
         self.lifecycle, self.batcher = Lifecycle(), Batcher(role.batcher)
-        self.profile = Profiler(role.profile, config.profile)
+        self.profile = Profile(role.profile) if config.profile else None  # a row per request and session
         self.observability = Observability(config.observability, role.name, config.serve.http is not None)
         self.limits = config.serve.security.limits
         self.keys = config.receipts.opened()
@@ -117,10 +117,9 @@ class ServerParts:
     def generate(self, generator: Generator, adapters: Callable[[], Mapping[str, str]]) -> GenerateMethod:
         reply = getattr(MESSAGES[self.role.service], f"{self.role.service}GenerateResponse")
         watch, queue = self.observability.watch, self.config.queue
+        observe = self.profile.add if self.profile else None
         receipts = Receipts(self.keys, self.role.service, adapters) if self.keys else None
-        return GenerateMethod(
-            generator, reply, self.lifecycle, self.profile.observe, queue, watch, self.limits, receipts
-        )
+        return GenerateMethod(generator, reply, self.lifecycle, observe, queue, watch, self.limits, receipts)
 
     async def share_prefixes(self, **engines: Engine | None) -> None:
         """Lets the sequences of the engines reuse prefixes. The names are those that metrics have."""
@@ -166,10 +165,16 @@ class ServerParts:
         metrics = self.observability.page if self.observability.metrics else None
         return HttpService(generate, adapters, self.config.serve.security.max_message_bytes, metrics)
 
-    def engines(self, generate: GenerateMethod, engine: Engine) -> dict[str, Any]:
-        """Returns what registers the services for gateways: the model's, and those of the adapters at start."""
+    def of_target(self, generate: GenerateMethod, engine: Engine) -> dict[str, Any]:
+        """Returns what a target's service has besides: its other ports, one for each adapter at start among them."""
         each = {name: self.engine(generate, engine.slots, name) for name in ("", *engine.adapters.revisions)}
-        return {"engine_port": each[""], "adapter_ports": {name: it for name, it in each.items() if name and it}}
+        return {
+            "engine_port": each[""],
+            "adapter_ports": {name: it for name, it in each.items() if name and it},
+            "http": self.http(generate, lambda: engine.adapters.revisions),
+            "lost": engine.lost,
+            "beside": self.beside(engine.adapters),
+        }
 
     def beside(self, adapters: Adapters) -> dict[str, Register]:
         """Returns what stands beside the role's service: the administration of its adapters, if it was asked for.
@@ -219,7 +224,7 @@ async def _target(parts: ServerParts) -> HostedService:
         parts.lifecycle,
         config.lease_seconds,
         parts.limits,
-        note=parts.profile.session,
+        note=parts.profile.add_session if parts.profile else None,
     )
     closing.insert(0, service.stop)
     slots, sessions = {"target": loaded.engine.slots}, {"verify": service.sessions}
@@ -231,10 +236,7 @@ async def _target(parts: ServerParts) -> HostedService:
         partial(add_TargetVerifierServicer_to_server, service),
         closing,
         loaded.engine,
-        **parts.engines(generate, loaded.engine),
-        http=parts.http(generate, lambda: loaded.engine.adapters.revisions),
-        lost=loaded.engine.lost,
-        beside=parts.beside(loaded.engine.adapters),
+        **parts.of_target(generate, loaded.engine),
         background={"the expiry of sessions": service.checkout.expire_forever},
         busy=lambda: len(service.sessions),
     )
@@ -286,10 +288,7 @@ async def _fused(parts: ServerParts) -> HostedService:
         partial(add_FusedSpeculativeServerServicer_to_server, service),
         closing,
         target.engine,
-        **parts.engines(generate, target.engine),
-        http=parts.http(generate, lambda: target.engine.adapters.revisions),
-        lost=target.engine.lost,
-        beside=parts.beside(target.engine.adapters),
+        **parts.of_target(generate, target.engine),
     )
 
 
@@ -411,23 +410,3 @@ def _log_target(loaded: Loaded, info: ModelInfo) -> None:
         )
     else:
         log.warning("bits: logits differ between prefill and decode on this device; outputs may differ at ties")
-
-
-class Profiler:
-    """Implements --profile on a server: collects a row per request and session, written when the server stops."""
-
-    def __init__(self, name: str, on: bool) -> None:
-        self._profile = Profile(name) if on else None
-
-    def observe(self, request: GenerationRequest, completion: GenerationEnd, seconds: float) -> None:
-        if self._profile:
-            self._profile.add(completion, seconds)
-
-    @property
-    def session(self) -> Note | None:
-        return self._profile.add_session if self._profile else None
-
-    def write(self) -> None:
-        if self._profile:
-            for path in self._profile.write():
-                log.info("performance metrics saved to %s", path)

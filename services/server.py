@@ -147,9 +147,7 @@ async def serve(
     freeze_gc()
     names = ("", f"tandem.v1.{hosted.service}")
     with config.startup.stage("listening"):
-        for register in hosted.beside.values():
-            register(server)
-        health = await _listen(server, names, hosted.register, tuple(hosted.beside))
+        health = await _listen(server, hosted, names)
         await probes.start(health)
         if engine and hosted.engine_port:
             await engine.start(hosted.engine_port, hosted.adapter_ports, health)
@@ -201,17 +199,13 @@ def freeze_gc() -> None:
     gc.freeze()
 
 
-async def _listen(
-    server: grpc.aio.Server,
-    names: Sequence[str],
-    register: Callable[[grpc.aio.Server], None],
-    beside: Sequence[str] = (),
-) -> HealthService:
-    """Registers the service, health checks and reflection, and starts the server. `names` are reported as serving."""
+async def _listen(server: grpc.aio.Server, hosted: HostedService, names: Sequence[str]) -> HealthService:
+    """Registers the services, health checks and reflection, and starts the server. `names` are reported as serving."""
     health = HealthService()
-    register(server)
+    for register in (*hosted.beside.values(), hosted.register):
+        register(server)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    listed = (*filter(None, names), *beside, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
+    listed = (*filter(None, names), *hosted.beside, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
     reflection.enable_server_reflection((*listed, reflection.SERVICE_NAME), server)
     await server.start()
     health.set(SERVING, *names)

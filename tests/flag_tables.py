@@ -11,7 +11,7 @@ import re
 from tandem.cli.compare_flags import COMPARE_FLAGS
 from tandem.cli.flags import FLAGS
 from tandem.cli.option import Flag
-from tandem.engine import compatibility
+from tandem.engine.compatibility import ASKED, EXCLUDED
 from tests.support import REPOSITORY
 
 TABLE = re.compile(r"^(<!-- flags( of compare)?: ([\w ]+) -->\n)(?:\|.*\n)*", re.MULTILINE)
@@ -33,8 +33,20 @@ def with_tables(page: str) -> str:
         rows = ["flag | what it does", "---|---", *(row(flags[name], compare) for name in found[3].split())]
         return found[1] + "".join(f"| {line} |\n".replace("| ---|--- |", "|---|---|") for line in rows)
 
-    exclusions = FLAG.sub(r"`\g<0>`", compatibility.table())
-    return EXCLUSIONS.sub(lambda found: found[1] + exclusions, TABLE.sub(table, page))
+    excluded = FLAG.sub(r"`\g<0>`", exclusions())
+    return EXCLUSIONS.sub(lambda found: found[1] + excluded, TABLE.sub(table, page))
+
+
+def exclusions() -> str:
+    """The Markdown table of all that is excluded: a row for each way to run a model."""
+    rows = ["| how a model runs | what it leaves out | why |", "|---|---|---|"]
+    for trait, reasons in EXCLUDED.items():
+        names = [trait.value, *[""] * len(reasons)]
+        rows += [
+            f"| {name} | {ASKED[field][1]} | {why} |"
+            for name, (field, why) in zip(names, reasons.items(), strict=False)
+        ]
+    return "\n".join(rows) + "\n"
 
 
 def main() -> None:

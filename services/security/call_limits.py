@@ -21,7 +21,7 @@ from tandem.rpc.request_context import prefix_scope
 from tandem.services.errors import NotRead
 from tandem.services.layers import Call, Layer
 from tandem.services.security.identity import caller
-from tandem.services.security.limits import Calls, ServerLimits
+from tandem.services.security.limits import ServerLimits, UnderWay
 from tandem.speculation.types import InvalidField
 
 log = logging.getLogger("tandem.rpc")
@@ -70,8 +70,9 @@ class TransportInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, limits: ServerLimits, layers: Sequence[Layer]) -> None:
         self.limits, self.layers = limits, layers
-        self.calls = Calls(limits.max_calls_per_caller, limits.max_calls)
-        self.probes = {method: Calls(limits.max_probes_per_caller, limits.max_probes) for method in ("Check", "Watch")}
+        self.calls = UnderWay("calls", "yours", limits.max_calls_per_caller, limits.max_calls)
+        probes = ("calls", "yours", limits.max_probes_per_caller, limits.max_probes)
+        self.probes = {method: UnderWay(*probes) for method in ("Check", "Watch")}
 
     async def intercept_service(
         self,

@@ -67,6 +67,10 @@ class ServerLimits:
             elif value is not None and value < 1:
                 raise ValueError(f"{name}: {value} is below 1")
 
+    def running(self) -> UnderWay:
+        """Returns what counts each caller's running requests."""
+        return UnderWay("max_requests_per_identity", "your requests", self.max_requests_per_identity)
+
     def check_sessions(self, opened: int) -> None:
         """Raises LimitReached if a caller with `opened` open sessions may not open another."""
         most = self.max_sessions_per_identity
@@ -107,9 +111,13 @@ def check_count(field: str, values: Sized, most: int, what: str = "") -> None:
 
 
 class UnderWay:
-    """Counts what each caller has under way. A subclass may refuse to `begin` more."""
+    """Counts what each caller has under way, limited to `most_each` per caller and `most` in total; None: no limit.
 
-    def __init__(self) -> None:
+    `name` and `yours`: what errors call the limit, and what a caller has under way.
+    """
+
+    def __init__(self, name: str = "", yours: str = "", most_each: int | None = None, most: int | None = None) -> None:
+        self._name, self._yours, self._most_each, self._most = name, yours, most_each, most
         self._of: Counter[str] = Counter()
         self._all = 0
 
@@ -120,7 +128,12 @@ class UnderWay:
         return self._of[who]
 
     def begin(self, who: str) -> None:
-        """Counts one more until `end`."""
+        """Counts one more until `end`. Raises LimitReached."""
+        mine, most = self.of(who), self._most_each
+        if most is not None and mine >= most:
+            raise LimitReached(f"{self._name}: {mine} of {self._yours} are running, the limit is {most}")
+        if self._most is not None and len(self) >= self._most:
+            raise LimitReached(f"{self._name}: {len(self)} are running, the limit is {self._most}")
         self._of[who] += 1
         self._all += 1
 
@@ -132,41 +145,9 @@ class UnderWay:
 
     @contextlib.contextmanager
     def one(self, who: str) -> Iterator[None]:
-        """Counts one more while the block runs. Raises what `begin` raises."""
+        """Counts one more while the block runs. Raises LimitReached."""
         self.begin(who)
         try:
             yield
         finally:
             self.end(who)
-
-
-class Calls(UnderWay):
-    """Counts running calls, limited to `most_each` per caller and `most` in total."""
-
-    def __init__(self, most_each: int, most: int) -> None:
-        super().__init__()
-        self._most_each, self._most = most_each, most
-
-    def begin(self, who: str) -> None:
-        """Counts a call until `end`. Raises LimitReached."""
-        if self.of(who) >= self._most_each:
-            raise LimitReached(f"calls: {self.of(who)} of yours are running, the limit is {self._most_each}")
-        if len(self) >= self._most:
-            raise LimitReached(f"calls: {len(self)} are running, the limit is {self._most}")
-        super().begin(who)
-
-
-class Running(UnderWay):
-    """Counts each caller's running requests."""
-
-    def __init__(self, limits: ServerLimits) -> None:
-        super().__init__()
-        self._most = limits.max_requests_per_identity
-
-    def begin(self, who: str) -> None:
-        """Counts a request until `end`. Raises LimitReached."""
-        if self._most is not None and self.of(who) >= self._most:
-            raise LimitReached(
-                f"max_requests_per_identity: {self.of(who)} of your requests are running, the limit is {self._most}"
-            )
-        super().begin(who)

@@ -86,15 +86,3 @@ def excluded(flag: str, model: str, trait: Trait, field: str) -> ValueError:
 def sentence(model: str, field: str, why: str) -> str:
     """Returns a sentence that says which capability the model lacks, and why."""
     return f"{model} {ASKED[field][0]}: {why}"
-
-
-def table() -> str:
-    """The Markdown table of all that is excluded: a row for each way to run a model."""
-    rows = ["| how a model runs | what it leaves out | why |", "|---|---|---|"]
-    for trait, reasons in EXCLUDED.items():
-        names = [trait.value, *[""] * len(reasons)]
-        rows += [
-            f"| {name} | {ASKED[field][1]} | {why} |"
-            for name, (field, why) in zip(names, reasons.items(), strict=False)
-        ]
-    return "\n".join(rows) + "\n"

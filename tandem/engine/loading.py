@@ -50,12 +50,10 @@ async def load(
     shared = config.backend == "torch" and config.ranks.degree > 1
     if shared and head:
         raise excluded("draft", "an EAGLE head's target", Trait.SHARED, "features_out")
-    link = await batcher.on_device(_join, config) if shared else None
+    link = None
+    if shared:
+        link = await batcher.on_device(lambda: RankLink.join(prepared_platform(config.execution), config.ranks))
     return await _load(config, config.model, batcher, startup or Startup(), verifies=True, link=link, head=head)
-
-
-def _join(config: ModelConfig) -> RankLink:
-    return RankLink.join(prepared_platform(config.execution), config.ranks)
 
 
 async def load_draft(
@@ -304,15 +302,10 @@ async def _load_apart(
 
 async def _tokenizer(backend: Backend, checkpoint: Checkpoint) -> Tokenizer:
     tokenizer = backend.tokenizer(checkpoint)
-    return await asyncio.to_thread(load_tokenizer, checkpoint) if tokenizer is None else tokenizer
+    return await asyncio.to_thread(HuggingFaceTokenizer, checkpoint) if tokenizer is None else tokenizer
 
 
 async def load_target_tokenizer(config: ModelConfig) -> Tokenizer:
     """The target's tokenizer without its weights: all that n-gram drafting needs."""
     backend = backend_named(config.backend)
     return await _tokenizer(backend, await asyncio.to_thread(backend.find, config.model))
-
-
-def load_tokenizer(checkpoint: Checkpoint) -> HuggingFaceTokenizer:
-    """Loads a checkpoint's tokenizer. Raises CheckpointError."""
-    return HuggingFaceTokenizer(checkpoint)

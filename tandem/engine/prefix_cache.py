@@ -73,17 +73,17 @@ class PrefixCache:
     def forget(self, batcher: Batcher) -> None:
         """Forgets all prefixes: what sequences of now hold, which may come from them, is not found later either."""
         self._epoch += 1
-        batcher.between_steps(self.clear)
+        batcher.between_steps(self.tree.clear)
 
     @property
     def used_bytes(self) -> int:
         """Bytes of the pages in use; any thread may ask."""
-        return self.tree.pages.used * self._bytes
+        return len(self.tree) * self._bytes
 
     @property
     def limit_bytes(self) -> int:
         """Bytes of all pages; any thread may ask."""
-        return self.tree.pages.count * self._bytes
+        return self.tree.count * self._bytes
 
     def copy(self, scope: Hashable, tokens: Sequence[int], rows: Sequence[PrefillRow]) -> list[int]:
         """Copies what is known of `tokens` beyond the row's start to its slot. A step for the batcher, of one row."""
@@ -102,9 +102,6 @@ class PrefixCache:
             except BaseException:
                 self.tree.remove(scope, tokens)
                 raise
-
-    def clear(self) -> None:
-        self.tree.clear()
 
     def copied(self, scope: Hashable, tokens: Sequence[int], row: PrefillRow, first: bool) -> int:
         """Copies the known pages of `tokens` to the row's slot; returns how many tokens that adds to it."""

@@ -16,37 +16,6 @@ from tandem.runners.pages import PAGE
 Tokens = tuple[int, ...]
 
 
-class PagePool:
-    """Page numbers 0 to count - 1. Raises ValueError for a page that is freed without being taken."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self._new = 0  # pages from here on were never taken
-        self._freed: list[int] = []
-        self._taken: set[int] = set()
-
-    @property
-    def used(self) -> int:
-        return len(self._taken)
-
-    def take(self) -> int | None:
-        """Returns a free page; None if there is none."""
-        if self._freed:
-            page = self._freed.pop()
-        elif self._new < self.count:
-            page, self._new = self._new, self._new + 1
-        else:
-            return None
-        self._taken.add(page)
-        return page
-
-    def free(self, page: int) -> None:
-        if page not in self._taken:
-            raise ValueError(f"page {page} is freed, but it is not taken")
-        self._taken.remove(page)
-        self._freed.append(page)
-
-
 @dataclass(slots=True, eq=False)
 class _Node:
     """The page of 16 tokens after those of its parents. The root of a scope has no page."""
@@ -59,11 +28,12 @@ class _Node:
 
 
 class PrefixTree:
-    """The pages of token sequences, in at most `count` pages."""
+    """The pages of token sequences, numbered 0 to `count` - 1. Its length is how many are used."""
 
     def __init__(self, count: int) -> None:
-        self.pages = PagePool(count)
+        self.count = count
         self.evicted = 0
+        self._freed: list[int] = []
         self._roots: dict[Hashable, _Node] = {}
         self._by_use: OrderedDict[_Node, None] = OrderedDict()  # least recently used first
 
@@ -128,17 +98,18 @@ class PrefixTree:
 
     def _page(self, kept: int) -> int | None:
         """Returns a free page, or that of the least recently used node; None if only the last `kept` used are left."""
-        page = self.pages.take()
-        if page is None and len(self._by_use) > kept:
+        used = len(self._by_use)
+        if not self._freed and used < self.count:
+            return used  # none was freed, so these are the first ones
+        if not self._freed and used > kept:
             self._drop(next(iter(self._by_use)))
             self.evicted += 1
-            page = self.pages.take()
-        return page
+        return self._freed.pop() if self._freed else None
 
     def _drop(self, node: _Node) -> None:
         """Removes a node without children."""
         del self._by_use[node]
-        self.pages.free(node.page)
+        self._freed.append(node.page)
         parent = node.parent
         assert parent is not None and not node.children
         del parent.children[node.tokens]

@@ -36,15 +36,10 @@ _STUBS: dict[str, Any] = {
 # gRPC retries only UNAVAILABLE, and only idempotent calls: Propose with the same tokens gives the same proposal.
 # OpenSession and Verify are idempotent too, but a client that lost a session reopens it, at another verifier if it has
 # one; retrying at the server that is gone would only delay that. tandem/rpc/closing.py retries calls that end sessions.
-_IDEMPOTENT = {DRAFT: ("Propose",)}
 _SERVICE_CONFIG = {
     "methodConfig": [
         {
-            "name": [
-                {"service": f"tandem.v1.{service}", "method": method}
-                for service, methods in _IDEMPOTENT.items()
-                for method in methods
-            ],
+            "name": [{"service": f"tandem.v1.{DRAFT}", "method": "Propose"}],
             "retryPolicy": {
                 "maxAttempts": 3,
                 "initialBackoff": "0.02s",

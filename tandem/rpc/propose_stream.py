@@ -162,7 +162,7 @@ class ProposeStream(Duplex[pb.ProposeStreamRequest, pb.ProposeStreamResponse]):
         """Returns the message with tokens that the worker does not know, and how far to draft, if there are any."""
         known, plan = self._ahead.known, self._ahead.reach.plan
         if len(known) >= self._longest:
-            self._finish()
+            self._over()
             return None
         if len(known) <= self.told:
             return None
@@ -179,10 +179,7 @@ class ProposeStream(Duplex[pb.ProposeStreamRequest, pb.ProposeStreamResponse]):
     def _owed(self) -> float:
         return self.trips.owed()
 
-    def _over(self, error: Exception) -> None:
-        self._finish(error)
-
-    def _finish(self, error: Exception | None = None) -> None:
+    def _over(self, error: Exception | None = None) -> None:
         if self.done.done():
             return
         if error:

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from tandem.checkpoints.eagle_heads import is_eagle1
 from tandem.checkpoints.extras import need_torch
@@ -58,18 +57,14 @@ class Execution:
     recertify: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.weights not in WEIGHTS:
-            raise ValueError(f"weights: {self.weights!r} is not one of {', '.join(WEIGHTS)}")
+        known = {"weights": WEIGHTS, "dtype": DTYPES, "device": DEVICES, "compile": COMPILE}
+        for name, values in known.items():
+            if getattr(self, name) not in values:
+                raise ValueError(f"{name}: {getattr(self, name)!r} is not one of {', '.join(values)}")
         if self.weights in DTYPES and "auto" not in (self.weights, self.dtype) and self.weights != self.dtype:
             raise ValueError(f"weights: {self.weights} contradicts dtype {self.dtype}")
         if self.weights in QUANTISED:
             self._check_quantised()
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPES)}")
-        if self.device not in DEVICES:
-            raise ValueError(f"device: {self.device!r} is not one of {', '.join(DEVICES)}")
-        if self.compile not in COMPILE:
-            raise ValueError(f"compile: {self.compile!r} is not one of {', '.join(COMPILE)}")
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"threads: {self.threads} is below 1")
         if self.tp_degree < 1:
@@ -125,50 +120,10 @@ def load_runner(
     order = _order(execution, shape, platform, ranks)
     log.info("%s is loaded on %s", checkpoint.name, platform.describe())
     check_sizes(checkpoint)
-    if order[0] != "native":
-        return _load_module_code(checkpoint, execution, shape, verifies, ranks, platform, order, sole_model, startup)
-    own = in_own_format(execution, checkpoint, order)
-    try:
-        return _load_native(checkpoint, own, shape, verifies, startup)
-    except NativeUnavailable as error:
-        if own == execution or execution.compile != "auto":
-            check_dispensable(own, error)
-        need_torch(f"{checkpoint.name} runs without native steps ({error}), and module code", "transformers")
-        if isinstance(error, LibraryMissing):
-            log.warning("%s runs several times slower than it could: %s", checkpoint.name, error)
-        else:
-            log.info("%s runs without native steps: %s", checkpoint.name, error)
-    off = order[1:] or ("off",)
-    return _load_module_code(checkpoint, execution, shape, verifies, ranks, platform, off, sole_model, startup)
-
-
-def _load_native(
-    checkpoint: Checkpoint, execution: Execution, shape: Shape, verifies: bool, startup: Startup
-) -> Runner:
-    from tandem.runners.native.checkpoint import load_checkpoint
-
-    threads = execution.threads or (execution.cores and usable_cores()) or None
-    dtype = dtype_name(_number_format(execution, checkpoint), "cpu")
-    try:
-        return load_checkpoint(checkpoint, replace(execution, threads=threads), dtype, shape, verifies, startup)
-    except (CheckpointError, NativeUnavailable):
-        raise
-    except ValueError as error:
-        raise CheckpointError(f"{checkpoint.folder}: {error}") from None
-
-
-def _load_module_code(
-    checkpoint: Checkpoint,
-    execution: Execution,
-    shape: Shape,
-    verifies: bool,
-    ranks: int,
-    platform: Platform,
-    order: Sequence[str],
-    sole_model: bool,
-    startup: Startup,
-) -> Runner:
-    """Loads a transformers module, and makes graphs of it or runs its code."""
+    if order[0] == "native":
+        if native := _load_native(checkpoint, execution, order, shape, verifies, startup):
+            return native
+        order = order[1:] or ("off",)
     need_torch(f"{checkpoint.name}: compile {order[0]} on {platform.name}", "transformers")
     with startup.stage("importing"):
         import torch
@@ -181,7 +136,8 @@ def _load_module_code(
     with startup.stage("loading"):
         dtype = choose_dtype(execution.number_format, platform.name)
         module = load_model(checkpoint, dtype, platform, ranks)
-    if sole_model and platform.packs and execution.threads is None and _is_small(module):
+    parameters = sum(each.numel() for each in module.parameters())
+    if sole_model and platform.packs and execution.threads is None and parameters < SMALL:
         torch.set_num_threads(1)
     chunk, vocab_size = min(shape.chunk, shape.max_length), int(module.config.vocab_size)
     limits = Limits(shape.slots, shape.max_length, shape.max_draft, chunk, vocab_size)
@@ -190,8 +146,30 @@ def _load_module_code(
         return made(inputs, order)
 
 
-def _is_small(module: Any) -> bool:
-    return sum(p.numel() for p in module.parameters()) < SMALL
+def _load_native(
+    checkpoint: Checkpoint, execution: Execution, order: Sequence[str], shape: Shape, verifies: bool, startup: Startup
+) -> Runner | None:
+    """Loads native steps; None if they are unavailable and `order` goes on with module code."""
+    from tandem.runners.native.checkpoint import load_checkpoint
+
+    own = in_own_format(execution, checkpoint, order)
+    threads = own.threads or (own.cores and usable_cores()) or None
+    dtype = dtype_name(_number_format(own, checkpoint), "cpu")
+    try:
+        return load_checkpoint(checkpoint, replace(own, threads=threads), dtype, shape, verifies, startup)
+    except NativeUnavailable as error:
+        if own == execution or execution.compile != "auto":
+            check_dispensable(own, error)
+        need_torch(f"{checkpoint.name} runs without native steps ({error}), and module code", "transformers")
+        if isinstance(error, LibraryMissing):
+            log.warning("%s runs several times slower than it could: %s", checkpoint.name, error)
+        else:
+            log.info("%s runs without native steps: %s", checkpoint.name, error)
+        return None
+    except CheckpointError:
+        raise
+    except ValueError as error:
+        raise CheckpointError(f"{checkpoint.folder}: {error}") from None
 
 
 def _refuse_heads(folder: Path) -> None:
@@ -209,7 +187,14 @@ def _order(execution: Execution, shape: Shape, platform: Platform, ranks: int) -
     order = compile_order(execution.compile, platform, ranks)
     if execution.weights in QUANTISED and "native" not in order:
         raise ValueError(f"weights: {execution.weights} runs on the CPU, and the device is {platform.name}")
-    _check_graphs(order, execution, shape)
+    options = {
+        "batch_buckets": shape.batch_buckets,
+        "draft_buckets": shape.draft_buckets,
+        "compiled_dir": execution.compiled,
+    }
+    for name, value in options.items():
+        if value and not {"inductor", "neuron"} & set(order):
+            raise ValueError(f"{name}: is for graphs, and --compile {execution.compile} makes none here")
     return order
 
 
@@ -228,18 +213,6 @@ def prepared_platform(execution: Execution) -> Platform:
     platform.prepare(execution.compiled, execution.cores, ranks.rank, ranks.degree)
     platform.require()
     return platform
-
-
-def _check_graphs(order: Sequence[str], execution: Execution, shape: Shape) -> None:
-    """Raises ValueError if graph options are given and no graphs will be made."""
-    options = {
-        "batch_buckets": shape.batch_buckets,
-        "draft_buckets": shape.draft_buckets,
-        "compiled_dir": execution.compiled,
-    }
-    for name, value in options.items():
-        if value and not {"inductor", "neuron"} & set(order):
-            raise ValueError(f"{name}: is for graphs, and --compile {execution.compile} makes none here")
 
 
 def _number_format(execution: Execution, checkpoint: Checkpoint) -> str:

@@ -65,7 +65,7 @@ class NativeRefused(ValueError):
 def made(inputs: RunnerInputs, order: Sequence[str]) -> Runner:
     """Makes the runner of the first of these ways to compile. Raises CheckpointError."""
     try:
-        return _RUNNERS[order[0]](inputs)
+        return _off(inputs) if order[0] == "off" else _graphs(inputs)
     except CheckpointError:
         raise
     except ValueError as error:
@@ -117,9 +117,6 @@ def _graphs(inputs: RunnerInputs) -> Runner:
     make = graph_compiler(platform, identity, limits, inputs.draft_vocab, inputs.execution.compiled)
     buckets = buckets_for(model.platform, limits, inputs.shape.batch_buckets, inputs.shape.draft_buckets)
     return GraphRunner(model, limits, identity, make, inputs.verifies, inputs.execution.exact, buckets)
-
-
-_RUNNERS = {"off": _off, "inductor": _graphs, "neuron": _graphs}
 
 
 def end_ids(module) -> tuple[int, ...]:  # type: ignore[no-untyped-def]

@@ -9,7 +9,7 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from tandem.runners.capabilities import Capabilities
@@ -234,10 +234,6 @@ class StepShapes:
     def chunk(self, tokens: int) -> int:
         """The smallest prefill chunk that holds `tokens` tokens. Raises StopIteration if none does."""
         return next(c for c in self.chunks if c >= tokens)
-
-    def inexact(self) -> StepShapes:
-        """The same shapes with `bit_exact` false."""
-        return replace(self, bit_exact=False)
 
     @property
     def count(self) -> int:

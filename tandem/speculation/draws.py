@@ -55,18 +55,13 @@ class Purpose(enum.IntEnum):
     RESIDUAL = 3
 
 
+@functools.lru_cache(maxsize=32)  # a draft model next to the target has just used the same words
 def words(seed: int, position: int, count: int, purpose: Purpose = Purpose.TOKEN) -> Words:
     """Returns the first `count` words, uint64 [count], of the stream of (seed, position, purpose).
 
     Word v of the TOKEN stream belongs to token v. The purpose is the highest word of the counter, which no stream
     counts up to, so streams never overlap.
     """
-    return _stream(seed, position, count, purpose)
-
-
-@functools.lru_cache(maxsize=32)
-def _stream(seed: int, position: int, count: int, purpose: Purpose) -> Words:
-    """Cached, because a draft model next to the target has just used the same words."""
     key = np.array([seed, position], dtype=np.uint64)
     stream = np.random.Philox(key=key, counter=int(purpose) << 192).random_raw(count)
     stream.flags.writeable = False

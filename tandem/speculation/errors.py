@@ -38,16 +38,9 @@ class TandemError(Exception):
         """Why the call failed, by its code."""
         return outcome_of(self.code)
 
-    def __reduce__(self) -> tuple[Callable[..., TandemError], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., TandemError], tuple[Any, ...], dict[str, Any]]:
         """Pickles the error as it is, for another process; its class is not called with what it says."""
-        return _restored, (type(self), self.args, dict(self.__dict__))
-
-
-def _restored(of: type[TandemError], args: tuple[Any, ...], state: dict[str, Any]) -> TandemError:
-    error = of.__new__(of)
-    error.args = args
-    error.__dict__.update(state)
-    return error
+        return type(self).__new__, (type(self), *self.args), dict(self.__dict__)
 
 
 class InvalidField(TandemError, ValueError):

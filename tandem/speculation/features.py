@@ -27,10 +27,6 @@ class FeatureFormat(enum.Enum):
     BFLOAT16 = "bfloat16"
     INT8 = "int8"
 
-    def layer_bytes(self, hidden_size: int) -> int:
-        """Bytes of one layer's hidden state of one position."""
-        return 2 * hidden_size if self is FeatureFormat.BFLOAT16 else _SCALE + hidden_size
-
 
 @dataclass(frozen=True, slots=True)
 class FeatureSpec:
@@ -46,7 +42,15 @@ class FeatureSpec:
 
     @property
     def position_bytes(self) -> int:
-        return len(self.layers) * self.format.layer_bytes(self.hidden_size)
+        plain = self.format is FeatureFormat.BFLOAT16
+        return len(self.layers) * (2 * self.hidden_size if plain else _SCALE + self.hidden_size)
+
+    def positions(self, data: bytes) -> int:
+        """Returns of how many positions these are the features. Raises InvalidField."""
+        count, rest = divmod(len(data), self.position_bytes)
+        if rest:
+            raise InvalidField("features", f"{len(data)} bytes are not positions of {self.position_bytes}")
+        return count
 
     def encode(self, values: NDArray[np.float32]) -> bytes:
         """Bytes of values [positions, layers, hidden]."""
@@ -59,9 +63,7 @@ class FeatureSpec:
 
     def decode(self, data: bytes) -> NDArray[np.float32]:
         """Values [positions, layers * hidden] of what `encode` wrote. Raises InvalidField if the size is wrong."""
-        if len(data) % self.position_bytes:
-            raise InvalidField("features", f"{len(data)} bytes are not positions of {self.position_bytes}")
-        count = len(data) // self.position_bytes
+        count = self.positions(data)
         if self.format is FeatureFormat.BFLOAT16:
             wide = np.frombuffer(data, dtype="<u2").astype(np.uint32) << 16
             return _finite(wide.view(np.float32)).reshape(count, -1)
@@ -106,7 +108,7 @@ class FeatureInbox:
 
     def opened(self, start: int, data: bytes) -> None:
         """Takes the features of an opening, of positions `start` and on. Raises InvalidField."""
-        self._check(data)
+        self.spec.positions(data)
         self.handed_out = True
         if not self._begun or start > self.end:
             self.epoch += self._begun
@@ -117,7 +119,7 @@ class FeatureInbox:
 
     def came(self, start: int, data: bytes) -> None:
         """Takes the features of a verdict. Those behind a gap, or known, are of no use. Raises InvalidField."""
-        count = self._check(data)
+        count = self.spec.positions(data)
         if not self._begun or not self.first <= start <= self.end < start + count:
             return
         self._waiting.append((self.end, data[(self.end - start) * self.spec.position_bytes :]))
@@ -126,13 +128,6 @@ class FeatureInbox:
             self._waiting.popleft()
             self.first = self._waiting[0][0]
             self.epoch += 1
-
-    def _check(self, data: bytes) -> int:
-        """Returns of how many positions these are the features. Raises InvalidField."""
-        count, rest = divmod(len(data), self.spec.position_bytes)
-        if rest:
-            raise InvalidField("features", f"{len(data)} bytes are not positions of {self.spec.position_bytes}")
-        return count
 
     def look(self) -> int:
         """Marks all features that have arrived as usable by the next steps; returns `end`."""

@@ -188,13 +188,13 @@ class LookaheadPolicy:
 
     def _best(self) -> tuple[DraftPlan, float, tuple[float, ...]]:
         """Returns the plan that is fastest, how much faster than no drafts, and the seconds of steps by width."""
-        known = self.measured.times.known
-        table = self.measured.steps.table(ANY_ROWS, self.most, 1 + round(self.measured.others))
+        measured, known = self.measured, self.measured.times.known
         assert known is not None
+        table = measured.steps.table(ANY_ROWS, self.most, 1 + round(measured.others))
         widths = range(1, self.most + 1) if self._fixed is None else [self.most]
         late = {width: late_steps(known.rtt, known.draft, table, width) for width in widths}
         rate = self.acceptance
-        company = max(0.0, self.measured.rows - 1)
+        company = max(0.0, measured.rows - 1)
         rates = {width: run_rate(rate, width, late[width], table, company) for width in widths}
         width = max(rates, key=rates.__getitem__)
         cycle = cycle_of(rate, width, late[width])

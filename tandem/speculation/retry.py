@@ -141,14 +141,10 @@ class Backoff:
         longest: float = LONGEST_SECONDS,
     ) -> None:
         self._clock, self.first, self._longest = clock, first, longest
-        self._wait = 0.0
+        self.wait_seconds = 0.0
         self._changed = -longest
         self._next_trial = 0.0
         self.up = True
-
-    @property
-    def wait_seconds(self) -> float:
-        return self._wait
 
     @property
     def seconds(self) -> float:
@@ -163,7 +159,7 @@ class Backoff:
         """Returns True to one caller per wait period, which must then make the trial."""
         if self.up or not self.ready():
             return False
-        self._next_trial = self._clock() + self._wait
+        self._next_trial = self._clock() + self.wait_seconds
         return True
 
     def given_up(self) -> None:
@@ -178,10 +174,10 @@ class Backoff:
         if not self.up and not trial:
             return False
         changed, again = self.up, trial or self.seconds < self._longest
-        self._wait = min(2 * self._wait, self._longest) if again and self._wait else self.first
+        self.wait_seconds = min(2 * self.wait_seconds, self._longest) if again and self.wait_seconds else self.first
         if changed:
             self.up, self._changed = False, self._clock()
-        self._next_trial = self._clock() + self._wait
+        self._next_trial = self._clock() + self.wait_seconds
         return changed
 
     def succeeded(self) -> float | None:

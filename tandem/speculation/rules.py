@@ -37,30 +37,19 @@ def draft_token(
     `drafted`: the draft tokens before it, which `processor` needs.
     """
     params = request.sampling
-    if params.greedy and _settled_draft(best := best_token(logits), params, processor, drafted):
-        return best, None
-    if processor:
-        logits = _processed_draft(logits, processor, drafted)
+    try:
+        if params.greedy and settled(best := best_token(logits), params, processor, drafted):
+            return best, None
+        if processor:
+            logits = processor.logits(logits, drafted)
+    except BadLogits:
+        logits = np.full_like(logits, -np.inf)  # a draft may be wrong about anything
     if request.drafts_sample:
         return rejection.draft_token(logits, params, position, target_vocab_size)
     try:
         return draw(logits, params, position).token, None
     except BadLogits:
-        return 0, None  # a draft may be wrong about anything
-
-
-def _settled_draft(best: int, params: SamplingParams, processor: Processor | None, drafted: Sequence[int]) -> bool:
-    try:
-        return settled(best, params, processor, drafted)
-    except BadLogits:
-        return False  # a draft may be wrong about anything
-
-
-def _processed_draft(logits: Logits, processor: Processor, drafted: Sequence[int]) -> Logits:
-    try:
-        return processor.logits(logits, drafted)
-    except BadLogits:
-        return np.full_like(logits, -np.inf)  # a draft may be wrong about anything
+        return 0, None
 
 
 def verify_draft(

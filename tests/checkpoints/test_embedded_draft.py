@@ -12,12 +12,12 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
 from tandem.checkpoints.locate import EMBEDDED_DRAFT, embedded_draft, find, frequent_tokens
+from tandem.checkpoints.tokenizers import HuggingFaceTokenizer
 from tandem.comparison.measuring.workloads import built_in_prompts
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.generators import make_drafter
 from tandem.engine.loading import Loaded as LoadedModel
-from tandem.engine.loading import load_tokenizer
 from tandem.engine.model_config import DraftChoice
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.speculation.types import Request, SamplingParams
@@ -43,7 +43,7 @@ def test_it_shares_the_targets_tokenizer_and_is_the_default() -> None:
     folder = embedded_draft()
     assert folder and DraftChoice().resolve() == DraftChoice("hybrid").resolve("another") == folder
     assert DraftChoice().resolve("another target") is DraftChoice("ngram").resolve() is None
-    assert load_tokenizer(find(folder)).sha256 == real.tokenizer().sha256
+    assert HuggingFaceTokenizer(find(folder)).sha256 == real.tokenizer().sha256
     only = frequent_tokens(find(folder), 49152)
     assert only and set(real.tokenizer().end_of_sequence_ids) <= set(only)
 

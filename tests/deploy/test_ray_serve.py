@@ -134,7 +134,7 @@ def test_a_target_has_its_prompts_computed_by_replicas(ingress: str) -> None:
                 assert (await said(engine, PROMPT, sampling))[0] == truth(PROMPT, sampling)
             assert engine.remote_prefill and engine.prefixes
             assert engine.remote_prefill.pages == 5 and not sum(engine.remote_prefill.fallbacks.values())
-            engine.prefixes.clear()
+            engine.prefixes.tree.clear()
             other = [each + 1 for each in PROMPT]
             answers = await asyncio.gather(*(said(engine, prompt) for prompt in (PROMPT, other, PROMPT)))
             assert [tokens for tokens, _ in answers] == [truth(PROMPT), truth(other), truth(PROMPT)]

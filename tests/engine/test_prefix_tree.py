@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tandem.engine.prefix_tree import PagePool, PrefixTree, _Node
+from tandem.engine.prefix_tree import PrefixTree, _Node
 from tandem.runners.pages import PAGE
 
 COUNT = 5
@@ -85,23 +85,11 @@ class Pages(RuleBasedStateMachine):
 
     @invariant()
     def holds_as_many_pages_as_the_model(self) -> None:
-        assert len(self.tree) == self.tree.pages.used == len(self.model) <= COUNT
+        assert len(self.tree) == len(self.model) <= COUNT
 
 
 TestPages = Pages.TestCase
 TestPages.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-
-
-def test_a_page_that_is_freed_twice_is_refused() -> None:
-    pool = PagePool(2)
-    page = pool.take()
-    assert page is not None
-    pool.free(page)
-    with pytest.raises(ValueError, match=f"page {page} is freed, but it is not taken"):
-        pool.free(page)
-    with pytest.raises(ValueError, match="page 1 is freed"):
-        pool.free(1)
-    assert [pool.take(), pool.take(), pool.take()] == [0, 1, None]
 
 
 def test_what_was_looked_up_last_is_taken_last_and_a_branch_from_its_end() -> None:
@@ -147,4 +135,4 @@ def test_a_text_of_thousands_of_pages_is_forgotten_whole() -> None:
     tokens = list(range(PAGE * 5000))
     assert tree.extend(None, tokens) == (0, list(range(5000)))
     tree.remove(None, tokens)
-    assert len(tree) == tree.pages.used == 0
+    assert len(tree) == 0

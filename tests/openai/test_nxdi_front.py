@@ -30,7 +30,7 @@ if any(word.endswith("main.py") for word in sys.orig_argv):
     from tandem.runners.toy import ToyTokenizer
     from tests.runners.nxdi import simulated
     simulated.install(pytest.MonkeyPatch())
-    loading.load_tokenizer = lambda checkpoint: ToyTokenizer()
+    loading.HuggingFaceTokenizer = lambda checkpoint: ToyTokenizer()
     encoding.target_tokenizer = lambda backend, model: ToyTokenizer()
 """
 JSON = {"content-type": "application/json"}

@@ -18,7 +18,6 @@ import torch
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import Checkpoint, find
 from tandem.checkpoints.tokenizers import HuggingFaceTokenizer
-from tandem.engine.loading import load_tokenizer
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.protocol import PrefillRow, Runner, VerifyRow
 from tandem.speculation.draws import draw
@@ -45,7 +44,7 @@ def checkpoint() -> Checkpoint:
 
 @functools.cache
 def tokenizer() -> HuggingFaceTokenizer:
-    return load_tokenizer(find(None))
+    return HuggingFaceTokenizer(find(None))
 
 
 @functools.lru_cache(maxsize=2)

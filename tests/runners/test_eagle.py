@@ -160,7 +160,7 @@ def test_a_prompt_found_among_prefixes_is_drafted_from_as_one_that_was_processed
         warm = [await said(generator, request) for request in turns]
         assert pair.engine.prefixes
         for (tokens, stats), request in zip(warm, turns, strict=True):
-            await pair.engine.batcher.on_device(pair.engine.prefixes.clear)
+            await pair.engine.batcher.on_device(pair.engine.prefixes.tree.clear)
             again, counted = await said(generator, request)
             assert (stats.cached_prompt_tokens, counted.cached_prompt_tokens) == (64, 0), "most of the answer too"
             assert again == tokens and counted.accepted_per_position == stats.accepted_per_position

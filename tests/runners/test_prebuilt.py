@@ -7,12 +7,13 @@ import importlib.util
 import logging
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tandem.checkpoints.locate import EMBEDDED_DRAFT, find
 from tandem.runners import loading
-from tandem.runners.native import LibraryMissing, build
+from tandem.runners.native import LibraryMissing, build, checkpoint
 from tandem.runners.native.prebuilt import LEVELS, PACKAGE, file_name, prebuilt_library
 
 SOURCES = "0123456789abcdef" * 4
@@ -61,8 +62,10 @@ def test_a_model_that_lacks_the_library_alone_warns(
     def missing(*rest: object) -> None:
         raise LibraryMissing("no C++ compiler: install g++")
 
-    monkeypatch.setattr(loading, "_load_native", missing)
-    monkeypatch.setattr(loading, "_load_module_code", lambda *rest: None)
+    module = SimpleNamespace(config=SimpleNamespace(vocab_size=256), parameters=list)
+    monkeypatch.setattr(checkpoint, "load_checkpoint", missing)
+    monkeypatch.setattr(loading, "load_model", lambda *rest: module)
+    monkeypatch.setattr(loading, "made", lambda *rest: None)
     with caplog.at_level(logging.INFO):
         loading.load_runner(find(str(EMBEDDED_DRAFT)), loading.Execution("cpu"), loading.Shape())
     assert ("WARNING", "no C++ compiler: install g++") in [

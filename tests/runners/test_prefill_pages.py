@@ -111,7 +111,7 @@ def test_requests_say_the_same_whether_their_prompts_are_computed_here_or_there(
             assert [await said(engine, prompt) for prompt in prompts[:2]] == expected[:2]
             assert engine.remote_prefill and engine.remote_prefill.pages == 3
             assert engine.prefixes
-            engine.prefixes.clear()
+            engine.prefixes.tree.clear()
             assert await asyncio.gather(*(said(engine, prompt) for prompt in prompts)) == expected
             assert not sum(engine.remote_prefill.fallbacks.values())
 
@@ -186,7 +186,7 @@ def test_a_message_that_is_not_what_its_sender_meant_is_refused(wrong: str) -> N
 async def forgotten(engine: Engine) -> None:
     """What sequences left is forgotten, once it is there."""
     assert engine.prefixes
-    await engine.batcher.on_device(engine.prefixes.clear)
+    await engine.batcher.on_device(engine.prefixes.tree.clear)
 
 
 @pytest.mark.thorough

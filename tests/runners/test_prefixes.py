@@ -199,7 +199,7 @@ def test_an_answer_of_a_fused_pair_is_found_by_the_next_turn_with_the_bits_of_a_
         warm = await turn(pair, second)
         for engine in engines:
             assert engine.prefixes
-            await batcher.on_device(engine.prefixes.clear)
+            await batcher.on_device(engine.prefixes.tree.clear)
         cold = await turn(pair, second)
         assert warm[:2] == cold[:2]
         assert (warm[2], cold[2]) == ((len(first) - 1) // PAGE * PAGE, 0) and warm[2] > 20

@@ -13,7 +13,7 @@ import pytest
 from tandem.rpc.errors import TandemError, from_rpc
 from tandem.runners.toy import ToyRunner, ToyTokenizer
 from tandem.services.security.config import Security
-from tandem.services.security.limits import LimitReached, Running, ServerLimits
+from tandem.services.security.limits import LimitReached, ServerLimits
 from tandem.services.security.tokens import AcceptedTokens
 from tandem.speculation.types import GenerationRequest, InvalidField
 from tandem.v1 import generation_pb2
@@ -116,7 +116,7 @@ def test_one_caller_has_so_many_requests_under_way_and_another_its_own(tmp_path)
 
 
 def test_what_ended_counts_no_more():
-    running = Running(ServerLimits(max_requests_per_identity=2))
+    running = ServerLimits(max_requests_per_identity=2).running()
     with running.one("alice"), running.one("alice"), running.one("bob"), pytest.raises(LimitReached):
         running.one("alice").__enter__()
     with contextlib.suppress(KeyError), running.one("alice"):

@@ -164,7 +164,7 @@ def test_adapters_have_pages_of_their_own_and_one_that_differs_there_is_processe
             assert counted(engine).pages == len(NAMES) * WHOLE // PAGE and not fallbacks(engine)
             worker.engine.adapters._by_name["red"].revision = "another"
             assert engine.prefixes
-            engine.prefixes.clear()
+            engine.prefixes.tree.clear()
             verifier = LocalVerifier(engine, Request(GREEDY, adapter="red"))
             await verifier.open(PROMPT)
             reply = await verifier.verify(PROMPT, ())
@@ -242,7 +242,7 @@ def test_prompts_that_come_at_once_share_a_transfer_and_the_first_may_be_cancell
             first = asyncio.create_task(said(engine, PROMPT, sampling))
             await until(lambda: counted(engine).requests == 1 and worker.faults.asked == 1)
             assert engine.prefixes
-            engine.prefixes.clear()
+            engine.prefixes.tree.clear()
             others = [asyncio.create_task(said(engine, PROMPT, sampling)) for _ in range(2)]
             await until(lambda: counted(engine).requests == 3)
             first.cancel()
@@ -283,7 +283,7 @@ def test_who_holds_more_than_the_first_takes_only_the_rest_of_its_transfer(sampl
             engine.prefixes.tree = known
             second = asyncio.create_task(said(engine, PROMPT, sampling))
             await until(lambda: counted(engine).shared == 1)
-            engine.prefixes.clear()
+            engine.prefixes.tree.clear()
             release.set()
             assert (await first)[0] == truth(PROMPT, sampling)
             assert await second == (truth(PROMPT, sampling), PAGE)
@@ -310,7 +310,7 @@ def test_who_holds_less_than_the_first_asks_itself(sampling: SamplingParams) -> 
             first = asyncio.create_task(said(engine, PROMPT, sampling))
             await until(lambda: worker.faults.asked == 1)
             assert engine.prefixes
-            engine.prefixes.clear()
+            engine.prefixes.tree.clear()
             second = asyncio.create_task(said(engine, PROMPT, sampling))
             await until(lambda: worker.faults.asked == 2)
             release.set()

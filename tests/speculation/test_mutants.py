@@ -151,8 +151,8 @@ MUTANTS = [
     Mutant(
         "a retry re-rolls",
         "draws",
-        "return _stream(seed, position, count, purpose)",
-        f"return _stream(seed ^ next(words.__dict__.setdefault('calls', {CALLS})), position, count, purpose)",
+        "@functools.lru_cache(maxsize=32)",
+        f"@(lambda words, calls={CALLS}: lambda seed, *rest: words(seed ^ next(calls), *rest))",
         (laws.check_draws_repeat, SAME),
     ),
     Mutant(

@@ -73,11 +73,6 @@ class NativeModel(NativeSteps):
             return Linear((weights.config.vocab_size, weights.config.hidden_size), lambda: self.embedding)
         return linear(weights, HEAD, self.dtype)
 
-    @property
-    def hands_out(self) -> bool:
-        """Whether `hand_out` was called."""
-        return self.own_features is not None
-
     def hand_out(self, layers: Sequence[int]) -> NativeFeatures:
         """From now on, steps also write the hidden states after so many `layers` (tandem/runners/eagle)."""
         slots, length = self._cache

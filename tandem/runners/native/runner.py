@@ -152,11 +152,10 @@ class NativeRunner:
 
     def verify_logits(self, rows: Sequence[VerifyRow]) -> list[Logits]:
         """Each row's logits [1 + draft tokens, vocabulary], float32; entry i predicts the token after draft[:i]."""
-        tokens = [(row.last_token, *row.draft) for row in rows]
-        adapters = [row.adapter for row in rows]
-        logits = self.model.feed([row.slot for row in rows], [row.position for row in rows], tokens, adapters=adapters)
+        batch = _fed(rows)
+        logits = self.model.feed_batch(batch, 2)
         assert logits is not None
-        return np.split(logits, np.cumsum([len(own) for own in tokens])[:-1])
+        return np.split(logits, batch.begins[1:-1])
 
     def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
         """Like Runner.propose; a row leaves the batch once it has its k tokens."""

@@ -84,11 +84,6 @@ class NativeSteps:
         weakref.finalize(self, self.library.tandem_model_free, self.handle)
 
     @property
-    def hands_out(self) -> bool:
-        """Whether steps also write hidden states for a head."""
-        return False
-
-    @property
     def rotary(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Cosines and sines of the rotary embedding, each [length, head_dim / 2]."""
         return self._kept[1], self._kept[2]

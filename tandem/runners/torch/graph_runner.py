@@ -172,7 +172,7 @@ class GraphRunner(TorchRunner):
             startup.note("the fused graph's bits are not those of verification: --exact leaves it out")
             return
         if not same:
-            self.shapes = self.shapes.inexact()
+            self.shapes = replace(self.shapes, bit_exact=False)
         with startup.stage("warming"):
             graph.measure()
         self._fused[id(draft)] = graph

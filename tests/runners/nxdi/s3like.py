@@ -54,7 +54,7 @@ def main() -> int:
 
     forbid(Path(sys.argv[1]))
     simulated.install(pytest.MonkeyPatch())
-    loading.load_tokenizer = lambda checkpoint: ToyTokenizer()  # type: ignore[assignment, return-value]
+    loading.HuggingFaceTokenizer = lambda checkpoint: ToyTokenizer()  # type: ignore[assignment, return-value]
     return run(sys.argv[2:])
 
 

@@ -36,7 +36,7 @@ SHAPE = Shape(2, 64, 4)
 
 @pytest.fixture
 def config(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> ModelConfig:  # noqa: F811
-    monkeypatch.setattr(loading, "load_tokenizer", lambda checkpoint: ToyTokenizer())
+    monkeypatch.setattr(loading, "HuggingFaceTokenizer", lambda checkpoint: ToyTokenizer())
     draft = DraftChoice("auto", str(bench.model(miss=0.3)))
     return ModelConfig(shape=SHAPE, model=str(bench.model()), draft=draft, backend="nxdi", settings=bench.settings({}))
 
@@ -305,7 +305,9 @@ def test_without_a_draft_model_a_fused_target_is_a_target_with_lookup(config: Mo
 
 def test_an_eagle_heads_own_tokenizer_is_not_asked_for(config: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(loading, "load_tokenizer", lambda checkpoint: asked.append(checkpoint.folder) or ToyTokenizer())
+    monkeypatch.setattr(
+        loading, "HuggingFaceTokenizer", lambda checkpoint: asked.append(checkpoint.folder) or ToyTokenizer()
+    )
     wanted = as_eagle(config)
 
     async def scenario() -> list[Runner]:
