@@ -98,6 +98,7 @@ def test_a_signal_leaves_a_partial_report_and_its_exit_code(number: signal.Signa
     assert "Traceback" not in err
 
 
+@pytest.mark.thorough  # daily without processes: test_driver.py
 def test_a_server_that_is_killed_leaves_a_partial_report_and_code_4(tmp_path: Path) -> None:
     process = measuring(tmp_path)
     os.kill(json.loads((tmp_path / "logs" / "fused.ready.json").read_text())["pid"], signal.SIGKILL)
@@ -107,6 +108,7 @@ def test_a_server_that_is_killed_leaves_a_partial_report_and_code_4(tmp_path: Pa
     assert "Traceback" not in err
 
 
+@pytest.mark.thorough
 def test_a_second_signal_ends_at_once_and_the_records_are_enough_for_a_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -87,6 +87,7 @@ class Site:
         return tokens[len(PROMPT) :]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
 @pytest.mark.parametrize("lookup", [False, True])
 @pytest.mark.parametrize("reprocesses", [False, True])

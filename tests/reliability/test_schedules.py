@@ -17,7 +17,7 @@ from tests.reliability.faults import Fault, FaultInterceptor, Schedule
 from tests.reliability.history import History
 
 REGRESSIONS = json.loads((Path(__file__).parent / "regressions.json").read_text(encoding="utf-8"))
-FEW, MANY = 20, 200
+FEW, MORE, MANY = 8, 20, 200
 
 
 def run(seeds: list[int], seconds: float = 120.0) -> list[Result]:
@@ -28,10 +28,11 @@ def run(seeds: list[int], seconds: float = 120.0) -> list[Result]:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_few_schedules_hold() -> None:
-    results = run(list(range(FEW)))
+@pytest.mark.parametrize("count", [FEW, pytest.param(MORE, marks=pytest.mark.thorough)])
+def test_a_few_schedules_hold(count: int) -> None:
+    results = run(list(range(count)))
     faults = sum((result.faults for result in results), Counter())
-    assert faults.total() > 3 * FEW
+    assert faults.total() > 3 * count
     assert {fault for result in results for fault in result.faults} >= {"abort after", "expire lease", "duplicate"}
 
 

@@ -40,11 +40,12 @@ from tests.support import (
     distributed,
     forget,
     ids,
-    launch,
     listening,
     oracle,
     remote_draft,
     run,
+    run_client,
+    run_here,
     server_process,
     toy,
     until,
@@ -446,7 +447,7 @@ def test_the_roles_together_as_processes(tmp_path: Path) -> None:
                     assert got.token_ids == truth(60) and got.completion.stats.accepted > 10
 
             run(test())
-            ask = launch(tmp_path, "--role", "client", "--port", str(drafting.port), "--prompt", "x")
+            ask = run_client(tmp_path, "--port", str(drafting.port), "--prompt", "x")
             assert ask.returncode == 1 and "only proposes" in ask.stderr
             assert serving.stop() == 0
         assert drafting.stop() == 0
@@ -463,7 +464,7 @@ def test_the_roles_together_as_processes(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_draft_host_is_exit_code_2_and_one_line(arguments: str, names: str, tmp_path: Path) -> None:
-    done = launch(tmp_path, "--role", "target", "--backend", "toy", "--port", "0", *arguments.split())
+    done = run_here(tmp_path, "--role", "target", "--backend", "toy", "--port", "0", *arguments.split())
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert names in line

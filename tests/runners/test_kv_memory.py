@@ -96,6 +96,7 @@ def resident(flags: str = "nh hg") -> int:
     return total
 
 
+@pytest.mark.each_value
 @every_runner
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_a_slot_takes_at_most_what_it_says_and_gives_it_back(make: Callable[..., Any], dtype: torch.dtype) -> None:

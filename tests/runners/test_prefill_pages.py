@@ -83,6 +83,7 @@ def test_the_bits_behind_pages_of_another_model_are_the_same_with_weights_as_sto
     check_handed_over(*made)
 
 
+@pytest.mark.each_value
 @every_runner
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_requests_say_the_same_whether_their_prompts_are_computed_here_or_there(

@@ -130,6 +130,7 @@ def test_runners_whose_bits_nobody_checked_or_that_run_graphs_copy_nothing() -> 
         assert "the same bits" in able(runner).pages  # type: ignore[operator]
 
 
+@pytest.mark.each_value
 @every_runner
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_requests_say_the_same_with_a_cold_and_a_warm_cache_alone_and_batched(
@@ -168,6 +169,7 @@ def test_requests_say_the_same_with_a_cold_and_a_warm_cache_alone_and_batched(
     run(test())
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_an_answer_of_a_fused_pair_is_found_by_the_next_turn_with_the_bits_of_a_cold_prompt(

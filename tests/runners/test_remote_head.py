@@ -82,7 +82,7 @@ async def beside(target: Path, folder: Path, how: str, dtype: str, asked: list[G
     ("how", "dtype", "own"),
     [
         ("native", "bfloat16", "native"),
-        ("off", "bfloat16", "off"),
+        pytest.param("off", "bfloat16", "off", marks=pytest.mark.thorough),
         pytest.param("native", "bfloat16", "off", marks=pytest.mark.thorough),
         pytest.param("native", "float32", "native", marks=pytest.mark.thorough),
     ],

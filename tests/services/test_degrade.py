@@ -78,6 +78,7 @@ class OneCall(ToyRunner):
         return step
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("draft", [Failing, NeverPrefills])
 @pytest.mark.parametrize("target", [ToyRunner, OneCall], ids=["two steps", "one call"])
 @pytest.mark.parametrize("kind", ["model", "hybrid"])

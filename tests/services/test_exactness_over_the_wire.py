@@ -70,6 +70,7 @@ async def asking(architecture: str, draft: str | None, slots: int = 4) -> AsyncI
                 yield generator.generate
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("draft", "lengths"),
     [
@@ -132,6 +133,7 @@ def test_a_request_that_changes_its_way_says_the_same_and_counts_only_drafts_tha
     assert (True, True) in ways, "no request changed its way"
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("draft", ["noisy", "n-gram"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_eight_concurrent_requests_of_different_lengths_on_three_slots_do_not_disturb_each_other(

@@ -49,6 +49,7 @@ def target(slots: int = 4, kind: Any = ToyRunner) -> ToyRunner:
     return toy(slots=slots, max_length=200, kind=kind)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("number_format", FeatureFormat)
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
 def test_a_head_elsewhere_that_gets_every_feature_is_always_right(sampling: Any, number_format: FeatureFormat) -> None:
@@ -70,6 +71,7 @@ def test_a_head_elsewhere_that_gets_every_feature_is_always_right(sampling: Any,
     run(test())
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("pipeline", WAYS)
 @pytest.mark.parametrize("kind", ["eagle", "hybrid"])
 def test_rounds_ahead_and_runs_use_features_too(pipeline: Pipeline, kind: str) -> None:

@@ -17,6 +17,7 @@ from tandem.speculation.logprobs import token_logprobs
 from tandem.speculation.processing import Logits, Mask, Processing
 from tandem.speculation.rules import draft_token, verify_draft
 from tandem.speculation.types import InvalidField, Request, Rule, SamplingParams, Structure, StructureKind
+from tests.daily import daily
 
 SIZE = 12
 ALL = SamplingParams(
@@ -114,7 +115,7 @@ def test_a_structure_that_has_taken_an_output_goes_on_from_there() -> None:
     assert processing.after([*prompt, 3]).keeps(3, (5,)) and matcher.tokens == [3, 5]
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", daily(range(10), 0, 1, 2))
 def test_a_token_is_kept_exactly_if_it_still_has_the_largest_logit(seed: int) -> None:
     """Whatever was asked before, of the draft or of the target, for a mask or for a token."""
     chance, prompt = random.Random(seed), [1, 2]

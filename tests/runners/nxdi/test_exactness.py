@@ -97,6 +97,7 @@ def test_the_distributed_loop_over_the_wire_says_the_same(bench: Bench, sampling
         assert got.token_ids == truth(prompt, sampling, 60 - len(prompt))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("miss", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("model_type", ["llama", "qwen3"])
 def test_a_fused_graph_says_what_the_target_says_for_every_length(
