@@ -220,14 +220,14 @@ def test_tokens_beyond_the_mask_or_the_logits_are_out() -> None:
     assert len(Processing(beyond, 1).after([2, 40]).logits(raw(0), ())) == SIZE
 
 
+@pytest.mark.parametrize("draws", [1500, pytest.param(4000, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("rule", Rule)
-def test_under_both_rules_tokens_follow_the_changed_distribution(rule: Rule) -> None:
+def test_under_both_rules_tokens_follow_the_changed_distribution(rule: Rule, draws: int) -> None:
     sampling, prefix, logits = replace(ALL, temperature=1.0), [2, 4, 4], raw(1)
     changed = Processing(ALL, 1, NoRepeats()).after(prefix).logits(logits, ()).astype(np.float64)
     law = np.exp(changed - changed.max())
     law /= law.sum()
     processing = Processing(sampling, 1, NoRepeats())
-    draws = 4000
     found = np.zeros(SIZE)
     for seed in range(draws):
         request, processor = Request(replace(sampling, seed=seed), rule), processing.after(prefix)
