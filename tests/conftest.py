@@ -48,6 +48,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What importing all the modules makes is there to stay: no collection of garbage looks through it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     divide(items)
     yield  # the marks that are asked for are all that is left
@@ -65,11 +76,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
         if item.get_closest_marker("neuron") and not list(Path("/dev").glob("neuron*")):
             item.add_marker(pytest.mark.skip(reason="needs a Neuron device (/dev/neuron*)"))
-
-
-def pytest_collection_finish() -> None:
-    """What all the modules made is there to stay: no collection of garbage looks through it again."""
-    gc.freeze()
 
 
 def _keep_share(config: pytest.Config, items: list[pytest.Item]) -> None:
