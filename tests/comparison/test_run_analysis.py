@@ -13,6 +13,7 @@ import pytest
 from tandem.cli import compare
 from tandem.comparison.report import reading
 
+pytestmark = pytest.mark.thorough  # a smaller one daily: test_api.py
 SCHEMA = json.loads((Path(reading.__file__).parent / "comparison.schema.json").read_text())
 ARCHITECTURES = ["autoregressive", "distributed", "fused", "remote_draft", "pipelined"]
 

@@ -117,7 +117,7 @@ def test_runs_answer_any_message_with_the_targets_tokens_or_the_name_of_a_field(
     servers.nothing_is_held()
 
 
-@some(150, 400)
+@some(100, 400)
 def test_well_formed_messages_get_a_declared_answer(servers: Servers, count: int) -> None:
     servers.answered.clear()
     assert fuzz(lambda method: messages.requests(method.request), count, servers, DECLARED) >= count

@@ -29,7 +29,6 @@ from tandem.speculation.fallible import DrafterRefused
 from tandem.speculation.types import GenerationRequest, Request, SamplingParams, SpeculationStats
 from tandem.v1 import draft_worker_pb2 as pb
 from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
-from tests.daily import daily
 from tests.support import (
     GREEDY,
     HANG,
@@ -275,7 +274,8 @@ def test_a_worker_that_hangs_costs_one_deadline_and_delays_nobody_else(caplog: p
     assert "DEADLINE_EXCEEDED" in line and "decoding without drafts" in line
 
 
-@pytest.mark.parametrize("pipeline", daily([Pipeline.OFF, Pipeline.NEVER_WAITING], 1))
+@pytest.mark.thorough
+@pytest.mark.parametrize("pipeline", [Pipeline.OFF, Pipeline.NEVER_WAITING])
 def test_a_worker_killed_in_the_middle_of_a_request_and_started_again(
     pipeline: Pipeline, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

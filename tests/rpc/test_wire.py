@@ -38,7 +38,7 @@ from tandem.v1 import draft_worker_pb2 as worker_pb
 from tandem.v1 import generation_pb2 as pb
 from tandem.v1 import target_verifier_pb2 as verifier_pb
 
-repeatable = settings(derandomize=True, database=None, deadline=None, max_examples=80)
+repeatable = settings(derandomize=True, database=None, deadline=None, max_examples=30)
 
 uint32 = st.integers(0, 2**32 - 1)
 uint64 = st.integers(0, 2**64 - 1)

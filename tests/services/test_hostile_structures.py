@@ -212,6 +212,7 @@ def test_many_large_structures_of_one_caller_keep_another_waiting_for_one_at_mos
     run(test())
 
 
+@pytest.mark.thorough
 def test_a_server_that_is_killed_takes_its_workers_with_it(tmp_path: Path) -> None:
     async def test() -> None:
         pid = server.process.pid
@@ -256,11 +257,12 @@ async def fuzzed(server: ServerProcess, structures: dict[str, Structure], caller
     return codes
 
 
+@pytest.mark.thorough
 def test_no_structure_ends_as_the_fault_of_the_server(server: ServerProcess) -> None:
     chance = random.Random(0)
-    some = {name: HOSTILE[name] for name in sorted(HOSTILE)[::3] if name not in ("patterns", "intersections")}
+    some = {name: HOSTILE[name] for name in sorted(HOSTILE) if name not in ("patterns", "intersections")}
     codes = run(fuzzed(server, some | {f"random {i}": random_structure(chance) for i in range(60)}))
-    assert codes["OK"] > 40 and codes["INVALID_ARGUMENT"] > 10
+    assert codes["OK"] > 40 and codes["INVALID_ARGUMENT"] > 20
 
 
 @pytest.mark.thorough

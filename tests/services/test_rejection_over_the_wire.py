@@ -171,17 +171,18 @@ def test_at_temperature_0_8_more_is_accepted_than_under_agreement(seeds: int) ->
     run(test())
 
 
-def test_requests_of_both_rules_share_steps_and_do_not_disturb_each_other() -> None:
+@pytest.mark.parametrize("where", daily(["fused", "worker", "role"], 1))
+def test_requests_of_both_rules_share_steps_and_do_not_disturb_each_other(where: str) -> None:
     async def test() -> None:
         requests = [asked(replace(SAMPLED, seed=i), 1 + i % 5, rule=list(Rule)[i % 2]) for i in range(8)]
         async with everywhere("miss=0.3") as generates:
-            for generate in generates.values():
-                alone = [(await answer(generate, request)).token_ids for request in requests]
-                together = await asyncio.gather(*(answer(generate, request) for request in requests))
-                assert [got.token_ids for got in together] == alone
-                for request, tokens in zip(requests, alone, strict=True):
-                    if request.rule is Rule.AGREEMENT:
-                        assert tokens == oracle(PROMPT, request.sampling, 24)
+            generate = generates[where]
+            alone = [(await answer(generate, request)).token_ids for request in requests]
+            together = await asyncio.gather(*(answer(generate, request) for request in requests))
+            assert [got.token_ids for got in together] == alone
+            for request, tokens in zip(requests, alone, strict=True):
+                if request.rule is Rule.AGREEMENT:
+                    assert tokens == oracle(PROMPT, request.sampling, 24)
 
     run(test())
 
