@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tandem.runners.torch.platforms import CPU
+from tests.daily import divide
 
 # Containers set it: then every server that a test starts would compile 450 files first, half of its work.
 sys.dont_write_bytecode = False
@@ -45,8 +47,21 @@ def pytest_configure(config: pytest.Config) -> None:
             signal.signal(number, handler)
 
 
-@pytest.hookimpl(trylast=True)  # after the marks that are asked for are all that is left
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What importing all the modules makes is there to stay: no collection of garbage looks through it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    divide(items)
+    yield  # the marks that are asked for are all that is left
     asked = config.getoption("markexpr")
     if not any(marker in asked for marker in LONG):  # not by addopts: another -m would let them in
         left_out = [item for item in items if any(item.get_closest_marker(marker) for marker in LONG)]

@@ -454,14 +454,19 @@ def launch(folder: Path, *arguments: str, timeout: float = 1.5 * HANG) -> subpro
 
 
 def run_client(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`main.py --role client` in `folder`, but in this process: starting another costs half a second of a core."""
+    """`main.py --role client` in `folder`, but in this process."""
+    return run_here(folder, "--role", "client", *arguments)
+
+
+def run_here(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """main.py in `folder`, but in this process: starting another costs half a second of a core. Not to serve."""
     from tandem.cli.main import main
 
     before, output, errors = Path.cwd(), io.StringIO(), io.StringIO()
     os.chdir(folder)
     try:
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
-            code = main(("--role", "client", *arguments))
+            code = main(arguments)
     finally:
         os.chdir(before)
     return subprocess.CompletedProcess(arguments, code, output.getvalue(), errors.getvalue())

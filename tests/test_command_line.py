@@ -187,6 +187,7 @@ def made() -> RoleParser:
     return main.parser()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("role", "backend"), CASES)
 def test_a_flag_that_is_listed_is_read_and_any_other_is_refused_in_one_line(
     role: str,

@@ -15,6 +15,7 @@ import pytest
 from tandem.cli import asking, main
 from tandem.speculation.request import Drafts
 from tandem.speculation.types import Rule
+from tests.daily import daily
 from tests.support import GREEDY, REPOSITORY, launch, oracle, run_client, server_process
 
 PROMPTS = ("the first prompt", "the second")
@@ -155,7 +156,7 @@ def test_a_missing_module_of_no_extra_is_a_defect(monkeypatch: pytest.MonkeyPatc
 # --- one model alone ---
 
 
-@pytest.mark.parametrize("role", ["verify_target", "verify_draft"])
+@pytest.mark.parametrize("role", daily(["verify_target", "verify_draft"], 0))
 def test_a_single_model_prints_each_token_and_then_the_text(folder: Path, role: str) -> None:
     asked = ("--prompt_text", "prompt.txt", "--max_new_tokens", "6", "--profile")
     done = launch(folder, "--role", role, "--backend", "toy", "--model", "salt=0", *asked)

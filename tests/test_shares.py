@@ -1,13 +1,17 @@
-"""The shares of a suite are apart and together are all of it."""
+"""`make test` and the shares of `make thorough` are apart and together are all of it."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from itertools import product
 
+from tests.daily import covering
+from tests.speculation import laws
 from tests.support import REPOSITORY
 
-FILES = ("tests/speculation/test_types.py", "tests/speculation/test_errors.py")
+FILES = ("tests/speculation/test_law.py", "tests/speculation/test_processing.py")
 
 
 def collected(*arguments: str) -> list[str]:
@@ -17,8 +21,22 @@ def collected(*arguments: str) -> list[str]:
     return [line for line in ran.stdout.splitlines() if "::" in line]
 
 
-def test_two_shares_are_apart_meet_every_file_and_are_all_of_it() -> None:
-    whole, first, second = collected(), collected("--share", "1/2"), collected("--share", "2/2")
-    assert sorted(first + second) == sorted(whole) and len(whole) > 4
-    for share in (first, second):
-        assert {test.split("::")[0] for test in share} == set(FILES)
+def test_make_test_and_two_shares_are_apart_meet_every_file_and_are_all_of_it() -> None:
+    whole, daily = collected("-m", "thorough or not thorough"), collected()
+    first, second = (collected("-m", "thorough", "--share", share) for share in ("1/2", "2/2"))
+    assert sorted(daily + first + second) == sorted(whole) and len(set(whole)) == len(whole)
+    for part in (daily, first, second):
+        assert {test.split("::")[0] for test in part} == set(FILES)
+    # Of the combinations of test_law.py, make test runs few, which have every value.
+    few = [found[1] for test in daily if (found := re.search(r"::test_the_law_of_the_loop_enum.*\[(.*)\]", test))]
+    assert len(few) == len(laws.COUPLINGS)
+    assert {each.partition("-")[0] for each in few} == {"0", "1", "2", "3"}
+    assert {each.partition("-")[2] for each in few} == set(laws.COUPLINGS)
+
+
+def test_a_few_combinations_hold_each_value() -> None:
+    combinations = [{("a", a), ("b", b), ("c", c)} for a, b, c in product(range(5), range(3), range(2))]
+    kept = covering(combinations)
+    assert len(kept) == 5
+    assert set().union(*(combinations[place] for place in kept)) == set().union(*combinations)
+    assert covering([]) == set() and covering([{("a", 1)}] * 3) == {0}

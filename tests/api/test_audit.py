@@ -53,6 +53,7 @@ def audited(target: ToyRunner, auditor: ToyRunner | str, work: Callable[[DraftSe
     return run(test())
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, PENALISED], ids=["greedy", "sampled", "penalised"])
 @pytest.mark.parametrize("where", ["second target", "here"])
 @pytest.mark.parametrize("share", [1.0, 0.3])

@@ -183,6 +183,7 @@ async def _terminal(address: str, credentials: tandem.Credentials | None) -> Non
     await run_client(config, None)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("ask", [_asynchronous, _blocking, _own_drafts, _terminal], ids=lambda ask: ask.__name__)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_why_no_server_answers_is_said_at_once_with_what_to_do(case: Any, ask: Any, tmp_path: Path) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from benchmarks.receipts import main
 
 
+@pytest.mark.thorough
 def test_every_receipt_is_right_every_forgery_is_found_and_both_times_are_written(tmp_path: Path) -> None:
     few = ["--prompts", "2", "--rounds", "2", "--max-new-tokens", "70", "--backend", "toy", "--model", "step=0.002"]
     main([*few, "--output", str(tmp_path / "receipts.json")])

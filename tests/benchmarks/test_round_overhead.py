@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.round_overhead import main
 
+pytestmark = pytest.mark.thorough
 PARTS = ("client, around the call", "gRPC and network", "server handler", "queue, as reported", "compute, as reported")
 
 

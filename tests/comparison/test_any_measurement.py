@@ -62,12 +62,16 @@ def said(of: RunData) -> str:
     return text
 
 
-@given(shape=SHAPES, times=POOLS, seed=st.integers(0, 2**32))
-@settings(max_examples=40, deadline=None, phases=UNSHRUNK, suppress_health_check=[HealthCheck.too_slow])
-def test_any_times_in_any_number_are_analysed_and_said(shape: Shape, times: list[float], seed: int) -> None:
-    of = measured(shape, times, Random(seed), Path("nowhere"))
-    text = said(of)
-    assert ("PARTIAL: interrupted by SIGINT" in text) == (of.cut_short is not None)
+@pytest.mark.parametrize("count", [8, pytest.param(40, marks=pytest.mark.thorough)])
+def test_any_times_in_any_number_are_analysed_and_said(count: int) -> None:
+    @given(shape=SHAPES, times=POOLS, seed=st.integers(0, 2**32))
+    @settings(max_examples=count, deadline=None, phases=UNSHRUNK, suppress_health_check=[HealthCheck.too_slow])
+    def test(shape: Shape, times: list[float], seed: int) -> None:
+        of = measured(shape, times, Random(seed), Path("nowhere"))
+        text = said(of)
+        assert ("PARTIAL: interrupted by SIGINT" in text) == (of.cut_short is not None)
+
+    test()
 
 
 BUSY = (0.001, 0.004, 0.009, 0.016, 0.25, 3.0)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from tandem.comparison.api import compare
 from tandem.comparison.measuring.driver import Unreachable
+from tandem.comparison.report import reading
 
 
 def test_settings_are_the_fields_of_the_configuration(tmp_path: Path) -> None:
@@ -19,22 +22,37 @@ def test_settings_are_the_fields_of_the_configuration(tmp_path: Path) -> None:
         compare(["one"], output_dir=tmp_path, max_new_tokens=0)
 
 
+@pytest.fixture(autouse=True)
+def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # plots take seconds
+
+
 def test_a_comparison_is_measured_written_and_returned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = compare(
         ["one", "two"],
         output_dir=tmp_path,
-        architectures=("autoregressive", "fused"),
+        architectures=("autoregressive", "distributed", "fused"),
         backend="toy",
         draft="model",
         draft_model="miss=0.3",
+        rtts_ms=(0.0, 8.0),
         max_new_tokens=8,
         formats=("md",),
     )
-    assert [summary.architecture for summary in found.summaries["base"]] == ["autoregressive", "fused"]
-    assert len(found.records) == 4 and not found.failed and found.missing is None
+    names = ["autoregressive", "distributed", "fused"]
+    assert [summary.architecture for summary in found.summaries["base"]] == names
+    assert len(found.records) == 12 and not found.failed and found.missing is None
     assert capsys.readouterr() == ("", "")
     assert "Architectures" in str(found) and "fused" in str(found)
-    assert len(json.loads((tmp_path / "comparison.json").read_text())["records"]) == 4
+    written = json.loads((tmp_path / "comparison.json").read_text())
+    jsonschema.validate(written, json.loads((Path(reading.__file__).parent / "comparison.schema.json").read_text()))
+    assert len(written["records"]) == 12
+    for condition, rtt in zip(written["conditions"], (0.0, 0.008), strict=True):
+        assert list(condition["architectures"]) == names and (condition["link"]["round_trip_s"] or 0.0) >= rtt
+        for name in names[1:]:
+            identical = condition["architectures"][name]["identical_to_autoregressive"]
+            assert identical == {"count": 2, "total": 2, "divergences": []}
+    assert [verdict["condition"] for verdict in written["verdicts"]] == ["base", "RTT 8 ms"]
     assert (tmp_path / "report.md").exists()
 
 

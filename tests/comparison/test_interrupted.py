@@ -25,7 +25,11 @@ COMMAND += ["--prompt", "one", "--prompt", "two", "--prompt", "three", "--num-ru
 COMMAND += ["--max-new-tokens", "8", "--format", "html,md"]
 
 
-pytestmark = pytest.mark.timeout(300)  # more than twice PATIENCE: it is the test that says what hung
+# Daily without processes: test_driver.py.
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.timeout(300),
+]  # more than twice PATIENCE: it is the test that says what hung
 
 
 def until(seen: Callable[[], bool], of: subprocess.Popen[str]) -> None:
@@ -85,7 +89,7 @@ def comparison_in(folder: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_a_partial_report_and_its_exit_code(number: signal.Signals, tmp_path: Path) -> None:
     process = measuring(tmp_path)
     process.send_signal(number)

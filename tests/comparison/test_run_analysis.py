@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from tandem.cli import compare
 from tandem.comparison.report import reading
 
+pytestmark = pytest.mark.thorough  # a smaller one daily: test_api.py
 SCHEMA = json.loads((Path(reading.__file__).parent / "comparison.schema.json").read_text())
 ARCHITECTURES = ["autoregressive", "distributed", "fused", "remote_draft", "pipelined"]
 
@@ -140,7 +142,10 @@ def test_a_file_that_is_no_comparison_is_one_line(
     assert f"{flag[2:]}: {path} has schema version 1" in capsys.readouterr().err
 
 
-def test_the_records_alone_give_the_same_report(folder: Path, found: dict[str, Any], tmp_path: Path) -> None:
+def test_the_records_alone_give_the_same_report(
+    folder: Path, found: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # plots take seconds
     records, out = str(folder / "records.jsonl"), tmp_path / "again"
     assert compare.main(["--from-records", records, "--output-dir", str(out)]) == 0
     again = json.loads((out / "comparison.json").read_text())

@@ -33,6 +33,11 @@ FAKE = Path(__file__).with_name("fake_vllm.py")
 ALL = tuple(SERVED)
 
 
+@pytest.fixture(autouse=True)
+def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # they take seconds
+
+
 @pytest.fixture
 def python(tmp_path: Path) -> str:
     """A program that behaves as a Python that has vLLM."""

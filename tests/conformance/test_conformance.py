@@ -13,11 +13,17 @@ from tests.conformance.cases import CASES, Entry, table
 from tests.conformance.deployments import deployed
 from tests.support import REPOSITORY
 
+THERE = {entry.name: [c for c in COMBINATIONS if c.runner == "toy" and not entry.left_out(c)] for entry in CASES}
+# Of each case a combination runs daily, by turns; the others with `make thorough`.
 TOY = [
-    pytest.param(entry, combination, id=f"{entry.name}-{combination}")
-    for entry in CASES
-    for combination in COMBINATIONS
-    if combination.runner == "toy" and not entry.left_out(combination)
+    pytest.param(
+        entry,
+        combination,
+        id=f"{entry.name}-{combination}",
+        marks=() if place == number % len(THERE[entry.name]) else pytest.mark.thorough,
+    )
+    for number, entry in enumerate(CASES)
+    for place, combination in enumerate(THERE[entry.name])
 ]
 # One of them with `make thorough`, the others with `make reliability`.
 THOROUGH = ("distributed", "stream")

@@ -15,12 +15,13 @@ import yaml
 Object = dict[str, Any]
 PREDICTOR = ("labels", "minReplicas", "timeout", "deploymentStrategy")
 """Fields of a KServe predictor that are not its pod's."""
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times as fast
 KNOWN = {"apiVersion", "kind", "resources", "images", "patches"}
 
 
 def build(folder: Path) -> list[Object]:
     """Every object of a kustomization. Raises ValueError for what is not understood."""
-    settings = yaml.safe_load((folder / "kustomization.yaml").read_text(encoding="utf-8"))
+    settings = yaml.load((folder / "kustomization.yaml").read_text(encoding="utf-8"), LOADER)
     if unknown := set(settings) - KNOWN:
         raise ValueError(f"{folder}: {sorted(unknown)} are not understood here")
     objects = [each for name in settings["resources"] for each in _resource(folder / name)]
@@ -39,7 +40,7 @@ def build(folder: Path) -> list[Object]:
 def _resource(path: Path) -> list[Object]:
     if path.is_dir():
         return build(path)
-    return [each for each in yaml.safe_load_all(path.read_text(encoding="utf-8")) if each]
+    return [each for each in yaml.load_all(path.read_text(encoding="utf-8"), LOADER) if each]
 
 
 def containers(objects: list[Object]) -> Iterator[Object]:

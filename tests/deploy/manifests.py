@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from functools import cache
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import jsonschema
 import kubernetes_validate
+from kubernetes_validate import utils
 
 from tests.deploy.custom_kinds import KINDS
 from tests.deploy.kustomize import build, pods_of
@@ -19,6 +21,8 @@ OVERLAYS = tuple(sorted(path.name for path in (K8S / "overlays").iterdir()))
 BESIDE = ("cluster", "monitoring", "prometheus")
 FOLDERS = (*BESIDE, *(f"overlays/{name}" for name in OVERLAYS))
 OLDEST, NEWEST = "1.34", "1.37"  # DRA is v1 from 1.34 on
+# It reads megabytes of definitions for each object.
+utils.schema_contents = cache(utils.schema_contents)
 INVALID = (jsonschema.ValidationError, kubernetes_validate.ValidationError)
 
 
@@ -58,6 +62,12 @@ def flags(container: dict[str, Any]) -> dict[str, str]:
 
 def valid(each: dict[str, Any], version: str = OLDEST) -> None:
     """Raises one of INVALID. Strictly: an unknown field is an error. Kinds without a public schema by our own."""
+    _valid(json.dumps(each), version)
+
+
+@cache  # overlays share most objects
+def _valid(written: str, version: str) -> None:
+    each = json.loads(written)
     if each["kind"] in KINDS:
         jsonschema.validate(each, KINDS[each["kind"]])
         for name, pod in pods_of(each).items():

@@ -12,7 +12,7 @@ import yaml
 
 from tandem.cli import compare, main
 from tandem.comparison.measuring.architectures import CONNECTABLE, OPENAI
-from tests.deploy.kustomize import containers
+from tests.deploy.kustomize import LOADER, containers
 from tests.deploy.manifests import (
     BESIDE,
     FOLDERS,
@@ -73,7 +73,7 @@ def test_kubectl_builds_the_same_objects(folder: str) -> None:
     built = subprocess.run(
         [KUBECTL or "", "kustomize", str(K8S / folder)], capture_output=True, text=True, check=True, timeout=60
     )
-    theirs = list(yaml.safe_load_all(built.stdout))
+    theirs = list(yaml.load_all(built.stdout, LOADER))
 
     def by_name(each: dict[str, Any]) -> tuple[str, str]:
         return each["kind"], each["metadata"]["name"]

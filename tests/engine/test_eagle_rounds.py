@@ -50,6 +50,7 @@ def pair(config: ToyConfig = ToyConfig(), slots: int = 4, kind: Any = ToyRunner)
     return target, ToyHead(target.limits, config, target)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("k", [1, 3, 5])
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
 def test_a_head_that_gets_every_feature_is_always_right(k: int, sampling: Any) -> None:
@@ -87,6 +88,7 @@ def test_a_head_is_right_after_prefixes_too_because_pages_hold_its_targets_featu
     run(test())
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", ["eagle", "hybrid"])
 @pytest.mark.parametrize("config", [ToyConfig(miss=0.4), WRONG])
 def test_a_wrong_head_lowers_acceptance_and_changes_no_token(config: ToyConfig, kind: str) -> None:

@@ -98,6 +98,7 @@ class Site:
 
 
 @pytest.mark.usefixtures("read_at_once")
+@pytest.mark.each_value
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
 @pytest.mark.parametrize("lookup", [False, True])
 @pytest.mark.parametrize("reprocesses", [False, True])

@@ -50,6 +50,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return model_folder(base / "target", 1), model_folder(base / "draft", 2)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("feature", FEATURES)
 @pytest.mark.parametrize("compile", ["native", "off"])
 def test_a_real_pair_gives_the_tokens_and_log_probabilities_of_plain_decoding(

@@ -127,13 +127,14 @@ def test_choice_i_draws_with_the_seed_plus_i() -> None:
     run(test())
 
 
-def test_choices_that_are_not_streamed_come_in_order_whichever_ends_first() -> None:
+@pytest.mark.parametrize("seeds", [6, pytest.param(20, marks=pytest.mark.thorough)])
+def test_choices_that_are_not_streamed_come_in_order_whichever_ends_first(seeds: int) -> None:
     """The gateway numbers them as they come."""
     fields = {"temperature": 2.0}
 
     async def test() -> None:
         async with engine_site() as site:
-            for seed in range(20):
+            for seed in range(seeds):
                 replies = await rest_of(site.stub.Generate(asking(LONG, n=3, seed=seed, **fields)))
                 assert [reply.complete.index for reply in replies] == [0, 1, 2]
                 tokens = [tuple(reply.complete.output_ids) for reply in replies]
@@ -142,7 +143,7 @@ def test_choices_that_are_not_streamed_come_in_order_whichever_ends_first() -> N
 
     lengths: list[list[int]] = []
     run(test())
-    assert sum(each != sorted(each) for each in lengths) >= 5, "later choices end first"
+    assert sum(each != sorted(each) for each in lengths) >= seeds // 4, "later choices end first"
 
 
 def test_a_negative_seed_is_one_of_its_own_and_wraps_over_zero() -> None:

@@ -25,6 +25,7 @@ from tandem.runners.torch.tensor_parallel import Leader
 from tandem.speculation.cleanup import finish
 from tandem.speculation.depth import Pipeline
 from tandem.v1 import draft_worker_pb2, target_verifier_pb2
+from tests.daily import daily
 from tests.reliability.cancellation import Injection, injected
 from tests.support import (
     GREEDY,
@@ -284,11 +285,8 @@ async def cancel_everywhere(way: Way, how: dict[str, Any]) -> int:
     return at - 1
 
 
-@pytest.mark.parametrize(
-    "how",
-    [pytest.param(how, marks=pytest.mark.thorough if how.get("again") in (2, 3, 5) else ()) for how in HOW],
-    ids=str,
-)
+@pytest.mark.each_value
+@pytest.mark.parametrize("how", daily(HOW, 0, 1, 2), ids=str)
 @pytest.mark.parametrize("opened", WAYS, ids=lambda way: way.__name__)
 def test_cancelled_anywhere_and_in_any_manner_nothing_stays(opened: Callable[[], Any], how: dict[str, Any]) -> None:
     async def test() -> None:

@@ -22,6 +22,7 @@ from tests.support import distributed, ids, oracle
 ROLE = ("--role", "target", "--model", "step=0.004", "--sequence_length", "160", "--step_seconds", "1")
 
 
+@pytest.mark.thorough
 def test_a_process_that_is_stopped_is_left_in_the_middle_of_a_request() -> None:
     """That it is, with the right tokens; how soon is the campaign's to say."""
     (case,) = [c for c in CASES if str(c) == "stopped, in a request, 9 s, pipeline auto"]

@@ -21,6 +21,7 @@ from tandem.speculation.run_on import MAX_UNREAD
 from tandem.speculation.types import Chunk
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.conformance.bench import refused
+from tests.daily import daily
 from tests.reliability import frames
 from tests.reliability.faults import Fault, FaultInterceptor, Schedule
 from tests.reliability.history import History
@@ -146,8 +147,9 @@ def test_a_stop_whose_reply_was_lost_ends_the_next_run_too() -> None:
     run(test())
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("stops", [True, False])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", daily(range(3), 0, 1))
 def test_stop_strings_and_waste_hold_where_streams_break(seed: int, stops: bool) -> None:
     """Steps are counted by the target: those that were used, and those that were not, are all of them."""
     chance = random.Random(f"stop strings {seed}")

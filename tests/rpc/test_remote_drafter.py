@@ -29,7 +29,6 @@ from tandem.speculation.fallible import DrafterRefused
 from tandem.speculation.types import GenerationRequest, Request, SamplingParams, SpeculationStats
 from tandem.v1 import draft_worker_pb2 as pb
 from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
-from tests.daily import daily
 from tests.support import (
     GREEDY,
     HANG,
@@ -40,11 +39,12 @@ from tests.support import (
     distributed,
     forget,
     ids,
-    launch,
     listening,
     oracle,
     remote_draft,
     run,
+    run_client,
+    run_here,
     server_process,
     toy,
     until,
@@ -274,7 +274,8 @@ def test_a_worker_that_hangs_costs_one_deadline_and_delays_nobody_else(caplog: p
     assert "DEADLINE_EXCEEDED" in line and "decoding without drafts" in line
 
 
-@pytest.mark.parametrize("pipeline", daily([Pipeline.OFF, Pipeline.NEVER_WAITING], 1))
+@pytest.mark.thorough
+@pytest.mark.parametrize("pipeline", [Pipeline.OFF, Pipeline.NEVER_WAITING])
 def test_a_worker_killed_in_the_middle_of_a_request_and_started_again(
     pipeline: Pipeline, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -448,7 +449,7 @@ def test_the_roles_together_as_processes(tmp_path: Path) -> None:
                     assert got.token_ids == truth(60) and got.completion.stats.accepted > 10
 
             run(test())
-            ask = launch(tmp_path, "--role", "client", "--port", str(drafting.port), "--prompt", "x")
+            ask = run_client(tmp_path, "--port", str(drafting.port), "--prompt", "x")
             assert ask.returncode == 1 and "only proposes" in ask.stderr
             assert serving.stop() == 0
         assert drafting.stop() == 0
@@ -465,7 +466,7 @@ def test_the_roles_together_as_processes(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_draft_host_is_exit_code_2_and_one_line(arguments: str, names: str, tmp_path: Path) -> None:
-    done = launch(tmp_path, "--role", "target", "--backend", "toy", "--port", "0", *arguments.split())
+    done = run_here(tmp_path, "--role", "target", "--backend", "toy", "--port", "0", *arguments.split())
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert names in line

@@ -18,6 +18,7 @@ from tandem.runners.native.weights import UNQUANTISED, packing
 from tandem.runners.pages import PAGE
 from tandem.speculation.types import Request, SamplingParams, SpeculationStats
 from tests.adapters import lora_tensors, write_adapter
+from tests.daily import daily
 from tests.runners.test_native import GREEDY, SLOTS, module_of, native, sequence
 from tests.runners.test_quantised import WIDE
 from tests.runners.test_torch_adapters import module as torch_module
@@ -62,7 +63,7 @@ async def said(engine: Engine, name: str, prompt: list[int], sampling: SamplingP
     return (tokens, logprobs), stats.cached_prompt_tokens
 
 
-@pytest.mark.parametrize("name", ["native, float32", "native, bfloat16", "native, int8", "torch, float32"])
+@pytest.mark.parametrize("name", daily(["native, float32", "native, bfloat16", "native, int8", "torch, float32"], 2, 3))
 def test_what_a_request_says_depends_on_its_adapter_and_on_nothing_else(name: str, tmp_path: Path) -> None:
     runner, module = runner_and_module(name)
     folders = {

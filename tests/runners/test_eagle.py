@@ -33,6 +33,7 @@ from tandem.runners.protocol import Limits, PrefillRow, RunnerIdentity
 from tandem.runners.startup import Startup
 from tandem.runners.torch.backend import BACKEND
 from tandem.speculation.types import Chunk, GenerationRequest, Rule, SamplingParams, SpeculationStats
+from tests.daily import daily
 from tests.rows import propose_row, verify_row
 from tests.runners.compiled import eager
 from tests.runners.modules import native_of, torch_features
@@ -109,7 +110,7 @@ def requests() -> list[GenerationRequest]:
     [
         ("native", "float32", "hybrid"),
         ("native", "bfloat16", "eagle"),
-        ("off", "bfloat16", "eagle"),
+        pytest.param("off", "bfloat16", "eagle", marks=pytest.mark.thorough),
         pytest.param("native", "float32", "eagle", marks=pytest.mark.thorough),
         pytest.param("native", "bfloat16", "hybrid", marks=pytest.mark.thorough),
         pytest.param("off", "bfloat16", "hybrid", marks=pytest.mark.thorough),
@@ -132,7 +133,7 @@ def test_requests_that_share_steps_get_the_targets_own_tokens(
     with_pair(models(target, how, dtype, DraftChoice(kind, str(folder))), use)
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", daily(HOW, 0))
 def test_a_prompt_found_among_prefixes_is_drafted_from_as_one_that_was_processed(
     target: Path, folder: Path, how: str
 ) -> None:
@@ -168,6 +169,7 @@ def test_a_prompt_found_among_prefixes_is_drafted_from_as_one_that_was_processed
     with_pair(models(target, how, "float32", DraftChoice("eagle", str(folder))), use)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("how", HOW)
 def test_handing_out_features_changes_no_bit_of_the_targets_logits(target: Path, how: str, dtype: str) -> None:
@@ -251,6 +253,7 @@ def test_features_are_the_targets_hidden_states_and_those_of_rejected_tokens_are
     asyncio.run(test())
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("norm_before", [False, True])
 @pytest.mark.parametrize("how", HOW)
 def test_the_first_draft_token_follows_from_the_published_formula(

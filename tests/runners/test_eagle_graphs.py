@@ -221,7 +221,7 @@ def strict_graphs(dtype: torch.dtype, *wanted: str) -> dict[str, Captured]:
 @pytest.mark.parametrize(
     ("dtype", "wanted"),
     [
-        (torch.float32, ("head-propose-1",)),
+        pytest.param(torch.float32, ("head-propose-1",), marks=pytest.mark.thorough),
         pytest.param(torch.float32, ("",), marks=[pytest.mark.thorough, pytest.mark.timeout(900)]),
         pytest.param(torch.bfloat16, ("",), marks=[pytest.mark.thorough, pytest.mark.timeout(900)]),
     ],

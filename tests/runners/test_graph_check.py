@@ -33,7 +33,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 6e-2}
 @pytest.mark.parametrize(
     ("family", "dtype", "batches", "wanted"),
     [
-        ("llama", torch.float32, (2,), ("verify",)),
+        pytest.param("llama", torch.float32, (2,), ("verify",), marks=pytest.mark.thorough),
         *(
             pytest.param(family, dtype, batches, ("",), marks=[pytest.mark.thorough, pytest.mark.timeout(900)])
             for family, dtype, batches in (

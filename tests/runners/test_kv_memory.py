@@ -96,6 +96,7 @@ def resident(flags: str = "nh hg") -> int:
     return total
 
 
+@pytest.mark.each_value
 @every_runner
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_a_slot_takes_at_most_what_it_says_and_gives_it_back(make: Callable[..., Any], dtype: torch.dtype) -> None:
@@ -146,14 +147,21 @@ def test_a_sequence_takes_what_it_may_write_and_no_more_than_a_slot(make: Callab
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("make", [native, pytest.param(module_code, marks=pytest.mark.thorough)])
-def test_a_prompt_of_8000_tokens_says_what_transformers_says(make: Callable[..., Any]) -> None:
-    runner, tokens = make(LONG), tokens_of(8000)
+@pytest.mark.parametrize(
+    ("make", "length"),
+    [
+        (native, 3000),
+        pytest.param(native, 8000, marks=pytest.mark.thorough),
+        pytest.param(module_code, 8000, marks=pytest.mark.thorough),
+    ],
+)
+def test_a_prompt_of_thousands_of_tokens_says_what_transformers_says(make: Callable[..., Any], length: int) -> None:
+    runner, tokens = make(LONG), tokens_of(length)
     fill(runner, 3, tokens[:-1])
     module, cache = module_of(max_position_embeddings=8192), transformers.DynamicCache()
     said = list(tokens)
     with torch.inference_mode():
-        for start in range(0, 8000, 1000):
+        for start in range(0, length, 1000):
             ids = torch.tensor([tokens[start : start + 1000]])
             logits = module(ids, past_key_values=cache, logits_to_keep=1).logits[0, -1]
         for _ in range(4):

@@ -103,6 +103,7 @@ def test_logits_are_those_of_transformers(name: str, dtype: torch.dtype) -> None
     assert distance < (1e-5 if dtype is torch.float32 else 0.06)
 
 
+@pytest.mark.each_value
 @every_model
 @every_dtype
 def test_a_tokens_bits_depend_on_no_width_row_slot_neighbour_or_number_of_threads(
@@ -210,6 +211,7 @@ PENALIZED = SamplingParams(repetition_penalty=1.3, presence_penalty=0.5)
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.9, seed=4)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("only", [None, tuple(range(0, VOCAB, 3))], ids=["whole head", "narrow head"])
 @pytest.mark.parametrize("rule", Rule)
 def test_a_fused_round_of_rows_of_every_kind_is_the_same_as_its_parts_alone(

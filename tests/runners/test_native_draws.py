@@ -143,7 +143,9 @@ def targets() -> list[tuple[str, ...]]:
     return found
 
 
-@pytest.mark.parametrize("target", targets(), ids=" ".join)
+@pytest.mark.parametrize(
+    "target", [targets()[0], *(pytest.param(each, marks=pytest.mark.thorough) for each in targets()[1:])], ids=" ".join
+)
 def test_exp_and_log_have_the_bits_of_the_definition(target: tuple[str, ...], tmp_path: Path) -> None:
     made = tmp_path / "elementary.so"
     try:

@@ -167,6 +167,7 @@ def test_every_rank_on_a_neuron_device_sees_its_own_core_alone(monkeypatch: pyte
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3", "a rank finds its own among all by its local rank"
 
 
+@pytest.mark.thorough
 def test_on_a_cpu_cores_are_those_that_every_thread_of_the_process_may_use() -> None:
     code = (
         "import os, threading, torch\n"

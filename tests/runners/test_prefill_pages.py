@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tandem.checkpoints.gguf_blocks import FORMATS
 from tandem.clients.page_wire import (
     LAYOUT_FIELDS,
     Corrupt,
@@ -26,11 +27,12 @@ from tandem.runners.native.native_pages import page_format
 from tandem.runners.pages import PAGE
 from tandem.runners.protocol import Runner
 from tandem.speculation.types import Request, SamplingParams, SpeculationStats
+from tests.daily import daily
 from tests.rows import verify_row
 from tests.runners.compiled import eager
 from tests.runners.test_native import GREEDY, module_of, sequence
 from tests.runners.test_prefixes import RUNNERS, SAMPLED, bits, checked, every_runner, fill
-from tests.runners.test_quantised import every_format, stored
+from tests.runners.test_quantised import stored
 from tests.services.prefill_sites import asking_engine, prefill_site
 from tests.support import run
 
@@ -73,7 +75,7 @@ def test_the_bits_behind_pages_of_another_model_are_those_of_a_cold_prompt(name:
     check_handed_over(another(name), RUNNERS[name]())
 
 
-@every_format
+@pytest.mark.parametrize("form", daily(FORMATS, 1, 3))
 def test_the_bits_behind_pages_of_another_model_are_the_same_with_weights_as_stored(form: str, tmp_path: Any) -> None:
     made = []
     for folder in ("sender", "receiver"):
@@ -83,7 +85,8 @@ def test_the_bits_behind_pages_of_another_model_are_the_same_with_weights_as_sto
     check_handed_over(*made)
 
 
-@every_runner
+@pytest.mark.each_value
+@pytest.mark.parametrize("name", daily(RUNNERS, 0, 5, 7))
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_requests_say_the_same_whether_their_prompts_are_computed_here_or_there(
     name: str, sampling: SamplingParams

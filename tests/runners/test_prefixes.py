@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tandem.checkpoints.gguf_blocks import FORMATS
 from tandem.engine.batcher import Batcher
 from tandem.engine.compatibility import able
 from tandem.engine.engine import Engine
@@ -23,10 +24,11 @@ from tandem.runners.native.weights import packing
 from tandem.runners.pages import PAGE
 from tandem.runners.protocol import PrefillRow
 from tandem.speculation.types import Request, SamplingParams, SpeculationStats
+from tests.daily import daily
 from tests.rows import propose_row, verify_row
 from tests.runners.compiled import eager
 from tests.runners.test_native import GREEDY, module_of, native, sequence
-from tests.runners.test_quantised import WIDE, every_format, stored
+from tests.runners.test_quantised import WIDE, stored
 from tests.support import run
 
 SAMPLED = SamplingParams(temperature=0.9, top_k=40, seed=7)
@@ -101,7 +103,7 @@ def test_the_bits_behind_copied_pages_are_those_of_a_cold_prompt(name: str) -> N
     check_pages(RUNNERS[name]())
 
 
-@every_format
+@pytest.mark.parametrize("form", daily(FORMATS, 1, 3))
 def test_the_bits_behind_copied_pages_are_the_same_with_weights_as_stored(form: str, tmp_path: Any) -> None:
     module, packed = stored(tmp_path, form)
     check_pages(checked(module, packing=packed))
@@ -130,7 +132,8 @@ def test_runners_whose_bits_nobody_checked_or_that_run_graphs_copy_nothing() -> 
         assert "the same bits" in able(runner).pages  # type: ignore[operator]
 
 
-@every_runner
+@pytest.mark.each_value
+@pytest.mark.parametrize("name", daily(RUNNERS, 1, 4, 6))
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_requests_say_the_same_with_a_cold_and_a_warm_cache_alone_and_batched(
     name: str, sampling: SamplingParams
@@ -168,6 +171,7 @@ def test_requests_say_the_same_with_a_cold_and_a_warm_cache_alone_and_batched(
     run(test())
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_an_answer_of_a_fused_pair_is_found_by_the_next_turn_with_the_bits_of_a_cold_prompt(

@@ -154,6 +154,7 @@ def test_numbers_that_fit_a_format_come_back_unchanged(tmp_path: Path) -> None:
     assert np.array_equal(*logits)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", [*FORMATS, "int8"])
 def test_a_tokens_bits_depend_on_no_width_row_slot_neighbour_or_number_of_threads(
@@ -227,6 +228,7 @@ def one_wrong_row(blocks: np.ndarray, size: BlockFormat) -> None:
     blocks[77] = blocks[78]
 
 
+@pytest.mark.each_value
 @every_format
 @pytest.mark.parametrize("mistake", [larger_scales, swapped_numbers, one_wrong_row])
 def test_a_small_mistake_in_one_matrix_is_found_out_at_start(

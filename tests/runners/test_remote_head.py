@@ -23,6 +23,7 @@ from tandem.runners.eagle.files import write_head
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.features import FeatureFormat
 from tandem.speculation.types import GenerationRequest, Request, Rule
+from tests.daily import daily
 from tests.runners.test_eagle import CONFIG, a_head, models, requests, said
 from tests.runners.tiny import byte_tokenizer, model_folder
 from tests.support import Site, distributed, drafting, run, target_site
@@ -82,7 +83,7 @@ async def beside(target: Path, folder: Path, how: str, dtype: str, asked: list[G
     ("how", "dtype", "own"),
     [
         ("native", "bfloat16", "native"),
-        ("off", "bfloat16", "off"),
+        pytest.param("off", "bfloat16", "off", marks=pytest.mark.thorough),
         pytest.param("native", "bfloat16", "off", marks=pytest.mark.thorough),
         pytest.param("native", "float32", "native", marks=pytest.mark.thorough),
     ],
@@ -113,7 +114,7 @@ def test_over_the_wire_a_head_drafts_as_beside_its_target(
 
 
 @pytest.mark.parametrize("how", ["native", pytest.param("off", marks=pytest.mark.thorough)])
-@pytest.mark.parametrize("pipeline", [Pipeline.ON, Pipeline.NEVER_WAITING])
+@pytest.mark.parametrize("pipeline", daily([Pipeline.ON, Pipeline.NEVER_WAITING], 1))
 def test_requests_that_share_steps_get_the_targets_own_tokens(
     target: Path, folder: Path, pipeline: Pipeline, how: str
 ) -> None:

@@ -16,6 +16,7 @@ from tandem.rpc import wire
 from tandem.runners.toy import ToyConfig
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import Chunk, FinishReason, GenerationEnd, SpeculationStats, Verdict
+from tests.daily import daily
 from tests.services.test_drafts import PLACES, Place
 from tests.support import GREEDY, SAMPLED, answer, distributed, fused_site, ids, oracle, run, target_site, toy
 
@@ -37,7 +38,7 @@ def test_each_round_counts_once_by_what_it_accepted() -> None:
     adds_up(stats)
 
 
-@pytest.mark.parametrize("place", PLACES.values(), ids=list(PLACES))
+@pytest.mark.parametrize("place", daily(PLACES.values(), 0, 5, 8, 12, 16), ids=list(PLACES))
 def test_the_counts_of_a_completion_add_up_in_every_architecture(place: Place) -> None:
     async def test() -> None:
         async with place.deployed() as generate:
@@ -52,7 +53,7 @@ def test_the_counts_of_a_completion_add_up_in_every_architecture(place: Place) -
     run(test())
 
 
-@pytest.mark.parametrize("pipeline", list(Pipeline))
+@pytest.mark.parametrize("pipeline", daily(Pipeline, 2))
 def test_the_counts_add_up_where_a_request_goes_on_at_another_target(pipeline: Pipeline) -> None:
     async def test() -> None:
         slow = ToyConfig(step_seconds=0.004)

@@ -28,7 +28,7 @@ from tandem.v1.adapter_admin_pb2_grpc import AdapterAdminStub, add_AdapterAdminS
 from tests.engine.test_adapters import truth
 from tests.services.test_adapters import PROMPT, asking, generated
 from tests.services.test_target_verifier import opening
-from tests.support import GREEDY, Site, launch, listening, raw_stub, run, server_process, target_site
+from tests.support import GREEDY, Site, launch, listening, raw_stub, run, run_client, server_process, target_site
 
 
 def read(choice: AdapterChoice) -> Adapter:
@@ -179,9 +179,9 @@ def test_a_server_process_has_the_adapters_of_its_command_line_and_takes_more(tm
     with server_process(tmp_path, *flags) as server:
         run(talk(server.wait_ready()))
         assert said_by_the_api(server.wait_ready(), "blue") == [truth("of-blue", GREEDY, 14, PROMPT)] * 2
-        printed = launch(
+        printed = run_client(
             tmp_path,
-            *("--role", "client", "--target_host", server.wait_ready(), "--prompt", bytes(PROMPT).decode()),
+            *("--target_host", server.wait_ready(), "--prompt", bytes(PROMPT).decode()),
             *("--adapter", "red", "--max_new_tokens", "14", "--ignore_eos"),
         )
         assert bytes(t for t in truth("of-red", GREEDY, 14, PROMPT) if t < 256).decode("latin-1") in printed.stdout

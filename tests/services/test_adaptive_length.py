@@ -14,6 +14,7 @@ from tandem.runners.loading import Shape
 from tandem.runners.toy import ToyConfig
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import ModelInfo, Rule
+from tests.daily import daily
 from tests.support import (
     GREEDY,
     SAMPLED,
@@ -64,7 +65,7 @@ async def asking(architecture: str) -> AsyncIterator[tuple[Generate, ModelInfo]]
                     yield generator.generate, generator.info
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", daily(ARCHITECTURES, 0, 1))
 def test_tokens_are_the_targets_own_whatever_lengths_are_chosen_or_asked_for(architecture: str) -> None:
     async def test() -> None:
         async with asking(architecture) as (generate, info):
@@ -94,7 +95,7 @@ def test_the_first_rounds_of_a_process_try_lengths_far_apart(architecture: str) 
     run(test())
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", daily(ARCHITECTURES, 2, 3))
 def test_many_requests_at_once_whose_lengths_adapt_do_not_disturb_each_other(architecture: str) -> None:
     requests = [
         ids(bytes(range(40 + i, 43 + 6 * i)), 30, sampling=replace(SAMPLED, seed=i) if i % 2 else GREEDY)

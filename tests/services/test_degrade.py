@@ -78,6 +78,7 @@ class OneCall(ToyRunner):
         return step
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("draft", [Failing, NeverPrefills])
 @pytest.mark.parametrize("target", [ToyRunner, OneCall], ids=["two steps", "one call"])
 @pytest.mark.parametrize("kind", ["model", "hybrid"])
@@ -158,6 +159,7 @@ def test_a_target_that_fails_in_the_one_call_is_lost_and_not_taken_for_the_draft
     run(test())
 
 
+@pytest.mark.each_value
 @BOTH
 @pytest.mark.parametrize("fails", [1, 4, 9])
 def test_a_draft_model_of_the_distributed_loop_that_fails_leaves_it_plain(

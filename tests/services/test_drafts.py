@@ -21,6 +21,7 @@ from tandem.v1 import draft_worker_pb2 as worker_pb
 from tandem.v1 import generation_pb2 as pb
 from tandem.v1 import target_verifier_pb2
 from tests.conformance.bench import refused
+from tests.daily import daily
 from tests.support import (
     GREEDY,
     HANG,
@@ -128,7 +129,6 @@ PLACES = {
     "remote draft, never waiting": Place(lambda: _remote(Pipeline.NEVER_WAITING, **LOOKUP_FIRST), (L, M), False),
     "remote draft, choosing": Place(lambda: _remote(Pipeline.AUTO, **LOOKUP_FIRST), (L, M), False),
 }
-every_place = pytest.mark.parametrize("place", PLACES.values(), ids=list(PLACES))
 PROPOSERS = {L: {Proposer.NGRAM.value}, M: {Proposer.MODEL.value}, H: {Proposer.MODEL.value}, Drafts.NONE: set[str]()}
 
 
@@ -136,7 +136,7 @@ async def _said(generate: Generate, drafts: Drafts, sampling: SamplingParams, **
     return await answer(generate, ids(PROMPT, COUNT, sampling=sampling, drafts=drafts, **rest))
 
 
-@every_place
+@pytest.mark.parametrize("place", daily(PLACES.values(), 0, 1, 5, 7, 8, 11, 16, 19), ids=list(PLACES))
 def test_every_choice_of_drafts_says_what_the_target_alone_says_and_drafts_with_nothing_else(place: Place) -> None:
     async def test() -> None:
         async with place.deployed() as generate:
@@ -156,7 +156,7 @@ def test_every_choice_of_drafts_says_what_the_target_alone_says_and_drafts_with_
     run(test())
 
 
-@every_place
+@pytest.mark.parametrize("place", daily(PLACES.values(), 0, 2, 4, 6, 10, 13, 15, 17), ids=list(PLACES))
 def test_drafts_that_a_server_does_not_have_are_refused_by_name_with_those_that_it_has(place: Place) -> None:
     async def test() -> None:
         async with place.deployed() as generate:
@@ -173,7 +173,9 @@ def test_drafts_that_a_server_does_not_have_are_refused_by_name_with_those_that_
     run(test())
 
 
-@pytest.mark.parametrize("name", ["fused, both", "fused, head and lookup", "draft worker, pipelined", "remote draft"])
+@pytest.mark.parametrize(
+    "name", daily(["fused, both", "fused, head and lookup", "draft worker, pipelined", "remote draft"], 1, 2)
+)
 def test_requests_with_different_choices_share_a_server(name: str) -> None:
     async def test() -> None:
         place = PLACES[name]

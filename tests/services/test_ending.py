@@ -30,6 +30,7 @@ from tandem.services.health import NOT_SERVING, SERVING
 from tandem.services.shutdown import ShutdownDeadline, bounded, bounded_call
 from tandem.v1 import draft_worker_pb2, generation_pb2
 from tandem.v1 import target_verifier_pb2 as pb
+from tests.daily import daily
 from tests.reliability.frames import unread
 from tests.services.test_errors import opening, refusal
 from tests.support import (
@@ -73,7 +74,7 @@ def hanging(folder: Path, role: str, *arguments: str) -> Iterator[tuple[ServerPr
 # --- a step that hangs ---
 
 
-@pytest.mark.parametrize(("role", "service"), [("target", TARGET), ("fused_target", FUSED)])
+@pytest.mark.parametrize(("role", "service"), daily([("target", TARGET), ("fused_target", FUSED)], 0))
 def test_a_step_that_hangs_sends_callers_away_and_ends_the_process(tmp_path: Path, role: str, service: str) -> None:
     """No deadline is needed: the caller hears it from the server, with the tokens so far."""
 
@@ -104,6 +105,7 @@ def test_a_step_that_hangs_sends_callers_away_and_ends_the_process(tmp_path: Pat
         assert "forced exit: the device thread is stuck in a step" in log and "wait_while" in log
 
 
+@pytest.mark.thorough  # daily without a process: tests/engine/test_step_watch.py
 def test_a_step_that_comes_back_is_served_on(tmp_path: Path) -> None:
     async def test(address: str, gate: Path) -> None:
         async with raw_stub(address) as target:
@@ -125,6 +127,7 @@ def test_a_step_that_comes_back_is_served_on(tmp_path: Path) -> None:
         assert "returned after" in server.log.read_text()
 
 
+@pytest.mark.thorough
 def test_a_draft_worker_whose_draft_hangs_finishes_what_runs_and_ends(tmp_path: Path) -> None:
     async def test(address: str, gate: Path) -> None:
         async with GenerationClient.connect(address, DRAFT) as client:
@@ -149,7 +152,7 @@ def test_a_draft_worker_whose_draft_hangs_finishes_what_runs_and_ends(tmp_path: 
             assert "did not return within" in server.log.read_text()
 
 
-@pytest.mark.parametrize("seconds", ["auto", "0"])
+@pytest.mark.parametrize("seconds", daily(["auto", "0"], 0))
 def test_sigterm_ends_a_process_whose_step_hangs_though_nobody_has_seen_it(tmp_path: Path, seconds: str) -> None:
     async def ask(address: str, gate: Path, pid: int) -> None:
         async with raw_stub(address) as target:
@@ -241,6 +244,7 @@ def test_a_lost_device_ends_a_process_whose_health_nobody_reads(tmp_path: Path) 
         reader.close()
 
 
+@pytest.mark.thorough  # daily in parts, below
 def test_sigterm_ends_a_process_whose_collector_never_answers(tmp_path: Path) -> None:
     pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -259,6 +263,7 @@ def unread_bytes(pipe: int) -> int:
     return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
+@pytest.mark.thorough  # daily in parts, below
 def test_sigterm_ends_a_process_whose_log_nobody_reads(tmp_path: Path) -> None:
     """The event loop is held up in a write, and never hears of the signal."""
     ready = tmp_path / "ready.json"

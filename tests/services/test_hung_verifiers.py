@@ -123,6 +123,7 @@ async def first_hangs(pipeline: Pipeline = Pipeline.OFF, deadlines: Deadlines = 
         assert two.free == 4
 
 
+@pytest.mark.each_value
 @BOTH
 @pytest.mark.parametrize("silent", [True, False], ids=["silent", "serving"])
 @pytest.mark.parametrize("seconds", daily([None, 30.0], 1), ids=["no deadline", "deadline"])
@@ -140,6 +141,7 @@ def test_a_request_is_opened_at_the_second(pipeline: Pipeline, silent: bool, sec
     run(test())
 
 
+@pytest.mark.each_value
 @BOTH
 @pytest.mark.parametrize("silent", [True, False], ids=["silent", "serving"])
 @pytest.mark.parametrize("seconds", daily([None, 30.0], 1), ids=["no deadline", "deadline"])

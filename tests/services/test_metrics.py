@@ -26,6 +26,7 @@ from tandem.services.sessions.table import SessionTable
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import GenerationEnd, GenerationRequest, Request
 from tandem.v1 import target_verifier_pb2 as pb
+from tests.daily import daily
 from tests.support import (
     HANG,
     SAMPLED,
@@ -136,7 +137,7 @@ def test_counters_of_a_fused_server_equal_its_completions(tmp_path: Path) -> Non
     assert scrape("tandem:startup_seconds", stage="total") > 0
 
 
-@pytest.mark.parametrize("pipeline", [Pipeline.OFF, Pipeline.ON, Pipeline.NEVER_WAITING])
+@pytest.mark.parametrize("pipeline", daily([Pipeline.OFF, Pipeline.ON, Pipeline.NEVER_WAITING], 2))
 def test_counters_of_a_target_equal_the_completions_of_its_clients(tmp_path: Path, pipeline: Pipeline) -> None:
     """What the target counts is what those who drafted say."""
 

@@ -6,6 +6,7 @@ import json
 import urllib.request
 from pathlib import Path
 
+import pytest
 from grpc_health.v1 import health_pb2
 
 from tandem.rpc.channel import FUSED, TARGET
@@ -28,6 +29,7 @@ def metrics(ready: Path) -> str:
         return str(page.read().decode())
 
 
+@pytest.mark.thorough
 def test_processes_hand_over_pages_and_a_killed_worker_costs_no_token(tmp_path: Path) -> None:
     async def said(address: str, service: str, prompt: list[int]) -> None:
         async with GenerationClient.connect(address, service) as client:

@@ -22,6 +22,7 @@ from tandem.rpc.generation_client import GenerationClient
 from tandem.runners.toy import ToyRunner
 from tandem.services.launch import run_role
 from tandem.speculation.types import FinishReason, GenerationEnd, SpeculationStats
+from tests.daily import daily
 from tests.support import (
     GREEDY,
     HANG,
@@ -184,7 +185,7 @@ def test_a_signal_while_the_model_loads_ends_the_server(tmp_path: Path, monkeypa
     run(test())
 
 
-@pytest.mark.parametrize(("role", "service"), [("fused_target", FUSED), ("draft_worker", DRAFT)])
+@pytest.mark.parametrize(("role", "service"), daily([("fused_target", FUSED), ("draft_worker", DRAFT)], 1))
 def test_the_other_servers_are_ready_listed_and_stop_too(tmp_path: Path, role: str, service: str) -> None:
     async def talk(address: str) -> None:
         assert await health(address, f"tandem.v1.{service}") == health_pb2.HealthCheckResponse.SERVING

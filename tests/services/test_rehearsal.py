@@ -10,7 +10,7 @@ import pytest
 
 from tandem.rpc.channel import DRAFT, FUSED, TARGET, open_channel
 from tandem.rpc.generation_client import GenerationClient
-from tests.support import GREEDY, Answer, answer, ids, launch, oracle, run, server_process
+from tests.support import GREEDY, Answer, answer, ids, oracle, run, run_here, server_process
 
 TIMES = {
     "format": "tandem-step-times-1",
@@ -79,6 +79,6 @@ def test_a_fused_server_rehearses_both(tmp_path: Path, times: str) -> None:
     ],
 )
 def test_what_cannot_be_rehearsed_is_refused_in_one_line(flags: tuple[str, ...], said: str, tmp_path: Path) -> None:
-    ended = launch(tmp_path, "--role", "target", *flags)
+    ended = run_here(tmp_path, "--role", "target", *flags)
     assert ended.returncode == 2
     assert said in ended.stderr and "Traceback" not in ended.stderr

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import grpc
@@ -78,25 +79,30 @@ async def everywhere(draft: str | None) -> AsyncIterator[dict[str, Generate]]:
         yield {"fused": fused_client.generate, "worker": worker_client.generate, "role": generator.generate}
 
 
+SAMPLINGS, LENGTHS = (FREE, SAMPLED, replace(SAMPLED, temperature=1.5, seed=2**63)), (1, 3, 5)
+
+
+@pytest.mark.parametrize("asking", daily([[*zip(SAMPLINGS, LENGTHS, strict=True)], [*product(SAMPLINGS, LENGTHS)]], 0))
 @pytest.mark.parametrize("draft", daily(DRAFTS, 1))
-def test_one_draft_one_seed_one_output_wherever_the_draft_runs(draft: str) -> None:
+def test_one_draft_one_seed_one_output_wherever_the_draft_runs(
+    draft: str, asking: list[tuple[SamplingParams, int]]
+) -> None:
     async def test() -> None:
         async with everywhere(DRAFTS[draft]) as generates:
-            for sampling in (FREE, SAMPLED, replace(SAMPLED, temperature=1.5, seed=2**63)):
-                for k in (1, 3, 5):
-                    answers = [await answer(generate, asked(sampling, k)) for generate in generates.values()]
-                    assert len({got.token_ids for got in answers}) == 1
-                    stats = [got.completion.stats for got in answers]
-                    assert len({(s.rounds, s.drafted, s.accepted) for s in stats}) == 1
-                    again = await answer(generates["worker"], asked(sampling, k))
-                    assert again.token_ids == answers[0].token_ids
-                    if draft == "noisy" and k > 1:
-                        assert 0 < stats[0].accepted < stats[0].drafted
+            for sampling, k in asking:
+                answers = [await answer(generate, asked(sampling, k)) for generate in generates.values()]
+                assert len({got.token_ids for got in answers}) == 1
+                stats = [got.completion.stats for got in answers]
+                assert len({(s.rounds, s.drafted, s.accepted) for s in stats}) == 1
+                again = await answer(generates["worker"], asked(sampling, k))
+                assert again.token_ids == answers[0].token_ids
+                if draft == "noisy" and k > 1:
+                    assert 0 < stats[0].accepted < stats[0].drafted
 
     run(test())
 
 
-@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("draft", daily(DRAFTS, 1, 3))
 def test_greedy_output_is_the_targets_own_and_nothing_drafted_is_plain_decoding(draft: str) -> None:
     async def test() -> None:
         async with everywhere(DRAFTS[draft]) as generates, target_site() as target, target.client() as client:
@@ -141,7 +147,8 @@ class Contextless(ToyRunner):
         return logits
 
 
-def test_at_temperature_0_8_more_is_accepted_than_under_agreement() -> None:
+@pytest.mark.parametrize("seeds", [5, pytest.param(20, marks=pytest.mark.thorough)])
+def test_at_temperature_0_8_more_is_accepted_than_under_agreement(seeds: int) -> None:
     """By what theory says: 1 - TV, against the sum over x of 1 / sum over y of max(p_y / p_x, q_y / q_x)."""
     p, q = (reference_law(np.roll([2.0, 1.0, 0.5, 0.2, 0.0], i).tolist(), FREE) for i in (0, 1))
     expected = {
@@ -153,7 +160,7 @@ def test_at_temperature_0_8_more_is_accepted_than_under_agreement() -> None:
         runners = [toy(ToyConfig(salt=salt), kind=Contextless) for salt in (0, 1)]
         async with fused_site(*runners) as site:
             for rule in Rule:
-                requests = [asked(replace(FREE, seed=seed), 1, 120, rule) for seed in range(20)]
+                requests = [asked(replace(FREE, seed=seed), 1, 120, rule) for seed in range(seeds)]
                 stats = [(await answer(site.generator.generate, request)).completion.stats for request in requests]
                 drafted = sum(s.drafted for s in stats)
                 rate = sum(s.accepted for s in stats) / drafted
@@ -164,17 +171,18 @@ def test_at_temperature_0_8_more_is_accepted_than_under_agreement() -> None:
     run(test())
 
 
-def test_requests_of_both_rules_share_steps_and_do_not_disturb_each_other() -> None:
+@pytest.mark.parametrize("where", daily(["fused", "worker", "role"], 1))
+def test_requests_of_both_rules_share_steps_and_do_not_disturb_each_other(where: str) -> None:
     async def test() -> None:
         requests = [asked(replace(SAMPLED, seed=i), 1 + i % 5, rule=list(Rule)[i % 2]) for i in range(8)]
         async with everywhere("miss=0.3") as generates:
-            for generate in generates.values():
-                alone = [(await answer(generate, request)).token_ids for request in requests]
-                together = await asyncio.gather(*(answer(generate, request) for request in requests))
-                assert [got.token_ids for got in together] == alone
-                for request, tokens in zip(requests, alone, strict=True):
-                    if request.rule is Rule.AGREEMENT:
-                        assert tokens == oracle(PROMPT, request.sampling, 24)
+            generate = generates[where]
+            alone = [(await answer(generate, request)).token_ids for request in requests]
+            together = await asyncio.gather(*(answer(generate, request) for request in requests))
+            assert [got.token_ids for got in together] == alone
+            for request, tokens in zip(requests, alone, strict=True):
+                if request.rule is Rule.AGREEMENT:
+                    assert tokens == oracle(PROMPT, request.sampling, 24)
 
     run(test())
 

@@ -20,7 +20,7 @@ from tandem.rpc.request_context import Request, begin, current, new_id, outgoing
 from tandem.speculation.types import InvalidField
 from tandem.v1 import generation_pb2
 from tandem.v1 import target_verifier_pb2 as pb
-from tests.support import GREEDY, answer, ids, launch, oracle, raw_stub, run, run_client, server_process
+from tests.support import GREEDY, answer, ids, oracle, raw_stub, run, run_client, run_here, server_process
 
 SECRET = b"sesame"
 
@@ -189,5 +189,5 @@ def test_lines_as_text_and_as_json(written: tuple[logging.Logger, io.StringIO, l
 def test_an_unknown_log_format_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="log_format: 'xml' is not one of text, json"):
         set_up("xml")
-    asked = launch(tmp_path, "--role", "target", "--backend", "toy", "--log_format", "xml")
+    asked = run_here(tmp_path, "--role", "target", "--backend", "toy", "--log_format", "xml")
     assert (asked.returncode, asked.stderr) == (2, "main.py: log_format: 'xml' is not one of text, json\n")

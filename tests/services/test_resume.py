@@ -151,6 +151,7 @@ def test_a_verifier_that_runs_another_model_does_not_take_over_and_the_reason_is
     assert "weights_revision is 'toy:1', but this client started with 'toy:0'" in caplog.text
 
 
+@pytest.mark.thorough  # daily: the test before
 def test_a_verifier_started_again_with_another_model_is_refused_at_open(tmp_path: Path) -> None:
     """G8: same port, other weights: the client asks again what runs there."""
 
@@ -230,6 +231,7 @@ def test_while_none_answers_it_tries_again_and_then_ends_with_the_tokens_so_far(
         run(test(server))
 
 
+@pytest.mark.thorough
 def test_a_deadline_ends_the_trying_before_it_passes(tmp_path: Path) -> None:
     """The request's own: the error says so in time, and carries what there is."""
 

@@ -201,6 +201,7 @@ def test_an_unexpected_error_is_logged_by_its_place_and_not_by_what_it_says(capl
     assert f"cannot tokenize '{CANARY}'" in caplog.text
 
 
+@pytest.mark.thorough
 def test_compare_architectures_shows_connected_servers_what_they_ask_for(tmp_path):
     authority = Authority(tmp_path / "certificates")
     tls = authority.server()

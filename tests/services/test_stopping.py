@@ -38,8 +38,7 @@ from tests.support import toy as toy_runner
 PROMPT = list(b"abcabcabcab")
 LONG = ids(PROMPT, 90, sampling=SAMPLED, ignore_end_of_sequence=True)
 TRUTH = oracle(PROMPT, SAMPLED, 90, past_the_end=True)
-MODES, NAMES = (Pipeline.OFF, Pipeline.ON, Pipeline.NEVER_WAITING), ("unary", "stream", "run")
-BOTH = pytest.mark.parametrize("pipeline", MODES, ids=NAMES)
+MODES = (Pipeline.OFF, Pipeline.ON, Pipeline.NEVER_WAITING)
 
 
 async def after(count: int, generate: Any, then: Callable[[], Any]) -> tuple[int, ...]:
@@ -68,7 +67,7 @@ async def health_changes(address: str, then: Callable[[], Any]) -> list[int]:
 CHANGES = [health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING]
 
 
-@BOTH
+@pytest.mark.parametrize("pipeline", daily(MODES, 1), ids=["unary", "stream", "run"])
 def test_a_running_session_finishes_while_new_ones_are_refused(tmp_path: Path, pipeline: Pipeline) -> None:
     """G11: NOT_SERVING at once, Open is UNAVAILABLE, no token lost; the process ends once nothing runs."""
 

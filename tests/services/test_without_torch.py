@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 from tandem.installing import install_command
 from tandem.runners.eagle.files import write_head
 from tests.adapters import lora_tensors, write_adapter
+from tests.daily import daily
 from tests.runners.test_eagle import a_head
 from tests.runners.tiny import byte_tokenizer, model_folder
 from tests.support import HANG, REPOSITORY, ServerProcess
@@ -82,7 +83,7 @@ def without_torch(*flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=HANG, env=environment)
 
 
-@pytest.mark.parametrize("draft", ["model", "eagle", "ngram"])
+@pytest.mark.parametrize("draft", daily(["model", "eagle", "ngram"], 0))
 def test_a_fused_pair_says_what_transformers_says(draft: str, models: Path, wanted: str, servers: Servers) -> None:
     which = {"model": ("--draft_model", str(models / "draft")), "eagle": ("--draft_model", str(models / "head"))}
     flags = ("--role", "fused_target", "--model", str(models / "target"), "--draft", draft, *SIZES)

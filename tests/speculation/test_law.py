@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.daily import daily
 from tests.speculation import laws
 from tests.speculation.laws import OURS
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("coupling", laws.COUPLINGS.values(), ids=laws.COUPLINGS.keys())
 @pytest.mark.parametrize("k", [0, 1, 2, 3])
 def test_the_law_of_the_loop_enumerated_is_the_targets_own_whatever_the_draft_knows(k, coupling):
@@ -33,7 +35,7 @@ def test_the_couplings_have_the_laws_they_claim():
         np.testing.assert_allclose(joint.sum(0), q)
 
 
-@pytest.mark.parametrize("params", laws.WARPINGS, ids=str)
+@pytest.mark.parametrize("params", daily(laws.WARPINGS, 0, 6), ids=str)
 def test_seeded_draws_follow_the_exact_warped_distribution(params):
     laws.check_draw_law(OURS, params)
 
@@ -63,7 +65,7 @@ def test_nothing_is_drafted_past_the_end():
     laws.check_nothing_drafted_past_the_end(OURS)
 
 
-@pytest.mark.parametrize(("target", "draft"), laws.PAIRS)
+@pytest.mark.parametrize(("target", "draft"), daily(laws.PAIRS, 2))
 def test_acceptance_lies_between_its_bounds(target, draft):
     laws.check_acceptance(OURS, target, draft)
 

@@ -82,6 +82,7 @@ def test_the_simulation_on_measured_ranks_gives_the_milliseconds_per_token_that_
     assert min(simulate_stop_and_wait(sequences, near, k) for k in range(1, 9)) == pytest.approx(fused, abs=0.051)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("acceptance", daily([0.0, 0.3, 0.6, 0.8, 0.9], 0, 2))
 @pytest.mark.parametrize(("pair", "depths"), [(EMBEDDED, (8, 16, 24, 48)), (SECOND, (8, 16, 32))])
 def test_the_formula_is_within_a_tenth_of_the_simulation_with_the_best_depth(

@@ -17,6 +17,7 @@ from tandem.speculation.logprobs import token_logprobs
 from tandem.speculation.processing import Logits, Mask, Processing
 from tandem.speculation.rules import draft_token, verify_draft
 from tandem.speculation.types import InvalidField, Request, Rule, SamplingParams, Structure, StructureKind
+from tests.daily import daily
 
 SIZE = 12
 ALL = SamplingParams(
@@ -114,7 +115,7 @@ def test_a_structure_that_has_taken_an_output_goes_on_from_there() -> None:
     assert processing.after([*prompt, 3]).keeps(3, (5,)) and matcher.tokens == [3, 5]
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", daily(range(10), 0, 1, 2))
 def test_a_token_is_kept_exactly_if_it_still_has_the_largest_logit(seed: int) -> None:
     """Whatever was asked before, of the draft or of the target, for a mask or for a token."""
     chance, prompt = random.Random(seed), [1, 2]
@@ -219,14 +220,14 @@ def test_tokens_beyond_the_mask_or_the_logits_are_out() -> None:
     assert len(Processing(beyond, 1).after([2, 40]).logits(raw(0), ())) == SIZE
 
 
+@pytest.mark.parametrize("draws", [1500, pytest.param(4000, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("rule", Rule)
-def test_under_both_rules_tokens_follow_the_changed_distribution(rule: Rule) -> None:
+def test_under_both_rules_tokens_follow_the_changed_distribution(rule: Rule, draws: int) -> None:
     sampling, prefix, logits = replace(ALL, temperature=1.0), [2, 4, 4], raw(1)
     changed = Processing(ALL, 1, NoRepeats()).after(prefix).logits(logits, ()).astype(np.float64)
     law = np.exp(changed - changed.max())
     law /= law.sum()
     processing = Processing(sampling, 1, NoRepeats())
-    draws = 4000
     found = np.zeros(SIZE)
     for seed in range(draws):
         request, processor = Request(replace(sampling, seed=seed), rule), processing.after(prefix)

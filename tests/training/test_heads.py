@@ -41,6 +41,7 @@ from tandem.workshops.training.heads.loss import head_states, make_head_batch, s
 from tandem.workshops.training.heads.train import main as train_main
 from tandem.workshops.training.heads.train import train
 from tandem.workshops.training.shards import ShardFolder, join, split
+from tests.daily import daily
 from tests.rows import propose_row
 from tests.runners.tiny import byte_tokenizer
 from tests.training.head_pair import continuations, make_data, make_target, quiet, training
@@ -235,7 +236,9 @@ def drafted_logits(
     return seen
 
 
-@pytest.mark.parametrize(("config", "model"), [(Qwen2Config, Qwen2ForCausalLM), (Qwen3Config, Qwen3ForCausalLM)])
+@pytest.mark.parametrize(
+    ("config", "model"), daily([(Qwen2Config, Qwen2ForCausalLM), (Qwen3Config, Qwen3ForCausalLM)], 1)
+)
 def test_the_same_commands_make_a_head_for_a_qwen(tmp_path: Path, config: Any, model: Any) -> None:
     folder, data, head = tmp_path / "target", tmp_path / "data", tmp_path / "head"
     byte_tokenizer().save_pretrained(folder)

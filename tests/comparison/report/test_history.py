@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,8 @@ def test_the_table_has_a_row_for_each_run_with_its_sureness_and_a_course(tmp_pat
     assert history_table([run(2)]) is None
 
 
-def test_a_report_has_the_section_from_its_second_run_on(tmp_path: Path) -> None:
+def test_a_report_has_the_section_from_its_second_run_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # plots take seconds
     first, second = minimal(), minimal() | {"started_at": "2026-11-22T11:09:35+00:00"}
     page = write_report(first, tmp_path / "1")[0]
     append_run(first, tmp_path / "1")

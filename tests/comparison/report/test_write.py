@@ -6,6 +6,7 @@ import base64
 import builtins
 import json
 import re
+import sys
 
 import pytest
 
@@ -16,17 +17,19 @@ from tandem.comparison.report.html import no_plots
 from tandem.comparison.report.markdown import escaped
 from tandem.comparison.report.write import write_report
 from tests.comparison.report.example_comparison import example, minimal
+from tests.daily import daily
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def test_both_formats_and_the_plots_are_written_and_nothing_else(tmp_path):
-    written = write_report(example(), tmp_path / "out", ("html", "md"))
+@pytest.mark.parametrize(("make", "plots"), daily([(minimal, 2), (example, 9)], 0))
+def test_both_formats_and_the_plots_are_written_and_nothing_else(tmp_path, make, plots):
+    written = write_report(make(), tmp_path / "out", ("html", "md"))
     assert [path.name for path in written[:2]] == ["report.html", "report.md"]
-    assert len(written) == 11 and all(path.read_bytes().startswith(PNG) for path in written[2:])
+    assert len(written) == 2 + plots and all(path.read_bytes().startswith(PNG) for path in written[2:])
     assert {path for path in (tmp_path / "out").rglob("*") if path.is_file()} == set(written)
     linked = re.findall(r"\]\((plots/[^)]+)\)", (tmp_path / "out" / "report.md").read_text(encoding="utf-8"))
-    assert len(linked) == 9 and all((tmp_path / "out" / name).is_file() for name in linked)
+    assert len(linked) == plots and all((tmp_path / "out" / name).is_file() for name in linked)
 
 
 def test_the_same_comparison_gives_the_same_bytes(tmp_path):
@@ -35,7 +38,8 @@ def test_the_same_comparison_gives_the_same_bytes(tmp_path):
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 
 
-def test_a_file_is_rendered_again_beside_itself(tmp_path):
+def test_a_file_is_rendered_again_beside_itself(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # plots take seconds
     (tmp_path / "comparison.json").write_text(json.dumps(minimal()), encoding="utf-8")
     assert main(["--render", str(tmp_path / "comparison.json")]) == 0
     assert (tmp_path / "report.html").is_file()

@@ -65,6 +65,7 @@ def truth(name: str, sampling: SamplingParams) -> tuple[int, ...]:
     return oracle(PROMPTS[name], sampling, count, past_the_end=True, adapter=name)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("drafts", [False, True], ids=["plain", "drafted"])
 @BOTH
 def test_requests_of_different_adapters_share_steps_and_say_what_each_says_alone(

@@ -12,6 +12,7 @@ import pytest
 
 from tandem.cli import main
 from tandem.workshops.nxdi import availability
+from tests.daily import daily
 
 ROLES = (
     ["--role", "target"],
@@ -29,7 +30,7 @@ ROLES = (
 )
 
 
-@pytest.mark.parametrize("role", ROLES, ids=lambda words: words[1])
+@pytest.mark.parametrize("role", daily(ROLES, 0, 2), ids=lambda words: words[1])
 def test_asking_for_nxdi_where_it_is_not_is_one_line(role: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     if availability.importable("neuronx-distributed-inference"):
         pytest.skip("NxD Inference is installed here")

@@ -33,6 +33,7 @@ from tests.support import GREEDY, SAMPLED, Answer, answer, engine_of, fused_site
 
 PROMPTS = (b"x", b"ab", b"a longer prompt, of thirty tokens", b"abc", b"another one")
 BOTH = pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+SAMPLED_DAILY = pytest.mark.parametrize("sampling", daily([GREEDY, SAMPLED], 1), ids=["greedy", "sampled"])
 
 
 def truth(prompt: bytes, sampling: SamplingParams, count: int) -> tuple[int, ...]:
@@ -62,7 +63,7 @@ def test_plain_decoding_says_what_the_target_says_up_to_the_last_position(bench:
 
 
 @pytest.mark.parametrize("miss", daily([0.0, 0.3, 1.0], 1))
-@BOTH
+@SAMPLED_DAILY
 def test_a_draft_model_beside_the_target_changes_nothing(bench: Bench, sampling, miss: float) -> None:  # noqa: F811
     async def scenario() -> list[Answer]:
         target, draft = loaded(bench.target(), Batcher("t")), loaded(bench.draft(miss), Batcher("d"))
@@ -80,7 +81,7 @@ def test_a_draft_model_beside_the_target_changes_nothing(bench: Bench, sampling,
         assert all(got.completion.stats.accepted == got.completion.stats.drafted for got in answers)
 
 
-@BOTH
+@SAMPLED_DAILY
 def test_the_distributed_loop_over_the_wire_says_the_same(bench: Bench, sampling) -> None:  # noqa: F811
     async def scenario() -> list[Answer]:
         draft = loaded(bench.draft(0.3), Batcher("d"))
@@ -97,6 +98,7 @@ def test_the_distributed_loop_over_the_wire_says_the_same(bench: Bench, sampling
         assert got.token_ids == truth(prompt, sampling, 60 - len(prompt))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("miss", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("model_type", ["llama", "qwen3"])
 def test_a_fused_graph_says_what_the_target_says_for_every_length(
