@@ -54,6 +54,23 @@ def test_a_segment_fills_an_opportunity_and_small_ones_share_one() -> None:
     assert link.leaves(107.001, 1500) == pytest.approx(107.010)
 
 
+def test_a_recorded_link_begins_where_it_is_told_to(proxy: Proxy, listener: socket.socket, tmp_path: Path) -> None:
+    trace = written(tmp_path, [*range(1, 1000), 60_000])  # good for a second, then out for a minute
+    near, far = proxy.connected(listener)
+    with near, far:
+        set_hostile(proxy, 0, Impairments(trace_down=trace))
+        far.sendall(b"x")
+        near.settimeout(5.0)
+        assert near.recv(1) == b"x"
+        set_hostile(proxy, 0, Impairments(trace_down=trace, trace_from=0.5))
+        far.sendall(b"y")
+        near.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            near.recv(1)
+    with pytest.raises(ValueError, match=r"trace-from: 1\.5 is not between 0 and 1"):
+        Impairments(trace_from=1.5).check()
+
+
 @pytest.mark.parametrize(
     ("lines", "said"),
     [("", "does not end after 0"), ("0\n0\n", "does not end after 0"), ("1\n0\n5\n", "fall"), ("fast\n", "whole")],

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.comparison.measuring.conditions import plan
+from tandem.comparison.measuring.conditions import Condition, plan
 from tandem.comparison.measuring.records import Record
 from tandem.comparison.measuring.run import (
     Contender,
@@ -40,6 +40,18 @@ def test_architectures_take_turns_on_every_prompt_and_the_first_place_rotates() 
     asyncio.run(measure_all(three(calls), prompts, 2, CONDITIONS))
     assert "".join(name for name, _ in calls) == "abc" + "bca" + "cab" + "abc"
     assert [request.text for _, request in calls[:4]] == ["text of one"] * 3 + ["text of two"]
+
+
+def test_before_each_request_is_said_which_turn_it_is_so_that_all_meet_the_same_link() -> None:
+    calls, said = list[tuple[str, GenerationRequest]](), list[tuple[float, int]]()
+
+    async def before(condition: Condition, share: float) -> None:
+        assert condition is CONDITIONS[0]
+        said.append((share, len(calls)))
+
+    prompts = [prompt("one"), prompt("two")]
+    asyncio.run(measure_all(three(calls), prompts, 2, CONDITIONS, before_request=before))
+    assert said == [(turn / 4, 3 * turn + place) for turn in range(4) for place in range(3)]
 
 
 def test_every_architecture_goes_first_equally_often() -> None:

@@ -242,7 +242,7 @@ class Proxy:
             (2, self._down, 1 - of.up_share, mbps, recorded[1]),
         ):
             wire.delay, wire.rate = share * rtt_ms / 1000, None if rate is None else rate * 1e6
-            wire.trace = TracedLink(times, now) if times else None
+            wire.trace = TracedLink(times, now - of.trace_from * times[-1] / 1000) if times else None
             wire.fate = Misfortune(of.jitter_ms / 1000, of.loss, rtt_ms / 1000, seed)
         return repr(now) if of.trace_up else ""
 

@@ -27,7 +27,8 @@ class Impairments:
 
     up_share: the share of the round trip on the way up. up_mbps: the bandwidth up, if it is not that down. jitter_ms: a
     segment is delayed by up to so much more each way, at random. loss: the share of segments that are lost. trace_up,
-    trace_down: files of recorded links, in place of a bandwidth.
+    trace_down: files of recorded links, in place of a bandwidth. trace_from: the share of their lengths at which they
+    begin.
     """
 
     up_share: float = 0.5
@@ -36,6 +37,7 @@ class Impairments:
     loss: float = 0.0
     trace_up: str = ""
     trace_down: str = ""
+    trace_from: float = 0.0
 
     def check(self) -> None:
         """Raises a one-line ValueError that names the flag if no link can be emulated so; reads traces."""
@@ -43,6 +45,7 @@ class Impairments:
             ("up-share", self.up_share, 1.0),
             ("jitter-ms", self.jitter_ms, 10_000.0),
             ("loss", self.loss, MAX_LOSS),
+            ("trace-from", self.trace_from, 1.0),
         ):
             if not (math.isfinite(value) and 0 <= value <= most):
                 raise ValueError(f"{flag}: {value:g} is not between 0 and {most:g}")

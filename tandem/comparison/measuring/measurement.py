@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tandem.comparison.analysis.identity import diverged_prompts
@@ -92,6 +92,7 @@ class Measuring:
             self.progress.measuring,
             self._measured,
             calibrator.after_prompt,
+            self._same_stretch,
         )
         for condition in conditions:
             try:
@@ -119,6 +120,11 @@ class Measuring:
     async def _enter(self, condition: Condition) -> None:
         if condition.link.rtt_ms is not None and condition.link != self.link.settings:
             await self.link.set(condition.link)
+
+    async def _same_stretch(self, condition: Condition, share: float) -> None:
+        """Begins a recorded link anew, where every request of this turn meets it, whoever is asked."""
+        if condition.link.but.recorded:
+            await self.link.set(replace(condition.link, but=replace(condition.link.but, trace_from=share)))
 
     def _lengths(self) -> tuple[int, ...]:
         """Returns the lengths to calibrate: those that every speculating server supports; for auto also none."""
