@@ -25,8 +25,8 @@ class _Extended:
 class RoundsAhead:
     """Follows one request up to a token of `stops`, or until there are `end` tokens.
 
-    Rounds begin by themselves with the lengths of `plan`, of which a trial serves one round, until the event loop asks
-    for another round than the device thread began.
+    Rounds begin by themselves with the lengths of `plan`, until the event loop asks for another round than the device
+    thread began; a plan that does not last serves one round.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class RoundsAhead:
         plan, last = self.plan, self._last
         if plan is None or not isinstance(result, FusedResult) or result.draft_failed:
             return None
-        if plan.trial_rate is not None:
+        if not plan.lasts:
             self.plan = None
         new, tokens, drafted = result.verdict.token_ids, last.tokens, row.propose.k and not row.copied
         tokens += new

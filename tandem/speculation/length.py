@@ -48,7 +48,8 @@ class LengthPlan(NamedTuple):
     """The most draft tokens of a round, copied and of a model, and the expected tokens and seconds of the round.
 
     If both lengths are 0, nothing is drafted. `company`: tokens that the rows sharing the step commit meanwhile.
-    `trial_rate`: the rate of the lengths that seem best, if these are a trial of others.
+    `trial_rate`: the rate of the lengths that seem best, if these are a trial of others. `lasts`: rounds after this one
+    may have these lengths too.
     """
 
     copied: int
@@ -57,6 +58,7 @@ class LengthPlan(NamedTuple):
     seconds: float = 0.0
     company: float = 0.0
     trial_rate: float | None = None
+    lasts: bool = True
 
     @property
     def k(self) -> int:
@@ -205,7 +207,7 @@ class AdaptiveLength:
     def _plan(self, most: int) -> LengthPlan:
         if self._statistics.rounds < TRIED or not self._statistics.verify.steps:
             first = min(most, (FIRST, 0, min(LONGEST_OF_MODEL, self._most), 1)[self._statistics.rounds % 4])
-            return LengthPlan(first, first)
+            return LengthPlan(first, first, lasts=False)
         costs = self._costs(most)
         if self._allowance is None:
             self._allowance = TRIALS_AT_FIRST * costs.plain / (1 + self._statistics.neighbours)
@@ -222,7 +224,7 @@ class AdaptiveLength:
         for copied, model, *_ in trials:
             trial = evaluate(copied, model, copies, models, costs)
             if trial.seconds - (trial.tokens + trial.company) / plan.rate <= self._allowance:
-                return trial._replace(trial_rate=plan.rate)
+                return trial._replace(trial_rate=plan.rate, lasts=False)
         return plan
 
     def _costs(self, most: int) -> RoundCosts:

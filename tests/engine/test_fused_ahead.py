@@ -34,7 +34,7 @@ def read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def once(k: int) -> LengthPlan:
-    return LengthPlan(k, k, trial_rate=1.0)
+    return LengthPlan(k, k, lasts=False)
 
 
 class Copies(PolicedLookup):
@@ -295,8 +295,8 @@ SAME_ROWS = lambda: test_the_device_makes_the_rows_that_the_loop_would_ask_for(G
         ("self._end - len(tokens) - 1", "self._end - len(tokens)", SAME_ROWS),
         ("row.propose.k and not row.copied", "row.propose.k", SAME_ROWS),
         ("tokens += new", "tokens += new[:1]", SAME_ROWS),
-        ("if plan.trial_rate is not None", "if False", lambda: SERVES(once(3), 1)),
-        ("if plan.trial_rate is not None", "if True", lambda: SERVES(LengthPlan(3, 3), 5)),
+        ("if not plan.lasts", "if False", lambda: SERVES(once(3), 1)),
+        ("if not plan.lasts", "if True", lambda: SERVES(LengthPlan(3, 3), 5)),
         ("if plan is None or", "if True or", SAME_ROWS),
         (
             " or not set(new).isdisjoint(self._stops)",
