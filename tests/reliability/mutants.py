@@ -27,7 +27,7 @@ def planted(mutant: Mutant) -> AbstractContextManager[None]:
 
 
 FENCE = "tandem.services.sessions.table:Session.fence"
-RUN, STORE = "tandem.speculation.run_on:RunOn.next_draft", "tandem.speculation.draft_store:DraftStore.add"
+RUN, STORE = "tandem.speculation.run_on:RunOn._decide", "tandem.speculation.draft_store:DraftStore.add"
 
 # Its case needs callers that say who they are: tests/reliability/test_ownership.py.
 OWNERSHIP = Mutant(

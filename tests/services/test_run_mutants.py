@@ -68,14 +68,14 @@ MUTANTS = (
     ),
     caught(
         "a run does not care what was read",
-        f"{RUN}.next_draft",
+        f"{RUN}._decide",
         "min(self._until, self._acknowledged + self._max_unread)",
         "self._until",
         test_draft_store.test_a_client_that_acknowledges_nothing_stops_the_run_and_an_acknowledgement_lets_it_go_on,
     ),
     caught(
         "a step may pass the limit by one",
-        f"{RUN}.next_draft",
+        f"{RUN}._decide",
         "min(self._most, room - 1)",
         "min(self._most, room)",
         test_draft_store.test_a_run_steps_plainly_without_a_draft_and_verifies_no_more_than_it_may,

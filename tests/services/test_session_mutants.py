@@ -95,16 +95,16 @@ MUTANTS = (
     ),
     caught(
         "an opening never waits",
-        "tandem.services.target_verifier:TargetVerifierService._sequence",
-        "prompt_length, self._opening_seconds, key)",
-        "prompt_length, 0.0)",
+        "tandem.services.target_verifier:TargetVerifierService._admitted",
+        "length, seconds, key)",
+        "length, 0.0)",
         partial(test_openings.test_openings_are_not_starved_by_callers_that_generate_without_a_pause, 30.0),
     ),
     caught(
         "an opening is checked only before it waits",
         "tandem.services.target_verifier:TargetVerifierService._admitted",
-        "self._check_new(key)",
-        "pass",
+        "self._check_new(key)\n        resources",
+        "resources",
         test_openings.test_a_server_that_began_to_drain_meanwhile_opens_nothing,
     ),
     caught(
