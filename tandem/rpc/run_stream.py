@@ -52,9 +52,9 @@ class RunningVerifier(StreamedSession["RunStream"]):
         self._stream = RunStream(self._session, self._stats, self._stops, on_step)
 
     def send(self, message: RunMessage) -> None:
-        assert self._stream, "begin comes first"
         self._newest = message
-        self._stream.send(message)
+        if self._stream:  # else the run is being begun anew, and this is sent then
+            self._stream.send(message)
 
     async def resume(self, tokens: Sequence[int], cause: Exception) -> None:
         self._lost = True

@@ -19,6 +19,7 @@ from tandem.comparison.links.link import DelayLink
 from tandem.comparison.links.settings import LinkSettings
 from tandem.engine.generator import Generator
 from tandem.rpc.errors import TandemError
+from tandem.rpc.run_stream import RunningVerifier
 from tandem.rpc.verifier_client import Deadlines
 from tandem.runners.toy import ToyConfig
 from tandem.services.duplex import MAX_AHEAD
@@ -209,6 +210,26 @@ def test_a_run_that_was_not_waited_for_begins_anew_without_another_opening(monke
             assert Replaced.openings() == 1
             firsts = [each for each in Replaced.seen if isinstance(each, pb.VerifyRequest)]
             assert len({each.session_id for each in firsts}) == 1
+            await until(lambda: site.free == 4)
+
+    run(test())
+
+
+def test_a_draft_that_comes_while_a_run_begins_anew_is_sent_by_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(monkeypatch, Replaced)
+    leave, sent = RunningVerifier._leave, list[bool]()
+
+    async def leaves(verifier: RunningVerifier) -> None:
+        await leave(verifier)
+        verifier.send(verifier._newest)  # as the drafter does, which nobody has stopped
+        sent.append(True)
+
+    monkeypatch.setattr(RunningVerifier, "_leave", leaves)
+
+    async def test() -> None:
+        async with target_site() as site, distributed(site.address, pipeline=NEVER) as (generator, _):
+            await exactly(generator)
+            assert len(sent) >= 2  # once before the end
             await until(lambda: site.free == 4)
 
     run(test())
