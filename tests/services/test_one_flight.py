@@ -27,6 +27,7 @@ from tandem.services.errors import ModelMismatch, VocabularyMismatch
 from tandem.services.sessions.table import SessionConflict, SessionKey, SessionTable
 from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.depth import Pipeline
+from tandem.speculation.run_on import RunMessage
 from tandem.speculation.types import Chunk, InvalidField, Request, TooLong
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.services.test_errors import refusal
@@ -217,19 +218,26 @@ def test_a_run_that_was_not_waited_for_begins_anew_without_another_opening(monke
 
 def test_a_draft_that_comes_while_a_run_begins_anew_is_sent_by_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
     serve(monkeypatch, Replaced)
-    leave, sent = RunningVerifier._leave, list[bool]()
+    begin, send, sent = RunningVerifier.begin, RunningVerifier.send, list[RunMessage]()
 
-    async def leaves(verifier: RunningVerifier) -> None:
-        await leave(verifier)
-        verifier.send(verifier._newest)  # as the drafter does, which nobody has stopped
-        sent.append(True)
+    def sends(verifier: RunningVerifier, message: RunMessage) -> None:
+        sent.append(message)
+        send(verifier, message)
 
-    monkeypatch.setattr(RunningVerifier, "_leave", leaves)
+    def begins(verifier: RunningVerifier, *given: Any) -> None:
+        if sent:  # it begins anew, and the drafter goes on
+            sends(verifier, sent[-1])
+            anew.append(sent[-1])
+        begin(verifier, *given)
+
+    anew = list[RunMessage]()
+    monkeypatch.setattr(RunningVerifier, "send", sends)
+    monkeypatch.setattr(RunningVerifier, "begin", begins)
 
     async def test() -> None:
         async with target_site() as site, distributed(site.address, pipeline=NEVER) as (generator, _):
             await exactly(generator)
-            assert len(sent) >= 2  # once before the end
+            assert len(anew) == 1
             await until(lambda: site.free == 4)
 
     run(test())
