@@ -42,7 +42,7 @@ async def connect_distributed(
     credentials: Credentials | None = None,
     persistence: Persistence | None = None,
 ) -> tuple[Generator, VerifierClient]:
-    """Returns a distributed generator with a draft model that is loaded, and the client to close. Raises ValueError.
+    """Returns a generator that drafts with `drafting` for a remote target, and the client to close. Raises ValueError.
 
     `target_address` may list several verifiers, HOST:PORT,HOST:PORT. They may still be loading: waits up to
     `connect_seconds` for the first answer. `persistence`: how long a request keeps retrying when they are gone.

@@ -33,7 +33,7 @@ from tandem.v1 import target_verifier_pb2 as pb
 MAX_STOP_TOKENS = 256
 """The most stop tokens that a run's first message may name."""
 OPENING_COMES = 5.0
-"""Seconds that a run waits for its session's OpenSession, which was sent with it."""
+"""Seconds for which a run waits for the OpenSession call that its client sent together with it."""
 
 
 class Superseded(Exception):

@@ -33,7 +33,7 @@ def divide(items: Iterable[pytest.Item]) -> None:
 
 
 def covering(combinations: Sequence[Set[Hashable]]) -> set[int]:
-    """The places of a few combinations in which each value occurs."""
+    """Returns the indices of a few combinations which together hold each value of each parameter."""
     missing = set[Hashable]().union(*combinations)
     kept = set[int]()
     while missing:

@@ -48,7 +48,7 @@ class RoundsAhead:
         self._last = _Extended(list(tokens), len(tokens) - self.draft.truncate_to(tokens))
 
     def foreseen(self, tokens: Sequence[int]) -> FusedRow | None:
-        """Returns the row after `tokens` if the device thread has begun it; if not, nothing is planned any more."""
+        """Returns the row after `tokens` if the device thread has begun it; otherwise drops the plan."""
         row = self._target.foreseen
         if row and (row.propose.position, row.propose.tail[-1]) == (len(tokens) - 1, tokens[-1]):
             return row

@@ -119,7 +119,7 @@ def plain_steps(stops: Collection[int], end: int) -> Follow:
 
 
 def run_steps(run: RunOn) -> Follow:
-    """Returns what follows the steps of a run, with the drafts that have come for it, until it must pause."""
+    """Returns a function that makes a run's next row, with the drafts that have arrived, until the run must pause."""
 
     def follow(row: VerifyRow, result: object) -> VerifyRow | None:
         if not isinstance(result, Verdict) or row.processor or (draft := run.after(result.token_ids)) is None:

@@ -91,7 +91,7 @@ class KVSequence:
         return self._ahead
 
     def goes_on(self, follow: Follow | None, at_once: Callable[[], bool] = lambda: False) -> None:
-        """Says by what the device thread goes on after the rows that are not prefill (None: it does not).
+        """Sets what makes the next row on the device thread after each row that is not prefill (None: nothing).
 
         `at_once`: see RunAhead.
         """
@@ -264,7 +264,7 @@ class LocalVerifier:
                 self.goes_on(plain_steps(self.stops, self._request.most_tokens(len(prompt)) or most))
 
     def goes_on(self, follow: Follow | None, at_once: Callable[[], bool] = lambda: False) -> None:
-        """See KVSequence. Does nothing if the sequence is closed."""
+        """Calls KVSequence.goes_on, unless the sequence is closed."""
         if self._sequence:
             self._sequence.goes_on(follow, at_once)
 

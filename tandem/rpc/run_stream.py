@@ -31,7 +31,7 @@ class RunningVerifier(StreamedSession["RunStream"]):
         return self._session.max_unread
 
     async def open(self, prompt: Sequence[int]) -> None:
-        """Opens the session. A run that began before counts only now; refused or elsewhere, it begins anew."""
+        """Opens the session and takes the steps of a run that began beside it, or begins it anew if it was refused."""
         await super().open(prompt)
         began = self._stream
         if began and (began.ended or began.endpoint is not self._session.endpoint):

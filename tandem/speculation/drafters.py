@@ -70,7 +70,7 @@ class NgramDrafter:
         return size, tuple([tokens[start + i % again] for i in range(k)]) if size else ()
 
     def has(self, tokens: Sequence[int]) -> bool:
-        """Whether `tokens` are indexed, maybe with others after them."""
+        """Returns whether the indexed tokens begin with `tokens`."""
         return common(self._indexed, tokens) == len(tokens)
 
     def match_at(self, tokens: Sequence[int], at: int, k: int) -> tuple[int, tuple[int, ...]]:

@@ -163,7 +163,7 @@ class _Round:
 
     @property
     def done(self) -> bool:
-        """Whether it has a result already."""
+        """Whether the round has ended with a result."""
         return self.task.done() and not self.task.cancelled() and self.task.exception() is None
 
     async def cancel(self) -> None:

@@ -111,7 +111,7 @@ class RunOn:
         return draft, bool(draft)
 
     def fed(self) -> bool:
-        """Whether the client drafts, so that it should hear of every step at once."""
+        """Returns whether the client has drafted lately, so that each step is reported to it at once."""
         return self._unfed <= FED
 
     def commit(self, token_ids: Sequence[int], drafted: int = 0, seconds: float = 0.0) -> None:

@@ -50,7 +50,7 @@ def test_before_each_request_is_said_which_turn_it_is_so_that_all_meet_the_same_
         said.append((share, len(calls)))
 
     prompts = [prompt("one"), prompt("two")]
-    asyncio.run(measure_all(three(calls), prompts, 2, CONDITIONS, before_request=before))
+    asyncio.run(measure_all(three(calls), prompts, 2, CONDITIONS, before))
     assert said == [(turn / 4, 3 * turn + place) for turn in range(4) for place in range(3)]
 
 

@@ -116,7 +116,7 @@ async def run_is_negotiated(bench: Bench) -> None:
 
 
 async def run_begins_before_its_opening(bench: Bench) -> None:
-    """A server that says so lets a run wait for the opening that was sent with it; one whose session is closed ends."""
+    """If the server grants it, a run waits for the OpenSession sent with it; a run of a closed session ends."""
     if not wire.info_from_wire((await bench.stub.GetModelInfo(_INFO)).model).max_unread_tokens:
         raise LeftOut("its runs begin after the opening")
     async with opened(bench) as session:

@@ -92,7 +92,6 @@ class Measuring:
             self.progress.measuring,
             self._measured,
             calibrator.after_prompt,
-            self._same_stretch,
         )
         for condition in conditions:
             try:
@@ -117,14 +116,13 @@ class Measuring:
         self.log.record(record)
         self.progress.measured(record)
 
-    async def _enter(self, condition: Condition) -> None:
-        if condition.link.rtt_ms is not None and condition.link != self.link.settings:
-            await self.link.set(condition.link)
-
-    async def _same_stretch(self, condition: Condition, share: float) -> None:
-        """Begins a recorded link anew, where every request of this turn meets it, whoever is asked."""
-        if condition.link.but.recorded:
-            await self.link.set(replace(condition.link, but=replace(condition.link.but, trace_from=share)))
+    async def _enter(self, condition: Condition, share: float = 0.0) -> None:
+        """Sets the condition's link; a recorded one begins at `share` of its length, each time it is entered."""
+        link, recorded = condition.link, condition.link.but.recorded
+        if recorded:
+            link = replace(link, but=replace(link.but, trace_from=share))
+        if link.rtt_ms is not None and (recorded or link != self.link.settings):
+            await self.link.set(link)
 
     def _lengths(self) -> tuple[int, ...]:
         """Returns the lengths to calibrate: those that every speculating server supports; for auto also none."""

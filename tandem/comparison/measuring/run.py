@@ -55,7 +55,7 @@ class Contender:
 
 
 async def _as_it_is(condition: Condition, share: float = 0.0) -> None:
-    """Sets no link; the default of `measure_all`."""
+    """Changes no link; the default of `measure_all`."""
 
 
 class IncompleteStream(RuntimeError):
@@ -84,30 +84,28 @@ async def measure_all(
     prompts: Sequence[Prompt],
     num_runs: int,
     conditions: Sequence[Condition],
-    enter: Callable[[Condition], Awaitable[None]] = _as_it_is,
+    enter: Callable[[Condition, float], Awaitable[None]] = _as_it_is,
     on_start: Callable[[str, str], None] = lambda architecture, prompt: None,
     on_record: Callable[[Record], None] = lambda record: None,
     after_prompt: Callable[[Prompt], Awaitable[None]] | None = None,
-    before_request: Callable[[Condition, float], Awaitable[None]] = _as_it_is,
 ) -> list[Record]:
     """Measures all requests and returns their records; `on_record` gets each one before the next request.
 
     Architectures take turns, so that a machine that slows down affects all alike, and the first one rotates, so that
-    the order favors none. `enter` sets a condition's link. `after_prompt` is called under the first condition, after
-    every prompt of every run, `before_request` with the condition and the share of turns that have passed.
+    the order favors none. `enter` sets a condition's link before each request, and is told the share of turns that have
+    passed. `after_prompt` is called under the first condition, after every prompt of every run.
     """
     records, turns = list[Record](), num_runs * len(prompts)
     for turn, (run, prompt) in enumerate(itertools.product(range(num_runs), prompts)):
         for condition in conditions:
-            await enter(condition)
             for contender in rotated(contenders, turn):
                 on_start(contender.name, prompt.name)
-                await before_request(condition, turn / turns)
+                await enter(condition, turn / turns)
                 record = Record(contender.name, prompt.name, prompt.kind, run, condition=condition.name)
                 records.append(await attempt(contender, record, prompt.into(condition.request, run)))
                 on_record(records[-1])
         if after_prompt:
-            await enter(conditions[0])
+            await enter(conditions[0], turn / turns)
             await after_prompt(prompt)
     return records
 
