@@ -62,6 +62,8 @@ def test_a_worker_that_answers_in_time_drafts_every_token_but_those_of_the_targe
         for prompt in prompts(8):
             engine.add(prompt, 30)
         engine.run()
-        assert 0.9 * 8 * 23 < engine.accepted <= 8 * 23  # of 30 tokens; the worker may copy some from the text
+        # Of 30 tokens. The worker may copy some from the text, and a row goes undrafted while its session is opened,
+        # for as many steps as that takes: no other row is held up by it.
+        assert 0.7 * 8 * 23 < engine.accepted <= 8 * 23
         assert scraped(process, "tandem:sessions_opened_total{") == before + 8
-        assert asked.counts.get("rows", "none") <= 8  # a prompt that is new to the worker holds up no other row
+        assert asked.counts.get("late_steps") == 0
