@@ -107,7 +107,8 @@ def _rounds(
                 return False
             return pipeline is Pipeline.NEVER_WAITING or choice.runs(now, session.opening_rtt)
 
-        return ChosenRounds(opens, runs, choice.took, pipelined, running, reach)
+        took = choice.took if pipeline is Pipeline.AUTO else None
+        return ChosenRounds(opens, runs, took, pipelined, running, reach)
 
     return rounds
 

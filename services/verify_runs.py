@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from tandem.engine.generator import check_tokens
 from tandem.engine.run_ahead import run_steps
 from tandem.engine.sequences import TargetSequence
-from tandem.rpc.wire_runs import run_message_from_wire
+from tandem.rpc.wire_runs import STEPS_TOGETHER, run_message_from_wire
 from tandem.rpc.wire_verdicts import verdict_to_wire
 from tandem.services.duplex import Duplex, Incoming
 from tandem.services.security.identity import caller
@@ -44,7 +44,8 @@ class Run(Duplex[pb.VerifyRequest, pb.VerifyResponse]):
     """The run of one session, for one stream: one task hears the client's messages, another steps on.
 
     `run` holds its drafts and limits, which bound how many replies can wait. `check` turns a request into the run's
-    message, or raises. `step` verifies a draft and commits what the target says, or raises Superseded.
+    message, or raises. `step` verifies a draft and commits what the target says, or raises Superseded. `together`: the
+    most steps that one reply holds.
     """
 
     def __init__(
@@ -52,9 +53,10 @@ class Run(Duplex[pb.VerifyRequest, pb.VerifyResponse]):
         run: RunOn,
         check: Callable[[pb.VerifyRequest], RunMessage],
         step: Callable[[tuple[int, ...]], Awaitable[pb.VerifyResponse]],
+        together: int = 1,
     ) -> None:
         super().__init__()
-        self.run, self._check, self._step = run, check, step
+        self.run, self._check, self._step, self._together = run, check, step, together
         self.heard = 0.0
         self._waiting: deque[pb.VerifyResponse] = deque()
         self._heard = asyncio.Event()
@@ -82,7 +84,11 @@ class Run(Duplex[pb.VerifyRequest, pb.VerifyResponse]):
                 self.ready()
 
     def _next_reply(self) -> pb.VerifyResponse | None:
-        return self._waiting.popleft() if self._waiting else None
+        """Returns the oldest step with those after it: a message costs more than a step in it (see TOGETHER)."""
+        reply = self._waiting.popleft() if self._waiting else None
+        while reply and self._waiting and len(reply.next_steps) < self._together - 1:
+            reply.next_steps.append(self._waiting.popleft())
+        return reply
 
 
 @dataclass(slots=True)
@@ -190,7 +196,8 @@ class VerifyRuns:
             lookup = PolicedLookup(self._policy)
             await lookup.open(session.tokens)
             run_on = RunOn(session.tokens, request.stop_token_ids, lookup=lookup)
-            run = Run(run_on, lambda one: self._message(session, one), step)
+            together = STEPS_TOGETHER if request.takes_several and session.request.features is None else 1
+            run = Run(run_on, lambda one: self._message(session, one), step, together)
             run.hear(message, arrived)
             run.run.heed(replay.token_ids if replay else ())
             session.resources.run = run

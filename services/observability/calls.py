@@ -91,7 +91,9 @@ class CallLayer(Layer):
         """Pairs a stream's reply with its oldest unanswered request, and a step of a run with the newest message."""
         answered = call.dialogue and not getattr(reply, "messages_read", 0)
         request, read = call.unanswered.popleft() if answered else call.unanswered[-1]
-        self._notify("replied", call, request, reply, time.perf_counter() - read)
+        seconds = time.perf_counter() - read
+        for step in (reply, *getattr(reply, "next_steps", ())):
+            self._notify("replied", call, request, step, seconds)
 
     def sent(self, call: Call, size: int) -> None:
         self._notify("sent", call, size)

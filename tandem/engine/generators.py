@@ -128,7 +128,8 @@ def drafted_generator(
         def runs(now: bool | None) -> bool:
             return pipeline is Pipeline.NEVER_WAITING or choice.runs(now)
 
-        return ChosenRounds(verifier.open, runs, choice.took, waiting, running, reach, measures_steps=True)
+        took = choice.took if pipeline is Pipeline.AUTO else None
+        return ChosenRounds(verifier.open, runs, took, waiting, running, reach, measures_steps=True)
 
     return Generator(info, target.tokenizer, rounds, statistics=statistics)
 

@@ -10,7 +10,7 @@ from tandem.rpc.duplex import RoundTrips
 from tandem.rpc.errors import TandemError
 from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.verify_stream import SessionStream, StreamedSession, lost
-from tandem.rpc.wire_runs import run_message_to_wire
+from tandem.rpc.wire_runs import run_message_to_wire, steps_from_wire
 from tandem.rpc.wire_verdicts import run_step_from_wire
 from tandem.speculation.never_waiting import OnStep, RunStep
 from tandem.speculation.pipeline import OutOfStep, RoundsLost
@@ -113,7 +113,7 @@ class RunStream(SessionStream):
         if newest:
             if not self._trips.sent:
                 newest.stop_token_ids.extend(self._stops)
-                newest.opening_sent = not self._session.opened_at
+                newest.opening_sent, newest.takes_several = not self._session.opened_at, True
             self._trips.sending()
         return newest
 
@@ -123,6 +123,10 @@ class RunStream(SessionStream):
 
     def _take(self, reply: pb.VerifyResponse) -> None:
         self._heard = time.perf_counter()
+        for step in steps_from_wire(reply):
+            self._take_step(step)
+
+    def _take_step(self, reply: pb.VerifyResponse) -> None:
         if reply.stale:
             raise RoundsLost(OutOfStep(f"the verifier holds {reply.committed_length} tokens"))
         if reply.committed_length - len(reply.token_ids) != self._length:
@@ -133,6 +137,7 @@ class RunStream(SessionStream):
         own = check.seconds("server_seconds", reply.server_seconds)
         rtt = self._trips.answered(reply.messages_read, own, again=True)
         step = run_step_from_wire(reply, self._length, self._session.bounds, self._heard - self._began, rtt)
+        step.verdict.ended = self._heard
         self._session.take_features(reply)
         self._length = reply.committed_length
         self._stopped = not set(self._stops).isdisjoint(step.verdict.token_ids)

@@ -7,6 +7,9 @@ from tandem.speculation.run_on import RunMessage
 from tandem.speculation.types import InvalidField
 from tandem.v1 import target_verifier_pb2 as pb
 
+STEPS_TOGETHER = 32
+"""The most steps of a run in one reply."""
+
 
 def run_message_to_wire(message: RunMessage, request: pb.VerifyRequest) -> pb.VerifyRequest:
     """Adds `message` to `request`, which names the session and its settings."""
@@ -24,6 +27,15 @@ def run_message_from_wire(request: pb.VerifyRequest, most: int) -> RunMessage:
     draft, width = tuple(request.draft_tokens), min(request.max_step_drafts, most)
     copies = min(request.max_step_copies, most)
     return RunMessage(request.base_length, request.last_token, draft, request.run_until, width, copies)
+
+
+def steps_from_wire(reply: pb.VerifyResponse) -> list[pb.VerifyResponse]:
+    """Returns the steps that a reply to a run holds, oldest first. Raises InvalidField. Nothing else is checked."""
+    if len(reply.next_steps) >= STEPS_TOGETHER:
+        raise InvalidField("next_steps", f"{len(reply.next_steps)} are above {STEPS_TOGETHER - 1}")
+    if any(step.next_steps for step in reply.next_steps):
+        raise InvalidField("next_steps", "one of them has next_steps of its own")
+    return [reply, *reply.next_steps]
 
 
 def drafted_in(request: pb.VerifyRequest, reply: pb.VerifyResponse) -> int:

@@ -84,11 +84,12 @@ class Verdict:
     """The result of one verification: `accepted` draft tokens, then one token drawn by the target.
 
     It is not copied on its way: the step that makes it notes its size, and the sequence its seconds, once. They are
-    measured next to the target; so is when its step `ended` (perf_counter; 0: in another process). `margins` (in
-    logits, 0 is a tie) are filled in only on request, and never under the rejection rule, which compares no scores;
-    `logprobs` on request, one per token. `rows` rows shared the step; the widest had `width` tokens (0: unknown, taken
-    to be this row's), and all of them together `step_tokens` (0: unknown, taken to be rows * width). `features`, on
-    request: those of the last token that was fed before and of the accepted tokens, as bytes (see features.py).
+    measured next to the target; so is when its step `ended` (perf_counter; of a step elsewhere: when it was read, or
+    0). `margins` (in logits, 0 is a tie) are filled in only on request, and never under the rejection rule, which
+    compares no scores; `logprobs` on request, one per token. `rows` rows shared the step; the widest had `width` tokens
+    (0: unknown, taken to be this row's), and all of them together `step_tokens` (0: unknown, taken to be rows * width).
+    `features`, on request: those of the last token that was fed before and of the accepted tokens, as bytes (see
+    features.py).
     """
 
     token_ids: tuple[int, ...]

@@ -160,13 +160,13 @@ class ChosenRounds:
     """Rounds of one of two ways at the same session, chosen anew after every RECONSIDERED rounds.
 
     `opens` opens the session, and returns whether the target runs already. `runs` says which way to go: it is told
-    whether the target runs now, or None at first. `took` is told how long the rounds since took: whether the target
-    ran, the tokens, and the seconds.
+    whether the target runs now, or None at first. `took`, if there is a choice, is told how long the rounds since took:
+    whether the target ran, the tokens, and the seconds.
     """
 
     opens: Callable[[Sequence[int]], Awaitable[bool | None]]
     runs: Callable[[bool | None], bool]
-    took: Callable[[bool, int, float], None]
+    took: Callable[[bool, int, float], None] | None
     waiting: VerificationMode
     running: VerificationMode
     reach: LookaheadPolicy
@@ -207,7 +207,7 @@ class ChosenRounds:
 
     def _report(self) -> None:
         """Reports the time of the rounds since the last report, if they committed enough tokens."""
-        if self._since is not None and self._tokens >= LEAST_TIMED:
+        if self.took and self._since is not None and self._tokens >= LEAST_TIMED:
             self.took(self._chosen is self.running, self._tokens, self._until - self._since)
         self._since = None
 

@@ -100,6 +100,30 @@ def test_one_message_makes_the_target_step_on_alone_to_the_limit_and_no_further(
     run(test())
 
 
+def test_steps_that_are_known_together_come_in_one_reply_to_a_client_that_takes_several() -> None:
+    async def test() -> None:
+        async with target_site(toy(ToyConfig(step_seconds=0.001))) as site, raw_stub(site.address) as target:
+            counts = []
+            for name, several in (("s", False), ("t", True)):
+                await target.OpenSession(opening(name, sampling=SAMPLED))
+                call = target.VerifyStream()
+                await call.write(running(PROMPT, until=100, session_id=name, takes_several=several))
+                replies: list[Any] = []
+                while sum(1 + len(reply.next_steps) for reply in replies) < 100:
+                    replies.append(await call.read())
+                steps = [step for reply in replies for step in (reply, *reply.next_steps)]
+                assert said(steps) == truth(100, SAMPLED)
+                assert [step.committed_length - len(PROMPT) for step in steps] == list(range(1, 101))
+                assert not any(step.next_steps for reply in replies for step in reply.next_steps)
+                call.cancel()
+                await target.CloseSession(pb.CloseSessionRequest(session_id=name))  # so that the other is alone
+                counts.append(len(replies))
+            assert counts[0] == 100
+            assert counts[1] < 60  # read together, at most every 1/60 s once the client has not drafted for 16 steps
+
+    run(test())
+
+
 def test_a_draft_is_used_however_late_it_comes_and_an_older_one_where_a_newer_one_was_wrong() -> None:
     text = truth(30)
     wrong = (text[13] + 1) % 256
