@@ -67,6 +67,20 @@ MUTANTS = (
         test_draft_store.test_a_full_store_gives_up_old_drafts_first_and_then_the_end_of_the_new_one,
     ),
     caught(
+        "a client that takes one step at a time gets several",
+        "tandem.services.verify_runs:VerifyRuns._begun",
+        "if request.takes_several and",
+        "if",
+        test_runs.test_steps_that_are_known_together_come_in_one_reply_to_a_client_that_takes_several,
+    ),
+    caught(
+        "the newest step of a reply comes first",
+        "tandem.services.verify_runs:Run._next_reply",
+        "self._waiting.popleft() if",
+        "self._waiting.pop() if",
+        test_runs.test_steps_that_are_known_together_come_in_one_reply_to_a_client_that_takes_several,
+    ),
+    caught(
         "a run does not care what was read",
         f"{RUN}._decide",
         "min(self._until, self._acknowledged + self._max_unread)",
