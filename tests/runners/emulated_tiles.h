@@ -1,6 +1,7 @@
 // What tiles.cpp has in place of AMX's instructions when it is compiled with -DTANDEM_EMULATED_TILES='"emulated_tiles.h"': the
 // operations of Intel's manual (volume 2, LDTILECFG, TILELOADD, TILESTORED, TILEZERO, TDPBSUD) on memory of each thread. What
-// the processor answers by a fault ends the program. PLANTED is a mistake: one product of many is left out.
+// the processor answers by a fault ends the program. Environment variables refuse the tiles, or plant a mistake: one product of
+// many is left out.
 #pragma once
 #include <cstdio>
 #include <cstdlib>
@@ -16,7 +17,7 @@ struct Tile {
 };
 thread_local Tile tiles[8];
 thread_local bool configured = false;
-bool used = false;  // by any thread
+const bool planted = std::getenv("PLANTED_MISTAKE") != nullptr, refused = std::getenv("TILES_ARE_REFUSED") != nullptr;
 
 inline void fault(bool wrong, const char* what) {
     if (!wrong) return;
@@ -28,7 +29,7 @@ inline Tile& tile(int which) {
     return tiles[which];
 }
 inline bool have_tiles() { return true; }
-inline bool tiles_permitted() { return !std::getenv("REFUSE_TILES"); }
+inline bool tiles_permitted() { return !refused; }
 inline void set_shapes(const void* shapes) {
     const auto* from = static_cast<const uint8_t*>(shapes);
     fault(from[0] != 1 || from[1] != 0, "palette or first row");
@@ -38,7 +39,7 @@ inline void set_shapes(const void* shapes) {
         fault(bytes > 64 || rows > 16 || (i >= 8 && (bytes || rows)) || !bytes != !rows, "shape");
         if (i < 8) tiles[i] = Tile{rows, bytes, {}};
     }
-    configured = used = true;
+    configured = true;
 }
 inline void release_tiles() { configured = false; }
 template <int T> inline void zero_tile() { std::memset(tile(T).at, 0, sizeof(tile(T).at)); }
@@ -58,12 +59,8 @@ template <int SUM, int SIGNED, int UNSIGNED> inline void multiply_tile() {
         for (int k = 0; k < x.bytes / 4; k++)
             for (int n = 0; n < w.bytes / 4; n++) {
                 int32_t total = load<int32_t>(&sum.at[m][4 * n]);
-                for (int i = 0; i < 4; i++) {
-#ifdef PLANTED
-                    if (m == 11 && k == 3 && n == 5 && i == 2) continue;
-#endif
-                    total += int8_t(x.at[m][4 * k + i]) * int32_t(w.at[k][4 * n + i]);
-                }
+                for (int i = 0; i < 4; i++)
+                    if (!planted || m != 11 || k != 3 || n != 5 || i != 2) total += int8_t(x.at[m][4 * k + i]) * int32_t(w.at[k][4 * n + i]);
                 store(&sum.at[m][4 * n], total);
             }
 }
