@@ -41,7 +41,7 @@ template <class D> template <class Piece> void Transformer<D>::share(Place& plac
 // The panel after this one is claimed early, to be fetched meanwhile; with the last one, what the next layer begins with.
 template <class D> template <class Done>
 void Transformer<D>::multiply(Place& place, const Linear<D>& layer, const Linear<D>* then, const Input<D>& input, int tokens, Done each) {
-    const Tiles by(layer.blocks() ? tokens : 0);
+    const Tiles by(tokens, layer.blocks());
     if (place.claimed == NONE) place.claimed = claim(place, layer.panels());
     for (int panel = place.claimed, after = 0; panel < layer.panels(); panel = after) {
         after = claim(place, layer.panels());

@@ -183,7 +183,7 @@ TileState use_tiles(bool use) {
 }
 
 // Tiles as equal as can be: the larger ones, which come last, have this many tokens.
-Tiles::Tiles(int count) : tokens(count), on_(count > TILE && state() == TILES_USED) {
+Tiles::Tiles(int count, bool blocks) : tokens(count), on_(blocks && count > TILE && state() == TILES_USED) {
     if (!on_) return;
     const int tiles = (tokens + MOST - 1) / MOST;
     const TileShapes shapes((tokens + tiles - 1) / tiles);
@@ -198,7 +198,7 @@ void multiply_tiles(Format format, int tokens, const void* packed, int count, co
 }
 #else
 TileState use_tiles(bool) { return NO_TILES; }
-Tiles::Tiles(int count) : tokens(count), on_(false) {}
+Tiles::Tiles(int count, bool) : tokens(count), on_(false) {}
 Tiles::~Tiles() {}
 void multiply_tiles(Format, int, const void*, int, const Group8*, size_t, Soon&, int, float (*)[PANEL]) {}
 #endif

@@ -15,13 +15,13 @@ TileState use_tiles(bool use);
 // The same as multiply_blocks for up to Tiles::MOST tokens, where the thread has Tiles; may read the row behind the last token's.
 void multiply_tiles(Format format, int tokens, const void* packed, int count, const Group8* x, size_t stride, Soon& then, int lines, float (*to)[PANEL]);
 
-// While it lives, its thread has AMX tiles for products of `tokens` tokens with blocks, where they are used and pay: from the
+// While it lives, its thread has AMX tiles for products of `tokens` tokens with `blocks`, where they are used and pay: from the
 // number on for which others need two passes. Not longer, since the thread may run other libraries that set up their own.
 class Tiles {
 public:
     static constexpr int MOST = 16;
 
-    explicit Tiles(int tokens);
+    Tiles(int tokens, bool blocks);
     ~Tiles();
     Tiles(const Tiles&) = delete;
     int most() const { return on_ ? MOST : TILE; }
