@@ -193,7 +193,6 @@ class _Status:
 
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "tandem_instructions": (ctypes.c_char_p, ()),
-    "tandem_tiles": (c_int, (c_int,)),
     "tandem_pool": (c_void_p, (c_int,)),
     "tandem_pool_free": (None, (c_void_p,)),
     "tandem_model": (c_void_p, (c_void_p, c_int, POINTER(ModelShape), c_void_p, POINTER(c_float), POINTER(c_float))),

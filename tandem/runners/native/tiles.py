@@ -31,8 +31,12 @@ _SAID = {
 
 
 def use_tiles(library: Any, use: bool = True) -> TileState:
-    """Has products of all models go through tiles from now on, where they can, or none; says what becomes of it."""
-    return TileState(library.tandem_tiles(use))
+    """Has products of all models go through tiles from now on, where they can, or none; says what becomes of it.
+
+    A library of older sources, which benchmarks time beside these, has no tiles.
+    """
+    asked = getattr(library, "tandem_tiles", None)
+    return TileState.NONE if asked is None else TileState(asked(int(use)))
 
 
 def say_tiles(library: Any) -> None:
