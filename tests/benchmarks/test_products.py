@@ -19,9 +19,9 @@ REGISTERS = Peak("vpdpbusd", 200e9)
 
 
 def said(outcome: Outcome) -> str:
-    console = Console(file=io.StringIO(), width=200)
-    report(outcome, console)
-    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+    written = io.StringIO()
+    report(outcome, Console(file=written, width=200))
+    return written.getvalue()
 
 
 def rates(few: float, many: float) -> dict[str, dict[int, float]]:

@@ -18,7 +18,6 @@ from tandem.runners.native.model import NativeModel, check
 from tandem.runners.native.reference import PARTS, Product, Reference, chance_inputs, columns, side_by_side
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.native.steps import NotNative, Threads
-from tandem.runners.native.tiles import say_tiles
 from tandem.runners.native.weights import UNQUANTISED, Packing
 from tandem.runners.protocol import TAIL, Limits, RunnerIdentity
 
@@ -67,8 +66,6 @@ def load_native(
         if recertify is not None:
             passed = certificate(identity, library, threads, limits, verifies, draft_vocab, again=recertify)
         pool = Threads(load_library(library), threads)
-        if packing.quantises:
-            say_tiles(pool.library)
         model = NativeModel(weights, dtype, pool, limits.slots, length, most_tokens, draft_vocab, packing)
         if not (passed and passed.holds):
             check_steps(model, weights)

@@ -162,11 +162,11 @@ bool tiles_agree() {
     return all;
 }
 
-TileState decide() {
+TileState decide() try {
     if (!have_tiles()) return NO_TILES;
     if (!tiles_permitted()) return TILES_REFUSED;
     return tiles_agree() ? TILES_USED : TILES_WRONG;
-}
+} catch (const std::bad_alloc&) { return TILES_REFUSED; }
 
 std::atomic<bool> wanted{true};
 
