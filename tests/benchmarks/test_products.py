@@ -21,7 +21,7 @@ REGISTERS = Peak("vpdpbusd", 200e9)
 def said(outcome: Outcome) -> str:
     written = io.StringIO()
     report(outcome, Console(file=written, width=200))
-    return written.getvalue()
+    return " ".join(written.getvalue().split())
 
 
 def rates(few: float, many: float) -> dict[str, dict[int, float]]:
