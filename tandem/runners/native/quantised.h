@@ -64,7 +64,7 @@ inline void add_group(const typename B::Packed& block, int group, int first, con
 
 // The sums of N tokens. Group g of token m is x[g * stride + m]; `lines` of `then` are fetched with each group.
 template <class B, int N>
-void multiply_blocks(const void* packed, int count, const Group8* x, size_t stride, Soon& then, int lines, float (*to)[PANEL]) {
+[[gnu::noinline]] void multiply_blocks(const void* packed, int count, const Group8* x, size_t stride, Soon& then, int lines, float (*to)[PANEL]) {
     constexpr int TOGETHER = Products<B::MOST>::together(N);
     const auto* blocks = static_cast<const typename B::Packed*>(packed);
     vf sums[REGISTERS][N];
