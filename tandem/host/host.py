@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tandem.host.packages import installed_version
 
-FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")
+FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16")
 LIBRARIES = ("torch", "transformers", "tokenizers", "grpcio", "protobuf", "numpy")
 SECONDS = 20.0
 

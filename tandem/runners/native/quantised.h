@@ -16,6 +16,12 @@ constexpr int TILE = 6;
 constexpr int TILE = 4;
 #endif
 
+// Adds what a group's integer sum, or half a group's, stands for to a token's outputs.
+template <class B> inline void add_part(vi dot, const Factors<B::PARTS>& by, int part, const Group8& x, vf& sum) {
+    sum = fused(floats(dot), by.scale[part] * spread<vf>(x.scale), sum);
+    if constexpr (B::MINIMA) sum = fused(spread<vf>(x.scaled), by.minimum, sum);
+}
+
 // Adds a group's part of R registers of outputs from `first` on for N tokens; x: that group of all.
 template <class B, int R, int N>
 inline void add_group(const typename B::Packed& block, int group, int first, const Group8* x, vf (&sums)[REGISTERS][N]) {
@@ -52,17 +58,13 @@ inline void add_group(const typename B::Packed& block, int group, int first, con
 #pragma GCC unroll 8
         for (int m = 0; m < N; m++)
 #pragma GCC unroll 4
-            for (int r = 0; r < R; r++) {
-                vf& sum = sums[first + r][m];
-                sum = fused(floats(dots[r][m].total(start(m))), by[r].scale[part] * spread<vf>(x[m].scale), sum);
-                if constexpr (B::MINIMA) sum = fused(spread<vf>(x[m].scaled), by[r].minimum, sum);
-            }
+            for (int r = 0; r < R; r++) add_part<B>(dots[r][m].total(start(m)), by[r], part, x[m], sums[first + r][m]);
     }
 }
 
 // The sums of N tokens. Group g of token m is x[g * stride + m]; `lines` of `then` are fetched with each group.
 template <class B, int N>
-void multiply_blocks(const void* packed, int count, const Group8* x, size_t stride, Soon& then, int lines, float (*to)[PANEL]) {
+[[gnu::noinline]] void multiply_blocks(const void* packed, int count, const Group8* x, size_t stride, Soon& then, int lines, float (*to)[PANEL]) {
     constexpr int TOGETHER = Products<B::MOST>::together(N);
     const auto* blocks = static_cast<const typename B::Packed*>(packed);
     vf sums[REGISTERS][N];
