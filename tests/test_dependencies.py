@@ -54,9 +54,20 @@ def _installed(name: str) -> str | None:
         return None
 
 
+def brought() -> dict[str, set[str]]:
+    """The distributions of each module: metadata.packages_distributions() parses every line of their lists of files."""
+    found: dict[str, set[str]] = {}
+    for each in metadata.distributions():
+        listed = (each.read_text("top_level.txt") or "").split()
+        lines = (each.read_text("RECORD") or "").splitlines()
+        for top in {*listed, *(line.partition(",")[0].partition("/")[0].partition(".")[0] for line in lines)}:
+            found.setdefault(top, set()).add(each.name)
+    return found
+
+
 def test_what_our_modules_import_is_declared():
     """Checks packages that are installed here; one that is not installed cannot be imported by accident."""
-    distributions = metadata.packages_distributions()
+    distributions = brought()
     known = set(declared()) | set(BROUGHT) | {PROJECT["name"]}
     undeclared = set()
     for module in [*PACKAGE_MODULES, *LAUNCHERS]:

@@ -107,8 +107,7 @@ def test_every_link_has_a_strip_with_its_requests_and_means():
         f"RTT {rtt} ms, emulated" for rtt in (0, 20, 50, 100)
     ]
     requests = [line for line in drawn.axes[0].get_lines() if line.get_marker() == "|"]
-    base = [r for r in full()["records"] if r["condition"] == "base" and not r["error"]]
-    base = [r for r in base if r["architecture"] == "fused"]
+    base = [
         r for r in full()["records"] if r["condition"] == "base" and not r["error"] and r["architecture"] == "fused"
     ]
     assert sorted(r["tpot_s"] * 1000 for r in base) == pytest.approx(sorted(requests[2].get_xdata()))
