@@ -150,6 +150,7 @@ def test_a_heads_logits_have_the_same_bits_in_every_step(folder: Path, name: str
     assert all(one == found[0] for one in found[1:])
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_head_in_any_format_reads_features_in_any(folder: Path, name: str, dtype: torch.dtype) -> None:

@@ -169,6 +169,7 @@ def same_bits(ours: NativeRunner, theirs: NativeRunner) -> None:
 FORMATS = (("auto", "float32"), ("auto", "bfloat16"), ("int8", "float32"), ("int8", "bfloat16"), ("q4", "float32"))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("weights", "dtype"), FORMATS)
 @pytest.mark.parametrize("kept", [torch.bfloat16, torch.float16])
 def test_a_folders_weights_are_packed_as_those_that_torch_loads(
