@@ -103,7 +103,7 @@ async def rounds_of(engine: Engine, asked: Asked) -> tuple[list[int], list[Any]]
     return tokens, logprobs
 
 
-@pytest.mark.parametrize("form", daily(FORMATS, 1, 2))
+@pytest.mark.parametrize("form", daily(FORMATS, 2))
 def test_requests_of_all_kinds_that_come_and_go_say_what_each_says_alone(form: str, tmp_path: Path) -> None:
     module, packed = FORMATS[form][0](), FORMATS[form][1]
     folders = {

@@ -54,6 +54,7 @@ def logits(weights: FamilyWeights, dtype: str, tokens: list[int]) -> np.ndarray:
     return reference.head(embedding)(reference.last_norm(x))
 
 
+@pytest.mark.each_value
 @every_model
 @every_dtype
 def test_the_reference_computes_the_logits_of_transformers(name: str, dtype: torch.dtype) -> None:

@@ -217,7 +217,7 @@ def test_a_receipt_says_who_drafted_and_where_it_was_verified(keys: Keys) -> Non
 
 @pytest.mark.parametrize(
     ("name", "pipeline"),
-    [("penalised", Pipeline.OFF), ("structured", Pipeline.ON), ("adapted", Pipeline.NEVER_WAITING)],
+    daily([("penalised", Pipeline.OFF), ("structured", Pipeline.ON), ("adapted", Pipeline.NEVER_WAITING)], 2),
 )
 def test_a_session_that_was_resumed_changes_no_receipt(name: str, pipeline: Pipeline, keys: Keys) -> None:
     """The target forgets its sessions after every chunk of the first half; who drafts opens them again."""

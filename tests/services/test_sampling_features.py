@@ -190,6 +190,7 @@ def matches(got: Answer, structure: Structure) -> None:
         assert got.text in json.loads(CHOICE.text)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("rule", Rule)
 @pytest.mark.parametrize("structure", [JSON, CHOICE])
 def test_output_matches_its_structure_and_ends_where_it_does(structure: Structure, rule: Rule) -> None:
