@@ -23,7 +23,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 for name, value in CPU.environment.items():  # as in a server's process: some tests run steps in their own
     os.environ.setdefault(name, value)
 
-LONG = ("alone", "campaign", "clients", "docs", "engines", "images", "marathon", "thorough")
+LONG = {"alone", "campaign", "clients", "docs", "engines", "images", "marathon", "thorough"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -64,7 +64,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     yield  # the marks that are asked for are all that is left
     asked = config.getoption("markexpr")
     if not any(marker in asked for marker in LONG):  # not by addopts: another -m would let them in
-        left_out = [item for item in items if any(item.get_closest_marker(marker) for marker in LONG)]
+        left_out = [item for item in items if not LONG.isdisjoint(mark.name for mark in item.iter_markers())]
         config.hook.pytest_deselected(items=left_out)
         left = {id(item) for item in left_out}
         items[:] = [item for item in items if id(item) not in left]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import io
 import json
 import os
@@ -92,11 +93,24 @@ def oracle(
 
     `adapter`: of a toy adapter, what it was made from.
     """
+    return _oracle(tuple(prompt), sampling, count, config or ToyConfig(), past_the_end, memory, adapter)
+
+
+@functools.cache  # most tests ask the same again of every architecture
+def _oracle(
+    prompt: tuple[int, ...],
+    sampling: SamplingParams,
+    count: int,
+    config: ToyConfig,
+    past_the_end: bool,
+    memory: int | None,
+    adapter: str,
+) -> tuple[int, ...]:
     tokens, end = list(prompt), len(prompt) + count
     while len(tokens) < end:
         seen = tokens if memory is None else tokens[-memory:]
         seen = adapted(seen, f"toy:{adapter}") if adapter else seen
-        tokens.append(draw(toy_logits(seen, config or ToyConfig()), sampling, len(tokens)).token)
+        tokens.append(draw(toy_logits(seen, config), sampling, len(tokens)).token)
         if tokens[-1] == END and not past_the_end:
             break
     return tuple(tokens[len(prompt) :])

@@ -9,6 +9,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tandem.host.packages import distributions
 from tests import dependencies
 from tests.test_setup import PROJECT, declared
 from tests.test_structure import LAUNCHERS, PACKAGE_MODULES, imports_of
@@ -54,9 +55,20 @@ def _installed(name: str) -> str | None:
         return None
 
 
+def brought() -> dict[str, set[str]]:
+    """The distributions of each module: metadata.packages_distributions() parses every line of their lists of files."""
+    found: dict[str, set[str]] = {}
+    for name, each in distributions().items():
+        listed = (each.read_text("top_level.txt") or "").split()
+        lines = (each.read_text("RECORD") or "").splitlines()
+        for top in {*listed, *(line.partition(",")[0].partition("/")[0].partition(".")[0] for line in lines)}:
+            found.setdefault(top, set()).add(name)
+    return found
+
+
 def test_what_our_modules_import_is_declared():
     """Checks packages that are installed here; one that is not installed cannot be imported by accident."""
-    distributions = metadata.packages_distributions()
+    by_module = brought()
     known = set(declared()) | set(BROUGHT) | {PROJECT["name"]}
     undeclared = set()
     for module in [*PACKAGE_MODULES, *LAUNCHERS]:
@@ -64,7 +76,7 @@ def test_what_our_modules_import_is_declared():
             top = name.split(".")[0]
             if top == "tandem" or top in sys.stdlib_module_names or top == "google":
                 continue
-            found = {canonicalize_name(each) for each in distributions.get(top, ())}
+            found = {canonicalize_name(each) for each in by_module.get(top, ())}
             if found and not found & known:
                 undeclared.add(f"{module}:{line} imports {top}, of {', '.join(sorted(found))}")
     assert sorted(undeclared) == []

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 
-from tandem.host.packages import Package, installed_version
+from tandem.host.packages import Package, distributions, installed_version, plain_name
 
 ASKING = (
     "torch-neuronx",
@@ -44,9 +43,9 @@ class Clash:
 def clashes(packages: Iterable[Package], path: Sequence[str] | None = None) -> tuple[Clash, ...]:
     """What clashes on `path` (default: sys.path) with these Neuron packages and with what Tandem needs."""
     asking = [package for package in packages if package.name in ASKING and not package.placeholder]
-    installed = _installed(list(sys.path if path is None else path))
+    installed = distributions(path)
     ours = TANDEM | (TANDEM_ON_TORCHNEURON if any(package.native for package in asking) else {})
-    own = tuple(_own({name: found.version for name, found in installed.items()}, ours))
+    own = tuple(_own({name: installed[name].version for name in ours if name in installed}, ours))
     return own + tuple(_asked(asking, installed))
 
 
@@ -68,7 +67,7 @@ def _asked(asking: Sequence[Package], installed: dict[str, metadata.Distribution
     for package in asking:
         for line in installed[package.name].requires or ():
             need = Requirement(line)
-            name = _plain(need.name)
+            name = plain_name(need.name)
             if name not in installed or (need.marker is not None and not need.marker.evaluate({"extra": ""})):
                 continue
             here = installed[name].version
@@ -86,15 +85,3 @@ def _own(versions: dict[str, str], ranges: dict[str, str]) -> Iterator[Clash]:
 def _numbers(version: str) -> tuple[int, ...]:
     """The numbers that a version begins with; packaging, which knows more, may be absent."""
     return tuple(int(number) for number in re.match(r"[\d.]*", version)[0].split(".") if number)  # type: ignore[index]
-
-
-def _installed(path: list[str]) -> dict[str, metadata.Distribution]:
-    """The distributions on `path` by name; the first of a name is the one that is imported."""
-    found: dict[str, metadata.Distribution] = {}
-    for distribution in metadata.distributions(path=path):
-        found.setdefault(_plain(distribution.metadata["Name"] or ""), distribution)
-    return found
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()

@@ -7,6 +7,7 @@ them there: their modules raise ImportError, and their descriptions begin with "
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -43,12 +44,27 @@ class Package:
 
 def installed_packages(path: Sequence[str] | None = None) -> tuple[Package, ...]:
     """The Neuron packages on `path` (default: sys.path), in the order of NAMES."""
-    found: dict[str, Package] = {}
+    found = distributions(path)
+    return tuple(_package(name, found[name]) for name in NAMES if name in found)
+
+
+def distributions(path: Sequence[str] | None = None) -> dict[str, metadata.Distribution]:
+    """What is installed on `path` (default: sys.path) by its name; the first of a name is the one that is imported."""
+    found: dict[str, metadata.Distribution] = {}
     for distribution in metadata.distributions(path=list(sys.path if path is None else path)):
-        name = (distribution.metadata["Name"] or "").lower().replace("_", "-")
-        if name in NAMES and name not in found:  # the first on the path is the one that is imported
-            found[name] = _package(name, distribution)
-    return tuple(found[name] for name in NAMES if name in found)
+        found.setdefault(plain_name(_name(distribution)), distribution)
+    return found
+
+
+def plain_name(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _name(distribution: metadata.Distribution) -> str:
+    """Its name: `distribution.metadata` parses whole descriptions, which takes a tenth of a second for 400 packages."""
+    text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
+    found = re.search(r"^Name:[ \t]*(\S+)", text, re.MULTILINE)
+    return found[1] if found else ""
 
 
 def installed_package(name: str, path: Sequence[str] | None = None) -> Package | None:

@@ -62,7 +62,7 @@ def said(of: RunData) -> str:
     return text
 
 
-@pytest.mark.parametrize("count", [8, pytest.param(40, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("count", [4, pytest.param(40, marks=pytest.mark.thorough)])
 def test_any_times_in_any_number_are_analysed_and_said(count: int) -> None:
     @given(shape=SHAPES, times=POOLS, seed=st.integers(0, 2**32))
     @settings(max_examples=count, deadline=None, phases=UNSHRUNK, suppress_health_check=[HealthCheck.too_slow])

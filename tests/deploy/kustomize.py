@@ -6,7 +6,9 @@ For machines without kubectl. Where there is one, a test compares the two.
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,13 @@ def build(folder: Path) -> list[Object]:
 def _resource(path: Path) -> list[Object]:
     if path.is_dir():
         return build(path)
-    return [each for each in yaml.load_all(path.read_text(encoding="utf-8"), LOADER) if each]
+    objects: list[Object] = pickle.loads(_parsed(path.resolve()))
+    return objects
+
+
+@cache  # overlays share most files
+def _parsed(path: Path) -> bytes:
+    return pickle.dumps([each for each in yaml.load_all(path.read_text(encoding="utf-8"), LOADER) if each])
 
 
 def containers(objects: list[Object]) -> Iterator[Object]:
@@ -69,7 +77,7 @@ def _apply(patch: Object, objects: list[Object]) -> None:
     found = [o for o in objects if (o["kind"], o["metadata"]["name"]) == (target["kind"], target["name"])]
     if len(found) != 1 or set(target) != {"kind", "name"} or set(patch) != {"target", "patch"}:
         raise ValueError(f"patch of {target}: {len(found)} objects")
-    for operation in yaml.safe_load(patch["patch"]):
+    for operation in yaml.load(patch["patch"], LOADER):
         _operate(operation, found[0])
 
 

@@ -12,6 +12,7 @@ import yaml
 
 from tandem.cli import compare, main
 from tandem.comparison.measuring.architectures import CONNECTABLE, OPENAI
+from tests.daily import daily
 from tests.deploy.kustomize import LOADER, containers
 from tests.deploy.manifests import (
     BESIDE,
@@ -68,7 +69,7 @@ def test_a_wrong_field_or_a_missing_one_is_seen(folder: str) -> None:
 
 
 @pytest.mark.skipif(KUBECTL is None, reason="kubectl is absent: overlays are built by tests/deploy/kustomize.py alone")
-@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("folder", daily(FOLDERS, *range(0, len(FOLDERS), 5)))
 def test_kubectl_builds_the_same_objects(folder: str) -> None:
     built = subprocess.run(
         [KUBECTL or "", "kustomize", str(K8S / folder)], capture_output=True, text=True, check=True, timeout=60

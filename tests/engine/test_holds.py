@@ -183,7 +183,7 @@ def test_who_asks_for_all_memory_for_ever_costs_the_others_a_quarter_at_most(nam
     assert disturbed > 0.7 * undisturbed, f"{disturbed} of {undisturbed}"
 
 
-@pytest.mark.parametrize("seed", daily(range(12), 0, 1, 2))
+@pytest.mark.parametrize("seed", daily(range(12), 0))
 def test_nobody_starves_and_nobody_is_locked_out(seed: int) -> None:
     """Short and long requests that stay for up to `most` seconds each, and one who asks for all by new names."""
     chance, most, slots = random.Random(seed), 3.0 + 8 * (seed % 3), 12

@@ -22,6 +22,7 @@ from tandem.runners.loading import Execution, Shape
 from tandem.runners.native.runner import NativeRunner
 from tandem.speculation.logprobs import token_logprobs
 from tandem.speculation.types import FinishReason, SamplingParams, Structure, StructureKind
+from tests.daily import daily
 from tests.runners.tiny import model_folder
 from tests.support import Answer, answer, ids, run
 
@@ -52,7 +53,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("feature", FEATURES)
-@pytest.mark.parametrize("compile", ["native", "off"])
+@pytest.mark.parametrize("compile", daily(["native", "off"], 0))
 def test_a_real_pair_gives_the_tokens_and_log_probabilities_of_plain_decoding(
     folders: tuple[Path, Path], compile: str, feature: str
 ) -> None:

@@ -26,6 +26,7 @@ from tandem.runners.native.weights import UNQUANTISED, packing
 from tandem.runners.protocol import PrefillRow
 from tandem.speculation.types import GenerationRequest, Request, Rule, SamplingParams
 from tests.adapters import lora_tensors, write_adapter
+from tests.daily import daily
 from tests.runners.test_eagle import folder, models, said, target, with_pair  # noqa: F401
 from tests.runners.test_native import GREEDY, module_of, native, sequence
 from tests.runners.test_quantised import WIDE
@@ -102,7 +103,7 @@ async def rounds_of(engine: Engine, asked: Asked) -> tuple[list[int], list[Any]]
     return tokens, logprobs
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", daily(FORMATS, 2))
 def test_requests_of_all_kinds_that_come_and_go_say_what_each_says_alone(form: str, tmp_path: Path) -> None:
     module, packed = FORMATS[form][0](), FORMATS[form][1]
     folders = {

@@ -142,6 +142,7 @@ def test_log_probabilities_have_each_kinds_own_shape() -> None:
     run(test())
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("tokens", [False, True], ids=["text", "ids"])
 def test_an_echoed_prompt_is_scored_as_it_would_be_if_it_were_written(stream: bool, tokens: bool) -> None:

@@ -22,6 +22,7 @@ from tandem.services.security.call_limits import whose
 from tandem.services.security.config import Security
 from tandem.services.security.limits import ServerLimits
 from tandem.services.security.tokens import AcceptedTokens
+from tests.daily import daily
 from tests.http import overload
 from tests.http.overload import CROWD, CUT, DRAIN, FULL, HUNG, LEFT, LIMIT, LOST, OTHERS, UNREAD, lines
 from tests.http.site import COMPLETIONS, KEY, LENGTH, Site, door, limited
@@ -80,18 +81,19 @@ def steps(site: Site) -> int:
     return int(site.engine.runner.steps)  # type: ignore[attr-defined]
 
 
-def test_of_320_at_once_those_with_a_place_are_answered_and_the_others_told_to_come_again() -> None:
+@pytest.mark.parametrize("count", daily([80, 320], 0))
+def test_of_many_at_once_those_with_a_place_are_answered_and_the_others_told_to_come_again(count: int) -> None:
     async def test() -> None:
         async with door(slots=4, queue=16) as site:
             held = [site.engine.slots.take() for _ in range(4)]
-            tasks = [asyncio.create_task(site.client.completions.create(**SHORT)) for _ in range(320)]
-            await until(lambda: sum(each.done() for each in tasks) == 300)
+            tasks = [asyncio.create_task(site.client.completions.create(**SHORT)) for _ in range(count)]
+            await until(lambda: sum(each.done() for each in tasks) == count - 20)
             for slot in held:
                 site.engine.slots.release(slot)
             answers = await asyncio.gather(*tasks, return_exceptions=True)
             told = [each for each in answers if isinstance(each, openai.APIStatusError)]
             served = [each.choices[0].text for each in answers if not isinstance(each, BaseException)]
-            assert (len(served), len(told)) == (20, 300) and set(served) == {SAID}
+            assert (len(served), len(told)) == (20, count - 20) and set(served) == {SAID}
             for each in told:
                 FULL.refused(each)
             await all_free(site)

@@ -127,7 +127,7 @@ def test_choice_i_draws_with_the_seed_plus_i() -> None:
     run(test())
 
 
-@pytest.mark.parametrize("seeds", [6, pytest.param(20, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("seeds", [4, pytest.param(20, marks=pytest.mark.thorough)])
 def test_choices_that_are_not_streamed_come_in_order_whichever_ends_first(seeds: int) -> None:
     """The gateway numbers them as they come."""
     fields = {"temperature": 2.0}

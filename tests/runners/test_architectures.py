@@ -14,6 +14,7 @@ from tandem.checkpoints.locate import CheckpointError, find
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.protocol import PrefillRow
 from tandem.speculation.types import SamplingParams
+from tests.daily import daily
 from tests.rows import verify_row
 
 SIZES: dict[str, Any] = {
@@ -69,7 +70,7 @@ def home(module: Any, count: int) -> list[int]:
     return out[0, len(PROMPT) :].tolist()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", daily(FAMILIES, 1, 3))
 def test_families_decode_as_transformers_does(family: str, tmp_path: Path) -> None:
     module = made(family, tmp_path)
     runner = load(tmp_path)

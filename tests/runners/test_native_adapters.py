@@ -24,6 +24,7 @@ from tandem.runners.protocol import (
 )
 from tandem.speculation.types import SamplingParams
 from tests.adapters import applied, linears, lora_tensors, made_adapter, write_adapter
+from tests.daily import daily
 from tests.rows import fused_row, propose_row, verify_row
 from tests.runners.test_native import CHUNK, GREEDY, SLOTS, module_of, native, sequence
 from tests.runners.test_quantised import WIDE
@@ -41,7 +42,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Packing]] = {
     "int8": (WIDE, {}, packing("int8")),
     "q4, bfloat16": ({**WIDE, "dtype": torch.bfloat16}, {}, packing("q4")),
 }
-every_case = pytest.mark.parametrize("case", CASES)
+some_cases = pytest.mark.parametrize("case", daily(CASES, 1, 3, 4, 7, 9))
 
 
 def adapter_of(folder: Path, module: Any, seed: int, **options: Any) -> Adapter:
@@ -130,7 +131,7 @@ def test_quantised_matrices_add_what_dense_ones_do(tmp_path: Path) -> None:
     assert logits(dense, tokens, 1).tobytes() != logits(dense, tokens, 0).tobytes()
 
 
-@every_case
+@some_cases
 def test_rows_without_an_adapter_have_the_bits_of_a_runner_without_adapters(case: str, tmp_path: Path) -> None:
     changes, _, packed = CASES[case]
     bare, tokens = native(module_of(**changes), packing=packed), sequence(40)
@@ -141,7 +142,7 @@ def test_rows_without_an_adapter_have_the_bits_of_a_runner_without_adapters(case
     assert beside[15:55].tobytes() == logits(bare, tokens, 0).tobytes()
 
 
-@every_case
+@some_cases
 def test_a_row_with_an_adapter_has_the_same_bits_in_any_width_and_company(case: str, tmp_path: Path) -> None:
     _, runner, _ = loaded(case, tmp_path)
     _, single, _ = loaded(case, tmp_path, threads=1)

@@ -29,6 +29,7 @@ from tandem.runners.startup import Startup
 from tandem.runners.torch.backend import BACKEND
 from tandem.runners.torch.platforms import platform_of
 from tandem.speculation.types import Rule, SamplingParams
+from tests.daily import daily
 from tests.rows import changed, propose_row
 from tests.runners.modules import native_of, torch_features
 from tests.runners.test_eagle import CONFIG, a_head
@@ -125,7 +126,7 @@ FORMATS = {
 }
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", daily(FORMATS, 1, 3))
 def test_a_heads_logits_have_the_same_bits_in_every_step(folder: Path, name: str) -> None:
     """What the draft is drawn from, under rejection, is made of the logits of all its tokens."""
     rows = [
@@ -150,6 +151,7 @@ def test_a_heads_logits_have_the_same_bits_in_every_step(folder: Path, name: str
     assert all(one == found[0] for one in found[1:])
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_head_in_any_format_reads_features_in_any(folder: Path, name: str, dtype: torch.dtype) -> None:

@@ -31,7 +31,7 @@ from tests.daily import daily
 from tests.rows import verify_row
 from tests.runners.compiled import eager
 from tests.runners.test_native import GREEDY, module_of, sequence
-from tests.runners.test_prefixes import RUNNERS, SAMPLED, bits, checked, every_runner, fill
+from tests.runners.test_prefixes import RUNNERS, SAMPLED, bits, checked, fill
 from tests.runners.test_quantised import stored
 from tests.services.prefill_sites import asking_engine, prefill_site
 from tests.support import run
@@ -70,7 +70,7 @@ def check_handed_over(sender: Any, receiver: Any) -> None:
     assert bits(receiver, 1, tokens) == cold
 
 
-@every_runner
+@pytest.mark.parametrize("name", daily(RUNNERS, 0, 2, 5, 7))
 def test_the_bits_behind_pages_of_another_model_are_those_of_a_cold_prompt(name: str) -> None:
     check_handed_over(another(name), RUNNERS[name]())
 

@@ -52,7 +52,6 @@ RUNNERS: dict[str, Callable[[], Any]] = {
     "torch, float32": eager,
     "torch, bfloat16": partial(eager, dtype=torch.bfloat16),
 }
-every_runner = pytest.mark.parametrize("name", RUNNERS)
 
 
 def bits(runner: Any, slot: int, tokens: list[int]) -> bytes:
@@ -98,7 +97,7 @@ def check_pages(runner: Any) -> None:
     assert bits(runner, 1, tokens) == cold, "pages from the middle on"
 
 
-@every_runner
+@pytest.mark.parametrize("name", daily(RUNNERS, 1, 3, 4, 6))
 def test_the_bits_behind_copied_pages_are_those_of_a_cold_prompt(name: str) -> None:
     check_pages(RUNNERS[name]())
 

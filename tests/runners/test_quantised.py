@@ -29,6 +29,7 @@ from tandem.runners.native.runner import NativeRunner
 from tandem.runners.native.weights import Packing, encoded, near, packing
 from tandem.runners.protocol import PrefillRow, RowFailed
 from tandem.runners.torch.platforms import CPU
+from tests.daily import daily
 from tests.rows import fused_row, propose_row, verify_row
 from tests.runners import real
 from tests.runners.modules import ModuleWeights
@@ -54,7 +55,6 @@ WIDE = {
 NAMES = {"q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output"} | {
     name: f"ffn_{name}" for name in ("gate", "up", "down")
 }
-every_format = pytest.mark.parametrize("form", FORMATS)
 PROGRAM = Path(__file__).parent / "native_bits.cpp"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -130,7 +130,7 @@ def one_by_one(runner: NativeRunner, module: Any) -> float:
     return float(np.median([distance(runner, module, [token]) for token in range(40)]))
 
 
-@every_format
+@pytest.mark.parametrize("form", daily(FORMATS, 1, 4))
 def test_logits_of_stored_blocks_are_those_of_their_weights(form: str, tmp_path: Path) -> None:
     """But for activations in 8 bits; if the module's are rounded too, the logits are the same."""
     module, packed = stored(tmp_path, form)
@@ -156,7 +156,7 @@ def test_numbers_that_fit_a_format_come_back_unchanged(tmp_path: Path) -> None:
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("form", [*FORMATS, "int8"])
+@pytest.mark.parametrize("form", daily([*FORMATS, "int8"], 0, 2, 3, 5))
 def test_a_tokens_bits_depend_on_no_width_row_slot_neighbour_or_number_of_threads(
     form: str, dtype: str, tmp_path: Path
 ) -> None:
@@ -229,7 +229,7 @@ def one_wrong_row(blocks: np.ndarray, size: BlockFormat) -> None:
 
 
 @pytest.mark.each_value
-@every_format
+@pytest.mark.parametrize("form", daily(FORMATS, 0, 2, 4))
 @pytest.mark.parametrize("mistake", [larger_scales, swapped_numbers, one_wrong_row])
 def test_a_small_mistake_in_one_matrix_is_found_out_at_start(
     mistake: Callable[[np.ndarray, BlockFormat], None], form: str, tmp_path: Path

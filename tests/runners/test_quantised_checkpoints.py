@@ -20,6 +20,7 @@ from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.native import quantised_cache
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.native.weights import decoded, packing
+from tests.daily import daily
 from tests.runners.test_native import module_of, native, sequence
 from tests.runners.test_quantised import distance, one_by_one, with_rounded_inputs
 
@@ -146,7 +147,7 @@ def test_weights_are_the_numbers_times_their_scales(kind: str, tmp_path: Path) -
     assert torch.equal(weights[name], module.get_parameter(name))
 
 
-@pytest.mark.parametrize("kind", INT8)
+@pytest.mark.parametrize("kind", daily(INT8, 0))
 def test_int8_checkpoints_run_in_int8_with_their_own_numbers(kind: str, tmp_path: Path) -> None:
     module = saved(tmp_path / "m", kind)
     runner = loaded(tmp_path / "m")

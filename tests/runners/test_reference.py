@@ -54,6 +54,7 @@ def logits(weights: FamilyWeights, dtype: str, tokens: list[int]) -> np.ndarray:
     return reference.head(embedding)(reference.last_norm(x))
 
 
+@pytest.mark.each_value
 @every_model
 @every_dtype
 def test_the_reference_computes_the_logits_of_transformers(name: str, dtype: torch.dtype) -> None:
@@ -169,6 +170,7 @@ def same_bits(ours: NativeRunner, theirs: NativeRunner) -> None:
 FORMATS = (("auto", "float32"), ("auto", "bfloat16"), ("int8", "float32"), ("int8", "bfloat16"), ("q4", "float32"))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("weights", "dtype"), FORMATS)
 @pytest.mark.parametrize("kept", [torch.bfloat16, torch.float16])
 def test_a_folders_weights_are_packed_as_those_that_torch_loads(

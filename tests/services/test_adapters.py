@@ -29,6 +29,7 @@ from tandem.speculation.drafters import NgramDrafter
 from tandem.speculation.retry import Persistence
 from tandem.speculation.types import Chunk, GenerationRequest, Request, SamplingParams, SpeculationStats
 from tandem.v1 import target_verifier_pb2 as pb
+from tests.daily import daily
 from tests.engine.test_adapters import truth
 from tests.services.test_target_verifier import opening, verifying
 from tests.support import (
@@ -84,7 +85,7 @@ async def all_at_once(site: Site, sampling: SamplingParams, **rest: Any) -> None
     assert said == [truth(name, sampling, COUNT, PROMPT) for name in names]
 
 
-@both_samplings
+@pytest.mark.parametrize("sampling", daily([GREEDY, SAMPLED], 1), ids=["greedy", "sampled"])
 def test_a_target_a_fused_server_and_a_draft_worker_serve_adapters_side_by_side(sampling: SamplingParams) -> None:
     async def test() -> None:
         async with target_site() as target, fused_site(draft=toy(ToyConfig(miss=0.3))) as fused:

@@ -111,7 +111,7 @@ def test_many_requests_at_once_whose_lengths_adapt_do_not_disturb_each_other(arc
     run(test())
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", daily(ARCHITECTURES, 0, 2))
 def test_sampled_under_rejection_the_length_is_fixed_so_that_a_retry_says_the_same(architecture: str) -> None:
     async def test() -> None:
         async with asking(architecture) as (generate, _):

@@ -107,6 +107,7 @@ def test_every_speculation_length_and_sampling_gives_the_oracles_tokens(
     run(test())
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("runs_first", [False, True])
 @pytest.mark.parametrize("every", [4, 7])
 def test_a_request_that_changes_its_way_says_the_same_and_counts_only_drafts_that_were_verified(
@@ -137,7 +138,7 @@ def test_a_request_that_changes_its_way_says_the_same_and_counts_only_drafts_tha
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("draft", ["noisy", "n-gram"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", daily(ARCHITECTURES, 1, 2, 4, 6))
 def test_eight_concurrent_requests_of_different_lengths_on_three_slots_do_not_disturb_each_other(
     architecture: str, draft: str
 ) -> None:

@@ -18,8 +18,12 @@ from tests.support import answer, distributed, fused_site, ids, run, target_site
 FORM, SHAPE = "bfloat16", Shape(2, 256, 5)
 
 
-@pytest.mark.parametrize("sampling", daily([real.GREEDY, real.SAMPLED], 0), ids=["greedy", "sampled"])
-def test_plain_fused_and_distributed_say_what_the_target_says(sampling: SamplingParams) -> None:
+@pytest.mark.parametrize(
+    ("sampling", "count"),
+    daily([(real.GREEDY, 12), (real.GREEDY, 24), (real.SAMPLED, 24)], 0),
+    ids=["greedy", "greedy, longer", "sampled"],
+)
+def test_plain_fused_and_distributed_say_what_the_target_says(sampling: SamplingParams, count: int) -> None:
     # As a server is started: steps that passed their check on this machine are not checked again.
     target, draft = (
         load_runner(checkpoint, Execution("cpu", FORM, 2, recertify=False), SHAPE, verifies)
@@ -28,8 +32,8 @@ def test_plain_fused_and_distributed_say_what_the_target_says(sampling: Sampling
     for runner in (target, draft):
         runner.warm_up()
     tokens = real.prompt_tokens(real.PROMPTS[0])
-    expected, _ = real.plain(target, tokens, 24, sampling)
-    asked = ids(tokens, 24, sampling=sampling, ignore_end_of_sequence=True)
+    expected, _ = real.plain(target, tokens, count, sampling)
+    asked = ids(tokens, count, sampling=sampling, ignore_end_of_sequence=True)
 
     async def test() -> None:
         async with target_site(target, tokenizer=real.tokenizer()) as site, site.client() as client:

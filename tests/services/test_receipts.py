@@ -42,6 +42,7 @@ from tandem.speculation.types import (
     Structure,
     StructureKind,
 )
+from tests.daily import daily
 from tests.http.site import door
 from tests.support import (
     GREEDY,
@@ -168,14 +169,17 @@ async def _findings(signed: Signed, sample: int | None = None, adapter: str = "r
 
 
 FIRST, *OTHERS = PLACES
-EVERY = pytest.param(OTHERS, marks=pytest.mark.thorough)
+SHARED = [(name, OTHERS[part :: len(REQUESTS)]) for part, name in enumerate(REQUESTS)]
+"""Each request at some places, each place in one of them."""
 
 
-@pytest.mark.each_value
-@pytest.mark.parametrize("name", REQUESTS)
-@pytest.mark.parametrize("places", [EVERY, OTHERS[::3], OTHERS[1::3], OTHERS[2::3]], ids=["all", "1/3", "2/3", "3/3"])
+@pytest.mark.parametrize(
+    ("name", "places"),
+    daily([*SHARED, *((name, OTHERS) for name in REQUESTS)], *range(len(SHARED))),
+    ids=[*(f"{name}, some" for name in REQUESTS), *REQUESTS],
+)
 def test_receipts_of_one_request_are_equal_in_every_architecture_but_for_who_served(
-    places: Sequence[str], name: str, keys: Keys
+    name: str, places: Sequence[str], keys: Keys
 ) -> None:
     options = REQUESTS[name]
 
@@ -213,7 +217,7 @@ def test_a_receipt_says_who_drafted_and_where_it_was_verified(keys: Keys) -> Non
 
 @pytest.mark.parametrize(
     ("name", "pipeline"),
-    [("penalised", Pipeline.OFF), ("structured", Pipeline.ON), ("adapted", Pipeline.NEVER_WAITING)],
+    daily([("penalised", Pipeline.OFF), ("structured", Pipeline.ON), ("adapted", Pipeline.NEVER_WAITING)], 2),
 )
 def test_a_session_that_was_resumed_changes_no_receipt(name: str, pipeline: Pipeline, keys: Keys) -> None:
     """The target forgets its sessions after every chunk of the first half; who drafts opens them again."""

@@ -42,7 +42,6 @@ from tests.support import (
 
 PROMPT = list(b"abcabcabcab")
 MODES, NAMES = (Pipeline.OFF, Pipeline.ON, Pipeline.NEVER_WAITING), ("unary", "stream", "run")
-BOTH = pytest.mark.parametrize("pipeline", MODES, ids=NAMES)
 LONG = ids(PROMPT, 90, sampling=SAMPLED, ignore_end_of_sequence=True)
 TRUTH = oracle(PROMPT, SAMPLED, 90, past_the_end=True)
 
@@ -173,7 +172,7 @@ def test_a_verifier_started_again_with_another_model_is_refused_at_open(tmp_path
         run(test(server, stack))
 
 
-@BOTH
+@pytest.mark.parametrize("pipeline", daily(MODES, 0, 2), ids=NAMES)
 def test_a_session_that_expires_between_rounds_is_opened_again(pipeline: Pipeline) -> None:
     """G5: it costs a prefill, never a token."""
 

@@ -10,6 +10,7 @@ import os
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -146,18 +147,16 @@ def reference(sampling: SamplingParams, count: int) -> tuple[tuple[int, ...], tu
     return tuple(output), tuple(logprobs)
 
 
-THIRDS = [[*FEATURES][part::3] for part in range(3)]
+SIXTHS = cycle([*FEATURES][part::6] for part in range(6))
+NOISY = [*((each, "noisy") for each in ARCHITECTURES), ("fused", "n-gram")]
+SOME = [(*pair, ((0, 3), (5,)), next(SIXTHS)) for pair in NOISY]
+ALL = [(*pair, ((0, 3, 5),) * 2, [*FEATURES]) for pair in (*NOISY, *((each, "perfect") for each in ARCHITECTURES))]
 
 
-@pytest.mark.each_value
-@pytest.mark.parametrize("features", [*THIRDS, pytest.param([*FEATURES], marks=pytest.mark.thorough)])
-@pytest.mark.parametrize("lengths", [((0, 3), (5,)), pytest.param(((0, 3, 5),) * 2, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(
-    ("architecture", "draft"),
-    [
-        *daily(((each, draft) for draft in ("noisy", "perfect") for each in ARCHITECTURES), *range(len(ARCHITECTURES))),
-        ("fused", "n-gram"),
-    ],
+    ("architecture", "draft", "lengths", "features"),
+    daily([*SOME, *ALL], *range(len(SOME))),
+    ids=[f"{architecture}-{draft}-{'-'.join(names)}" for architecture, draft, _, names in (*SOME, *ALL)],
 )
 def test_every_architecture_gives_the_tokens_and_log_probabilities_of_plain_decoding(
     architecture: str, draft: str, lengths: tuple[tuple[int, ...], ...], features: Sequence[str]
@@ -191,6 +190,7 @@ def matches(got: Answer, structure: Structure) -> None:
         assert got.text in json.loads(CHOICE.text)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("rule", Rule)
 @pytest.mark.parametrize("structure", [JSON, CHOICE])
 def test_output_matches_its_structure_and_ends_where_it_does(structure: Structure, rule: Rule) -> None:

@@ -15,6 +15,7 @@ from tandem.services.sessions.checkout import Checkout
 from tandem.services.sessions.table import Session, SessionTable
 from tandem.services.supervisor import Supervisor
 from tandem.speculation.types import SamplingParams
+from tests.daily import daily
 from tests.services.test_ending import ENDS, health_becomes
 from tests.support import run, server_process, until
 
@@ -164,7 +165,7 @@ SERVERS = {
 }
 
 
-@pytest.mark.parametrize("task", SERVERS)
+@pytest.mark.parametrize("task", daily(SERVERS, 0, 2))
 def test_a_server_whose_task_fails_is_not_ready_until_it_runs_again(tmp_path: Path, task: str) -> None:
     word, *flags = SERVERS[task]
     gate, port = tmp_path / "gate", free_port()

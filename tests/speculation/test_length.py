@@ -12,6 +12,7 @@ from tandem.speculation.acceptance_rates import AcceptanceCounts
 from tandem.speculation.length import AdaptiveLength, FixedLength, LengthPlan, RoundCosts, best_plan, expected_by_length
 from tandem.speculation.round_statistics import RoundStatistics, tokens_of_step
 from tandem.speculation.types import Draft, Proposer, Verdict
+from tests.daily import daily
 from tests.speculation.simulated_rounds import Session, World, constant, phases, quiet, total
 
 MOST = 5
@@ -57,7 +58,7 @@ def test_within_5_percent_of_the_best_fixed_length_and_3_of_plain_decoding(place
     assert adaptive <= 1.03 * fixed[0]
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", daily(PLACES, 0, 4))
 def test_a_session_that_turns_from_code_to_prose_and_back_is_followed(place: str) -> None:
     turning = phases((100, 0.9), (100, 0.3))
     adaptive, fixed = seconds_of(World(turning, **PLACES[place]))  # type: ignore[arg-type]

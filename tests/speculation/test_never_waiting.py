@@ -10,6 +10,7 @@ import pytest
 from tandem.speculation.lookahead import MOST_AHEAD, RESTING, LookaheadPolicy, RunMeasurements, plan_for
 from tandem.speculation.never_waiting_theory import RunCosts, tpot_never_waiting
 from tandem.speculation.step_times import Times
+from tests.daily import daily
 from tests.speculation.run_simulated import Ran, RunningTarget, generate, measurements
 from tests.speculation.simulated import PROMPT, SimulatedDraft, said
 from tests.speculation.virtual_time import in_virtual_time
@@ -39,7 +40,7 @@ def run(
     )
 
 
-@pytest.mark.parametrize("acceptance", [0.0, 0.6, 0.95, 1.0])
+@pytest.mark.parametrize("acceptance", daily([0.0, 0.6, 0.95, 1.0], 1, 3))
 def test_the_tokens_are_the_targets_whatever_delays_drafts_and_breaks_do(acceptance: float) -> None:
     """`jitter` lets messages overtake one another by more than a step."""
     for rtt, jitter, verify in ((0.0, 0.0, 0.0), (0.03, 0.04, 0.009), (0.001, 0.2, 0.03)):

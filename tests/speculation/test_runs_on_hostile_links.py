@@ -87,6 +87,7 @@ def running(text: Sequence[int], link: Callable[[float], float], right: float, p
     return now
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("right", [0.3, 0.7, 0.95])
 @pytest.mark.parametrize("link", [doubling, outages, far])
 def test_a_run_takes_no_longer_than_lookup_alone(link: Callable[[float], float], right: float) -> None:

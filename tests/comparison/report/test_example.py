@@ -10,11 +10,12 @@ from jsonschema import Draft202012Validator
 
 from tandem.comparison import report
 from tests.comparison.report.example_comparison import example, minimal
+from tests.daily import daily
 
 SCHEMA = json.loads((Path(report.__file__).parent / "comparison.schema.json").read_text())
 
 
-@pytest.mark.parametrize("make", [example, minimal])
+@pytest.mark.parametrize("make", daily([example, minimal], 1))
 def test_an_example_is_a_comparison_of_version_2(make):
     found = make()
     json.dumps(found, allow_nan=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,14 @@ from tandem.comparison.report.history import INDEX, MOST, append_run, history_ta
 from tandem.comparison.report.write import write_report
 from tests.comparison.report.example_comparison import example, minimal
 
-RUN = run_as_json(example(), Path("now"))
+
+@cache
+def now() -> dict[str, Any]:
+    return run_as_json(example(), Path("now"))
 
 
 def run(day: int, **changed: Any) -> dict[str, Any]:
-    return copy.deepcopy(RUN) | {"started_at": f"2026-11-{day:02}T10:00:00+00:00"} | changed
+    return copy.deepcopy(now()) | {"started_at": f"2026-11-{day:02}T10:00:00+00:00"} | changed
 
 
 def index(folder: Path, *lines: Any) -> Path:

@@ -17,6 +17,8 @@ from tandem.comparison.report.html import html
 from tandem.comparison.report.images import inline_svg
 from tandem.comparison.report.sections import report_of
 from tests.comparison.report.example_comparison import example, minimal
+from tests.comparison.report.test_hover import targets
+from tests.daily import daily
 
 VOID = {"meta", "br", "link", "img", "path", "use", "rect", "hr", "input"}
 HOSTILE = "<script>alert(1)</script>"
@@ -68,21 +70,33 @@ class Page(HTMLParser):
         return " ".join(" ".join(self.words).replace("\N{NO-BREAK SPACE}", " ").split())
 
 
-def page_of(comparison) -> str:
-    report = report_of(comparison)
-    drawn = {b.name for section in report.sections for b in section.blocks if b.kind == "plot" and b.drawn}
-    svgs = {f.name: inline_svg(f.draw(comparison), f.name, f.title) for f in FIGURES if f.name in drawn}
-    return html(report, svgs)
+def pictures_of(comparison) -> dict[str, str]:
+    sections = report_of(comparison).sections
+    drawn = {b.name for section in sections for b in section.blocks if b.kind == "plot" and b.drawn}
+    return {f.name: inline_svg(f.draw(comparison), f.name, f.title) for f in FIGURES if f.name in drawn}
+
+
+@cache
+def pictures() -> dict[str, str]:
+    return pictures_of(example())
 
 
 @cache
 def full() -> str:
-    return page_of(example())
+    return html(report_of(example()), pictures())
 
 
 @cache
 def least() -> str:
-    return page_of(minimal())
+    return html(report_of(minimal()), pictures_of(minimal()))
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
+def test_every_plot_tells_its_values(figure) -> None:
+    svg = pictures()[figure.name]
+    told = targets(svg)
+    assert told and all(re.search(r"\d", text) for text in told)
+    assert svg.count('class="hover"') == len(told)
 
 
 @pytest.mark.parametrize("make", [full, least])
@@ -228,7 +242,9 @@ def test_nothing_measured_prints_as_a_dash(make):
         assert not re.search(r"\b(None|nan|inf|null)\b", Page(page).text)
 
 
-def test_names_and_prompts_of_others_are_only_text():
+# Daily without plots: what is a name in one is text in test_plots.py.
+@pytest.mark.parametrize("plots", daily([False, True], 0), ids=["no plots", "plots"])
+def test_names_and_prompts_of_others_are_only_text(plots):
     found = copy.deepcopy(example())
     for server in found["servers"].values():
         server["model"]["model_name"] = HOSTILE
@@ -239,7 +255,7 @@ def test_names_and_prompts_of_others_are_only_text():
     for condition in found["conditions"]:
         for of in condition["architectures"].values():
             of["workloads"][HOSTILE] = of["workloads"].pop("extraction")
-    page = page_of(found)
+    page = html(report_of(found), pictures_of(found) if plots else {})
     assert "script" not in Page(page).tags and "<b>" not in page
     assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;") > 4
     assert Page(page).wrong == []

@@ -11,7 +11,7 @@ from tandem.comparison.report.markdown import markdown
 from tandem.comparison.report.sections import report_of
 from tests.comparison.report.example_comparison import example, minimal
 
-FOUND, LEAST = example(), minimal()
+LEAST = minimal()
 
 
 def cards(found: dict[str, Any]) -> dict[str, str]:
@@ -19,7 +19,7 @@ def cards(found: dict[str, Any]) -> dict[str, str]:
 
 
 def test_the_card_names_machine_software_models_formats_and_link() -> None:
-    shown = cards(FOUND)
+    shown = cards(example())
     assert shown["Machine"] == "Synthetic CPU, x86_64" and shown["Cores, memory"] == "2 cores, 24 GiB"
     assert shown["Software"] == "Python 3.11.7, torch 2.13.0, numpy 2.4.6"
     assert (shown["Target"], shown["Draft"]) == ("SmolLM2-135M-Instruct", "ngram+embedded_draft")
@@ -59,7 +59,7 @@ def test_the_load_of_the_machine_is_the_mean_over_all_requests() -> None:
 
 
 def test_both_pages_show_the_card() -> None:
-    report = report_of(FOUND)
+    report = report_of(example())
     page, text = html(report, {}), markdown(report, {})
     for what, value in report.card:
         assert f"<dt>{what}</dt>" in page and f"- {what}: {value}".replace("_", "\\_") in text

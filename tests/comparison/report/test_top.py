@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from functools import cache
 from typing import Any
 
 import pytest
@@ -13,11 +14,14 @@ from tandem.comparison.report.markdown import markdown
 from tandem.comparison.report.sections import report_of
 from tests.comparison.report.example_comparison import example, minimal
 
-FULL = example()
+
+@cache
+def full() -> dict[str, Any]:
+    return example()
 
 
 def changed(**decision: Any) -> dict[str, Any]:
-    found = copy.deepcopy(FULL)
+    found = copy.deepcopy(full())
     found["decision"] |= decision
     return found
 
@@ -39,7 +43,7 @@ def test_the_headline_has_the_mark_of_its_sureness_the_first_reason_and_what_wou
 
 
 def test_every_round_trip_has_a_verdict_with_its_own_mark_and_the_one_that_was_cut_off_has_none() -> None:
-    found = copy.deepcopy(FULL)
+    found = copy.deepcopy(full())
     found["settings"]["rtts_ms"] = [0.0, 20.0, 50.0, 100.0, 300.0]
     verdicts = strip(html(report_of(found), {}))
     assert [re.findall('class="where">(.*?)<', one)[0] for one in verdicts] == [
@@ -54,7 +58,7 @@ def test_every_round_trip_has_a_verdict_with_its_own_mark_and_the_one_that_was_c
 
 
 def test_links_that_differ_in_more_than_the_round_trip_each_have_a_verdict() -> None:
-    found = copy.deepcopy(FULL)
+    found = copy.deepcopy(full())
     other = next(c for c in found["conditions"] if c["varies"] == "link")
     twin = copy.deepcopy(other) | {"name": "a recorded link"}
     twin["link"] |= {"but": "recorded Cell"}
@@ -70,13 +74,13 @@ def test_links_that_differ_in_more_than_the_round_trip_each_have_a_verdict() -> 
 
 
 def test_one_round_trip_needs_no_strip() -> None:
-    found = copy.deepcopy(FULL)
+    found = copy.deepcopy(full())
     found["conditions"] = [c for c in found["conditions"] if c["varies"] == "base"]
     assert report_of(found).verdicts == () and report_of(minimal()).verdicts == ()
 
 
 def test_the_ratio_of_plain_decoding_is_over_the_fastest_that_drafts() -> None:
-    found = copy.deepcopy(FULL)
+    found = copy.deepcopy(full())
     found["verdicts"][0] |= {"architecture": "autoregressive", "ratio": 1.2, "interval": None}
     assert report_of(found).verdicts[0].ratio == "1.20× the fastest that drafts"
 
@@ -85,11 +89,11 @@ def test_nothing_decided_offers_no_winner() -> None:
     report = report_of(changed(sureness="noise"))
     assert report.commands[0].heading == "Serve fused as measured: not decided, but the fastest so far"
     assert "Because" not in [reason.heading for reason in report.reasons]
-    assert report_of(FULL).commands[0].heading == "Serve fused as measured"
+    assert report_of(full()).commands[0].heading == "Serve fused as measured"
 
 
 def test_another_choice_at_another_round_trip_has_its_commands_too() -> None:
-    found = copy.deepcopy(FULL)
+    found = copy.deepcopy(full())
     found["verdicts"][1]["architecture"] = "distributed"
     found["verdicts"][3]["architecture"] = "remote_draft"  # noise: not a choice
     headings = [text.heading for text in report_of(found).commands]
@@ -97,7 +101,7 @@ def test_another_choice_at_another_round_trip_has_its_commands_too() -> None:
 
 
 def test_what_makes_a_run_doubtful_stands_above_the_decision() -> None:
-    found = copy.deepcopy(FULL)
+    found = copy.deepcopy(full())
     found |= {"caveats": ["Not all servers were started alike."]}
     found |= {"partial": {"reason": "interrupted by SIGINT", "measured": 7, "planned": 50}}
     page = html(report_of(found), {})
@@ -109,7 +113,7 @@ def test_what_makes_a_run_doubtful_stands_above_the_decision() -> None:
 
 
 def test_every_statement_is_listed_with_how_sure_it_is() -> None:
-    found = copy.deepcopy(FULL)
+    found = copy.deepcopy(full())
     found["statements"].append(
         found["statements"][0] | {"condition": "RTT 20 ms", "text": "another", "sureness": "noise"}
     )
@@ -122,7 +126,7 @@ def test_every_statement_is_listed_with_how_sure_it_is() -> None:
 
 
 def test_a_file_without_doubts_is_shown_without_them() -> None:
-    found = copy.deepcopy(FULL)
+    found = copy.deepcopy(full())
     for key in ("verdicts", "statements", "caveats"):
         del found[key]
     for key in ("sureness", "reasons", "surer", "brief", "ratios"):

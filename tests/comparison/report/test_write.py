@@ -22,20 +22,26 @@ from tests.daily import daily
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-@pytest.mark.parametrize(("make", "plots"), daily([(minimal, 2), (example, 9)], 0))
-def test_both_formats_and_the_plots_are_written_and_nothing_else(tmp_path, make, plots):
-    written = write_report(make(), tmp_path / "out", ("html", "md"))
+@pytest.fixture(scope="module")
+def least(tmp_path_factory):
+    """The files of the minimal comparison."""
+    return write_report(minimal(), tmp_path_factory.mktemp("report") / "out", ("html", "md"))
+
+
+@pytest.mark.parametrize(("made", "plots"), daily([(minimal, 2), (example, 9)], 0))
+def test_both_formats_and_the_plots_are_written_and_nothing_else(tmp_path, least, made, plots):
+    written = least if made is minimal else write_report(made(), tmp_path / "out", ("html", "md"))
+    folder = written[0].parent
     assert [path.name for path in written[:2]] == ["report.html", "report.md"]
     assert len(written) == 2 + plots and all(path.read_bytes().startswith(PNG) for path in written[2:])
-    assert {path for path in (tmp_path / "out").rglob("*") if path.is_file()} == set(written)
-    linked = re.findall(r"\]\((plots/[^)]+)\)", (tmp_path / "out" / "report.md").read_text(encoding="utf-8"))
-    assert len(linked) == plots and all((tmp_path / "out" / name).is_file() for name in linked)
+    assert {path for path in folder.rglob("*") if path.is_file()} == set(written)
+    linked = re.findall(r"\]\((plots/[^)]+)\)", (folder / "report.md").read_text(encoding="utf-8"))
+    assert len(linked) == plots and all((folder / name).is_file() for name in linked)
 
 
-def test_the_same_comparison_gives_the_same_bytes(tmp_path):
-    first = write_report(minimal(), tmp_path / "a", ("html", "md"))
-    second = write_report(minimal(), tmp_path / "b", ("html", "md"))
-    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+def test_the_same_comparison_gives_the_same_bytes(tmp_path, least):
+    second = write_report(minimal(), tmp_path / "again", ("html", "md"))
+    assert [path.read_bytes() for path in least] == [path.read_bytes() for path in second]
 
 
 def test_a_file_is_rendered_again_beside_itself(tmp_path, monkeypatch):
