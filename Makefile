@@ -121,7 +121,7 @@ screenshot: $(STAMP)
 
 # A worker that crashes ends the run: if xdist replaced it, it would wait forever for the tests that the worker had.
 test: $(STAMP)
-	@$(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
+	@$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
 
 # What `make test` skips (SHARE=1/2: every other test of each file); last and one after the other, what needs the whole
 # machine.

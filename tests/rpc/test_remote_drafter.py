@@ -373,11 +373,11 @@ def test_a_full_worker_refuses_and_its_callers_decode_plainly_until_it_has_a_slo
             remote_draft(site.address, runner, pipeline=pipeline) as (generator, client),
         ):
             slot = site.engine.slots.take()
-            requests = [ids([65 + i], 10, ignore_end_of_sequence=True) for i in range(4)]
+            requests = [ids([65 + i], 40, ignore_end_of_sequence=True) for i in range(4)]
             for taken in (True, False):
                 answers = await asyncio.gather(*(answer(generator.generate, request) for request in requests))
                 for i, got in enumerate(answers):
-                    assert got.token_ids == oracle([65 + i], GREEDY, 10, past_the_end=True)
+                    assert got.token_ids == oracle([65 + i], GREEDY, 40, past_the_end=True)
                 assert (max(got.completion.stats.drafted for got in answers) == 0) == taken
                 assert client.health.up
                 if taken:

@@ -27,7 +27,9 @@ def test_rows_that_come_go_move_and_are_preempted_are_drafted_for_and_their_sess
     process: ServerProcess, form: Form
 ) -> None:
     with contextlib.closing(drafter(process.wait_ready(), form=form)) as asked:
-        engine, chance = Engine(asked, rows=6, pause=0.004), random.Random(1)
+        # How many drafts come in time is up to the machine, if none is waited for.
+        pause, least = (0.004, 0.3) if form is Form.WAITING else (0.02, 0.02)
+        engine, chance = Engine(asked, rows=6, pause=pause), random.Random(1)
         wanted = [engine.add(prompt, 30) for prompt in prompts(24)]
         cancelled = preempted = 0
         while engine.waiting or engine.batch:
@@ -41,9 +43,6 @@ def test_rows_that_come_go_move_and_are_preempted_are_drafted_for_and_their_sess
                 engine.preempt(at)
                 preempted += 1
         assert cancelled >= 3 and preempted > 5
-        least = (
-            0.3 if form is Form.WAITING else 0.02
-        )  # how many come in time is up to the machine, if none is waited for
         assert engine.accepted > least * sum(len(row.output) for row in wanted)
         for row in wanted:
             assert row.output == oracle(row.tokens[: row.prompt], GREEDY, len(row.output), past_the_end=True)
