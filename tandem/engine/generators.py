@@ -10,7 +10,7 @@ from tandem.engine.draft_models import model_drafter, tolerance
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
 from tandem.engine.generator import Generator
 from tandem.engine.loading import Loaded, UnfusedPair
-from tandem.engine.local_run import LocalRunVerifier
+from tandem.engine.local_run import LocalRunVerifier, LookupRounds
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.sequences import LocalVerifier
 from tandem.runners.capabilities import No, Trait
@@ -215,13 +215,18 @@ def fused_generator(
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
         mine = drafts_for(request, draft)
         check_drafts(request, drafts_of(mine, choice))
+        stops = None if request.stop_strings else stop_tokens(request, info)
         alone = request.drafts in (Drafts.NONE, Drafts.LOOKUP)  # the draft model's part of the prompt is not computed
         if pair is not None and mine is not None and (not alone or isinstance(mine.engine.can.copied_drafts, No)):
             lookup = choice.lookup(mine.lookup_policy) if request.drafts is Drafts.AUTO else None
-            stops = None if request.stop_strings else stop_tokens(request, info)
             return FusedRounds(pair, request.of_models, lookup, stats, stops)
+        verifier = LocalVerifier(target.engine, request.of_models, stats)
+        if (mine is None or not request.models_draft) and not request.drafts_sample:
+            fixed, most = fixed_length(request, info), info.max_speculation_length
+            k, longest = most if fixed is None else fixed, info.max_sequence_length
+            return LookupRounds(verifier, target.lookup_policy, k, longest, stops)
         drafter = make_drafter(mine, request.of_models, info.vocab_size, choice, None, tolerance(health, stats))
-        return DraftThenVerify(LocalVerifier(target.engine, request.of_models, stats), drafter)
+        return DraftThenVerify(verifier, drafter)
 
     fallback = None
     if unfused is not None:

@@ -1,4 +1,4 @@
-"""Implements speculation's RunVerifier on a local target: it steps on while drafts come from elsewhere."""
+"""Runs of a local target: one implements speculation's RunVerifier, for drafts from elsewhere; one drafts for itself."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from collections.abc import Collection, Sequence
 
 from tandem.engine.run_ahead import run_steps
 from tandem.engine.sequences import LocalVerifier
+from tandem.speculation.length import FixedLength
 from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
 from tandem.speculation.never_waiting import OnStep, RunStep
 from tandem.speculation.pipeline import OutOfStep
 from tandem.speculation.run_on import MAX_UNREAD, RunMessage, RunOn
+from tandem.speculation.types import Draft, Proposer, Verdict
 
 
 class LocalRunVerifier:
@@ -70,3 +72,40 @@ class LocalRunVerifier:
         if stepping:
             stepping.cancel()
             await asyncio.gather(stepping, return_exceptions=True)
+
+
+class LookupRounds:
+    """Rounds of a target beside which nothing drafts: it verifies copies from the text, where they are expected to pay.
+
+    A copy has at most `most` tokens, and the text at most `longest`. `stops` are the tokens that end it, if only they
+    or its length end it, so that the device may go on by itself.
+    """
+
+    drafter = None
+
+    def __init__(
+        self, verifier: LocalVerifier, policy: LookupPolicy, most: int, longest: int, stops: Collection[int] | None
+    ) -> None:
+        self._verifier, self._lookup, self._most, self._longest = verifier, PolicedLookup(policy), most, longest
+        self._stops, self.lengths = stops, FixedLength(most)
+        self._run = RunOn(())
+
+    async def open(self, prompt: Sequence[int]) -> None:
+        await self._verifier.open(prompt)
+        if self._most:
+            await self._lookup.open(prompt)
+        end = self._verifier.request.most_tokens(len(prompt)) or self._longest
+        self._run = RunOn(prompt, self._stops or (), end, lookup=self._lookup)
+        self._run.hear(RunMessage(len(prompt), prompt[-1], (), end, 0, self._most))
+        if self._stops is not None:
+            self._verifier.goes_on(run_steps(self._run))
+
+    async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
+        """Runs the run's next step, of which `k` says nothing."""
+        draft = self._run.next_draft() or ()
+        verdict = await self._verifier.verify(tokens, draft)
+        self._run.commit(verdict.token_ids, len(draft), verdict.compute_seconds)
+        return Draft(draft, proposed_by=(Proposer.NGRAM,) * len(draft)), verdict
+
+    async def close(self) -> None:
+        await self._verifier.close()
