@@ -1,4 +1,4 @@
-"""Runs of a local target: one implements speculation's RunVerifier, for drafts from elsewhere; one drafts for itself."""
+"""Runs of a local target: speculation's RunVerifier, for drafts from elsewhere, and rounds that nothing drafts for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LocalRunVerifier:
     window = MAX_UNREAD
 
     def __init__(self, verifier: LocalVerifier, policy: LookupPolicy, stops: Collection[int] = ()) -> None:
-        self._verifier, self._lookup, self._stops = verifier, PolicedLookup(policy), stops
+        self._verifier, self._lookup, self._stops = verifier, PolicedLookup(policy, True), stops
         self._tokens: list[int] = []
         self._run: RunOn | None = None
         self._news = asyncio.Event()
@@ -49,7 +49,7 @@ class LocalRunVerifier:
                     await self._news.wait()
                 verdict = await self._verifier.verify(self._tokens, draft)
                 self._tokens += verdict.token_ids
-                run.commit(verdict.token_ids, len(draft), verdict.compute_seconds)
+                run.commit(verdict.token_ids, len(draft), verdict.compute_seconds, verdict.rows)
                 on_step(RunStep(verdict, len(draft), copied=run.copied))
         except Exception as error:
             on_step(error)
@@ -74,37 +74,36 @@ class LocalRunVerifier:
             await asyncio.gather(stepping, return_exceptions=True)
 
 
-class LookupRounds:
-    """Rounds of a target beside which nothing drafts: it verifies copies from the text, where they are expected to pay.
+class UndraftedRounds:
+    """Rounds of a target beside which nothing drafts: plain ones, or with a `lookup` copies where these are to pay.
 
-    A copy has at most `most` tokens, and the text at most `longest`. `stops` are the tokens that end it, if only they
-    or its length end it, so that the device may go on by itself.
+    A copy has at most `most` tokens. `stops` are the tokens that end the text, if only they or its length end it: then
+    the device goes on by itself.
     """
 
     drafter = None
 
     def __init__(
-        self, verifier: LocalVerifier, policy: LookupPolicy, most: int, longest: int, stops: Collection[int] | None
+        self, verifier: LocalVerifier, stops: Collection[int] | None, most: int = 0, lookup: PolicedLookup | None = None
     ) -> None:
-        self._verifier, self._lookup, self._most, self._longest = verifier, PolicedLookup(policy), most, longest
-        self._stops, self.lengths = stops, FixedLength(most)
-        self._run = RunOn(())
+        self._verifier, self._stops, self._most, self._lookup = verifier, stops, most, lookup
+        self.lengths, self._run = FixedLength(most), RunOn(())
 
     async def open(self, prompt: Sequence[int]) -> None:
         await self._verifier.open(prompt)
-        if self._most:
+        if self._lookup and self._most:
             await self._lookup.open(prompt)
-        end = self._verifier.request.most_tokens(len(prompt)) or self._longest
+        end = self._verifier.most_tokens(len(prompt))
         self._run = RunOn(prompt, self._stops or (), end, lookup=self._lookup)
         self._run.hear(RunMessage(len(prompt), prompt[-1], (), end, 0, self._most))
         if self._stops is not None:
             self._verifier.goes_on(run_steps(self._run))
 
     async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
-        """Runs the run's next step, of which `k` says nothing."""
+        """Returns the run's next step; `k` is not used."""
         draft = self._run.next_draft() or ()
         verdict = await self._verifier.verify(tokens, draft)
-        self._run.commit(verdict.token_ids, len(draft), verdict.compute_seconds)
+        self._run.commit(verdict.token_ids, len(draft), verdict.compute_seconds, verdict.rows)
         return Draft(draft, proposed_by=(Proposer.NGRAM,) * len(draft)), verdict
 
     async def close(self) -> None:
