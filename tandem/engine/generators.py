@@ -223,8 +223,7 @@ def fused_generator(
             return FusedRounds(pair, request.of_models, lookup, stats, stops)
         verifier = LocalVerifier(target.engine, request.of_models, stats)
         if mine is None and not request.drafts_sample:
-            fixed = fixed_length(request, info)
-            most = info.max_speculation_length if fixed is None else fixed
+            most = info.max_speculation_length if (k := fixed_length(request, info)) is None else k
             return UndraftedRounds(verifier, stops, most, PolicedLookup(target.lookup_policy, True))
         drafter = make_drafter(mine, request.of_models, info.vocab_size, choice, None, tolerance(health, stats))
         return DraftThenVerify(verifier, drafter)

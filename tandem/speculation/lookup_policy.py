@@ -44,6 +44,9 @@ SCORED = 5
 """Tokens of a copy that are scored where the lookup was not used."""
 MOST_COPIED = 32
 """Most tokens of a copy whose length is chosen by what steps take."""
+ASSUMED = tuple(1 + GROWING_SHARE * drafted for drafted in range(MOST_COPIED + 1))
+TRIED_AGAIN = 64
+"""Plain steps in a row after which ASSUMED counts until the next copy: a late step may have ended copies by itself."""
 
 
 class LookupPolicy:
@@ -52,23 +55,21 @@ class LookupPolicy:
     def __init__(self) -> None:
         self.counts = {source: AcceptanceCounts(PROCESS_FADING) for source in PRIOR}
         self._steps = StepTimes(GROWING_SHARE)  # of medians: a late step would end copies for the steps after it
-        self.times = tuple(1 + GROWING_SHARE * drafted for drafted in range(MOST_COPIED + 1))
+        self.times = ASSUMED
         """The times of steps that verify 0 to MOST_COPIED draft tokens, in any unit.
 
         A new tuple replaces it, so other threads may read it."""
         self.company = 0.0
         """Other rows of a step, taken to commit a token each: a copy makes them wait."""
+        self.measured, self._plain = False, 0  # whether any step was recorded; how many plain ones in a row
 
     def stepped(self, drafted: int, seconds: float, rows: int = 1) -> None:
         """Records how long a step of the target took in which one of `rows` verified so many draft tokens."""
+        self.measured, self._plain = True, 0 if drafted else self._plain + 1
         self.company += (1 - FADING_COMPANY) * (rows - 1 - self.company)
         self._steps.note(rows, drafted + 1, seconds)
-        self.times = self._steps.table(1 + round(self.company), MOST_COPIED, 1)
-
-    @property
-    def measured(self) -> bool:
-        """Whether any step was recorded."""
-        return self._steps.steps > 0
+        known = self._steps.table(1 + round(self.company), MOST_COPIED, 1)
+        self.times = known if self._plain < TRIED_AGAIN else ASSUMED
 
     def rates(self, source: int, most: int) -> list[float]:
         """Returns the conditional acceptance of the first `most` positions of a draft."""
