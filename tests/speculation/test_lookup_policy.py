@@ -25,6 +25,7 @@ from tandem.speculation.lookup_policy import (
     PolicedLookup,
 )
 from tandem.speculation.loop import DraftThenVerify
+from tandem.speculation.step_times import REFRESH
 from tandem.speculation.types import Draft, Proposer, SamplingParams, Verdict
 
 GREEDY = SamplingParams()
@@ -292,7 +293,7 @@ def test_one_late_step_does_not_end_copies_for_good() -> None:
     text = list(range(50)) * 3
     asyncio.run(lookup.open(text))
     copies = list[int]()
-    for _ in range(20):
+    for _ in range(6 * REFRESH - 1):
         policy.stepped(0, 0.010)
     for at in range(200):
         copies.append(len(lookup.copy_alone(text, 4)))
