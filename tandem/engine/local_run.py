@@ -75,7 +75,7 @@ class LocalRunVerifier:
 
 
 class UndraftedRounds:
-    """Rounds of a target beside which nothing drafts: plain ones, or with a `lookup` copies where these are to pay.
+    """Rounds of a target beside which nothing drafts: plain ones, and with a `lookup` copies where they pay.
 
     A copy has at most `most` tokens. `stops` are the tokens that end the text, if only they or its length end it: then
     the device goes on by itself.
