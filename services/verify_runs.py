@@ -193,7 +193,7 @@ class VerifyRuns:
             async def step(draft: tuple[int, ...]) -> pb.VerifyResponse:
                 return await self._step(session, run, draft)
 
-            lookup = PolicedLookup(self._policy)
+            lookup = PolicedLookup(self._policy, True)
             await lookup.open(session.tokens)
             run_on = RunOn(session.tokens, request.stop_token_ids, lookup=lookup)
             together = STEPS_TOGETHER if request.takes_several and session.request.features is None else 1
@@ -212,7 +212,7 @@ class VerifyRuns:
             reply = await committed(session, draft)
             reply.drafted, reply.copied, reply.messages_read = len(draft), copied, run.run.messages
             reply.server_seconds = time.perf_counter() - run.heard
-            run.run.commit(tuple(reply.token_ids), len(draft), reply.compute_seconds)
+            run.run.commit(tuple(reply.token_ids), len(draft), reply.compute_seconds, reply.step_rows)
             return reply
 
     def _check_first(self, session: VerifySession, request: pb.VerifyRequest) -> RunMessage:

@@ -120,6 +120,7 @@ class Generator:
         stats.placement = chosen.placement
         lengths = chosen._lengths(request)
         rounds = chosen.make_rounds(request, stats)
+        lengths = getattr(rounds, "lengths", lengths)  # of rounds that choose by themselves
         async with contextlib.aclosing(speculate(prompt, lengths, rounds, stopping, stats)) as chunks:
             async for chunk in chunks:
                 yield chunk

@@ -10,7 +10,7 @@ from tandem.engine.draft_models import model_drafter, tolerance
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
 from tandem.engine.generator import Generator
 from tandem.engine.loading import Loaded, UnfusedPair
-from tandem.engine.local_run import LocalRunVerifier
+from tandem.engine.local_run import LocalRunVerifier, UndraftedRounds
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.sequences import LocalVerifier
 from tandem.runners.capabilities import No, Trait
@@ -21,6 +21,7 @@ from tandem.speculation.features import FeatureInbox
 from tandem.speculation.hybrid import HybridDrafter
 from tandem.speculation.length import FIRST
 from tandem.speculation.lookahead import LookaheadPolicy, RunMeasurements
+from tandem.speculation.lookup_policy import PolicedLookup
 from tandem.speculation.loop import DraftThenVerify, Rounds
 from tandem.speculation.model_info import Rehearsal
 from tandem.speculation.never_waiting import DraftsElsewhere, NeverWaitingRounds
@@ -77,8 +78,7 @@ def plain_generator(loaded: Loaded) -> Generator:
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
         check_drafts(request, ())
         verifier = LocalVerifier(loaded.engine, replace(request.of_models, rule=Rule.AGREEMENT), stats)
-        verifier.stops = None if request.stop_strings else stop_tokens(request, info)
-        return DraftThenVerify(verifier)
+        return UndraftedRounds(verifier, None if request.stop_strings else stop_tokens(request, info))
 
     info = target_info(loaded, 0)
     return Generator(info, loaded.tokenizer, rounds, speculates=False)
@@ -216,13 +216,18 @@ def fused_generator(
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
         mine = drafts_for(request, draft)
         check_drafts(request, drafts_of(mine, choice))
-        alone = request.drafts in (Drafts.NONE, Drafts.LOOKUP)  # the draft model's part of the prompt is not computed
-        if pair is not None and mine is not None and (not alone or isinstance(mine.engine.can.copied_drafts, No)):
+        if mine and not request.models_draft and not isinstance(mine.engine.can.copied_drafts, No):
+            mine = None  # its part of the prompt is not computed
+        stops = None if request.stop_strings else stop_tokens(request, info)
+        if pair and mine:
             lookup = choice.lookup(mine.lookup_policy) if request.drafts is Drafts.AUTO else None
-            stops = None if request.stop_strings else stop_tokens(request, info)
             return FusedRounds(pair, request.of_models, lookup, stats, stops)
+        verifier = LocalVerifier(target.engine, request.of_models, stats)
+        if mine is None and not request.drafts_sample:
+            most = info.max_speculation_length if (k := fixed_length(request, info)) is None else k
+            return UndraftedRounds(verifier, stops, most, PolicedLookup(target.lookup_policy, True))
         drafter = make_drafter(mine, request.of_models, info.vocab_size, choice, None, tolerance(health, stats))
-        return DraftThenVerify(LocalVerifier(target.engine, request.of_models, stats), drafter)
+        return DraftThenVerify(verifier, drafter)
 
     fallback = None
     if unfused is not None:

@@ -1,4 +1,4 @@
-"""Implements speculation's RunVerifier on a local target: it steps on while drafts come from elsewhere."""
+"""Runs of a local target: speculation's RunVerifier, for drafts from elsewhere, and rounds that nothing drafts for."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from collections.abc import Collection, Sequence
 
 from tandem.engine.run_ahead import run_steps
 from tandem.engine.sequences import LocalVerifier
+from tandem.speculation.length import FixedLength
 from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
 from tandem.speculation.never_waiting import OnStep, RunStep
 from tandem.speculation.pipeline import OutOfStep
 from tandem.speculation.run_on import MAX_UNREAD, RunMessage, RunOn
+from tandem.speculation.types import Draft, Proposer, Verdict
 
 
 class LocalRunVerifier:
@@ -19,7 +21,7 @@ class LocalRunVerifier:
     window = MAX_UNREAD
 
     def __init__(self, verifier: LocalVerifier, policy: LookupPolicy, stops: Collection[int] = ()) -> None:
-        self._verifier, self._lookup, self._stops = verifier, PolicedLookup(policy), stops
+        self._verifier, self._lookup, self._stops = verifier, PolicedLookup(policy, True), stops
         self._tokens: list[int] = []
         self._run: RunOn | None = None
         self._news = asyncio.Event()
@@ -47,7 +49,7 @@ class LocalRunVerifier:
                     await self._news.wait()
                 verdict = await self._verifier.verify(self._tokens, draft)
                 self._tokens += verdict.token_ids
-                run.commit(verdict.token_ids, len(draft), verdict.compute_seconds)
+                run.commit(verdict.token_ids, len(draft), verdict.compute_seconds, verdict.rows)
                 on_step(RunStep(verdict, len(draft), copied=run.copied))
         except Exception as error:
             on_step(error)
@@ -70,3 +72,39 @@ class LocalRunVerifier:
         if stepping:
             stepping.cancel()
             await asyncio.gather(stepping, return_exceptions=True)
+
+
+class UndraftedRounds:
+    """Rounds of a target beside which nothing drafts: plain ones, and with a `lookup` copies where they pay.
+
+    A copy has at most `most` tokens. `stops` are the tokens that end the text, if only they or its length end it: then
+    the device goes on by itself.
+    """
+
+    drafter = None
+
+    def __init__(
+        self, verifier: LocalVerifier, stops: Collection[int] | None, most: int = 0, lookup: PolicedLookup | None = None
+    ) -> None:
+        self._verifier, self._stops, self._most, self._lookup = verifier, stops, most, lookup
+        self.lengths, self._run = FixedLength(most), RunOn(())
+
+    async def open(self, prompt: Sequence[int]) -> None:
+        await self._verifier.open(prompt)
+        if self._lookup and self._most:
+            await self._lookup.open(prompt)
+        end = self._verifier.most_tokens(len(prompt))
+        self._run = RunOn(prompt, self._stops or (), end, lookup=self._lookup)
+        self._run.hear(RunMessage(len(prompt), prompt[-1], (), end, 0, self._most))
+        if self._stops is not None:
+            self._verifier.goes_on(run_steps(self._run))
+
+    async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
+        """Returns the run's next step; `k` is not used."""
+        draft = self._run.next_draft() or ()
+        verdict = await self._verifier.verify(tokens, draft)
+        self._run.commit(verdict.token_ids, len(draft), verdict.compute_seconds, verdict.rows)
+        return Draft(draft, proposed_by=(Proposer.NGRAM,) * len(draft)), verdict
+
+    async def close(self) -> None:
+        await self._verifier.close()

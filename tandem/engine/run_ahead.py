@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,20 +102,6 @@ def following(rows: Sequence[Waiting], results: Sequence[Any], loop: asyncio.Abs
     for ahead, new in found:
         ahead.foresee(new)
     return [new for _, new in found]
-
-
-def plain_steps(stops: Collection[int], end: int) -> Follow:
-    """Returns what follows plain steps, up to a token of `stops` or until there are `end` tokens."""
-
-    def follow(row: VerifyRow, result: object) -> VerifyRow | None:
-        if not isinstance(result, Verdict) or row.draft or row.processor or result.token_ids[-1] in stops:
-            return None
-        position = row.position + 1
-        if position + 1 >= end:
-            return None
-        return VerifyRow(row.slot, position, result.token_ids[-1], (), row.request, (), None, row.adapter)
-
-    return follow
 
 
 def run_steps(run: RunOn) -> Follow:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Coroutine, Hashable, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tandem.engine.batcher import Step, TimedResult
 from tandem.engine.engine import Engine
-from tandem.engine.run_ahead import Follow, RunAhead, plain_steps
+from tandem.engine.run_ahead import Follow, RunAhead
 from tandem.engine.shared_steps import Prompt
 from tandem.runners.feature_rows import FeatureRow
 from tandem.runners.pages import PAGE
@@ -245,9 +245,6 @@ class TargetSequence(KVSequence):
 class LocalVerifier:
     """A local target for one request; `open` waits for a slot if all are taken. `stats` gets what was cached."""
 
-    stops: Collection[int] | None = None
-    """The tokens that end its text, if all steps are plain and only they or its length end it: it may step on alone."""
-
     def __init__(self, engine: Engine, request: Request, stats: SpeculationStats | None = None) -> None:
         self._engine, self._request = engine, request
         self._stats = stats if stats is not None else SpeculationStats()
@@ -259,9 +256,10 @@ class LocalVerifier:
             self._sequence = await TargetSequence.admitted(self._engine, self._request, len(prompt))
             self._sequence.processing = await self._engine.processing(self._request, len(prompt))
             self._stats.cached_prompt_tokens = await self._sequence.fill(prompt[:-1])
-            if self.stops is not None:
-                most = self._engine.runner.limits.max_length
-                self.goes_on(plain_steps(self.stops, self._request.most_tokens(len(prompt)) or most))
+
+    def most_tokens(self, prompt_length: int) -> int:
+        """Returns how many tokens a sequence may have that begins with such a prompt."""
+        return self._request.most_tokens(prompt_length) or self._engine.runner.limits.max_length
 
     def goes_on(self, follow: Follow | None, at_once: Callable[[], bool] = lambda: False) -> None:
         """Calls KVSequence.goes_on, unless the sequence is closed."""

@@ -67,7 +67,7 @@ class DraftStore:
     def advance(self, token_ids: Sequence[int]) -> None:
         """Follows newly committed tokens; drafts that they contradict are dropped."""
         self.committed += token_ids
-        for token in token_ids:
+        for token in token_ids if self._nodes else ():
             self._root = self._root.after.get(token) or _Node()
         self._nodes = _size(self._root)
 

@@ -43,12 +43,13 @@ class NgramDrafter:
     """Prompt lookup (Saxena 2023): proposes what followed the longest earlier occurrence of the last tokens.
 
     The latest of several occurrences is used. A copy that reaches the end of the tokens continues with itself, so text
-    that repeats with any period is continued.
+    that repeats with any period is continued. `only_grows`: tokens are never taken back, and so not compared again.
     """
 
-    def __init__(self, longest: int = 5, shortest: int = 1) -> None:
+    def __init__(self, longest: int = 5, shortest: int = 1, only_grows: bool = False) -> None:
         if not 1 <= shortest <= longest:
             raise ValueError(f"n-gram sizes: need 1 <= shortest <= longest, not {shortest} and {longest}")
+        self._only_grows = only_grows
         self._sizes = range(longest, shortest - 1, -1)
         self._follower: dict[tuple[int, ...], int] = {}
         self._indexed: list[int] = []
@@ -71,7 +72,11 @@ class NgramDrafter:
 
     def has(self, tokens: Sequence[int]) -> bool:
         """Returns whether the indexed tokens begin with `tokens`."""
-        return common(self._indexed, tokens) == len(tokens)
+        return self._known(tokens) == len(tokens)
+
+    def _known(self, tokens: Sequence[int]) -> int:
+        known = min(len(self._indexed), len(tokens))
+        return known if self._only_grows else common(self._indexed, tokens)
 
     def match_at(self, tokens: Sequence[int], at: int, k: int) -> tuple[int, tuple[int, ...]]:
         """Like `match`, for tokens[:at], where more than `at` of `tokens` are indexed already."""
@@ -91,13 +96,13 @@ class NgramDrafter:
 
     def note(self, tokens: Sequence[int]) -> None:
         """Indexes `tokens`: stores for every n-gram the position of the token that last followed it."""
-        start = common(self._indexed, tokens)
+        start = self._known(tokens)
         self._roll_back(start)
         for at in range(start, len(tokens)):
             before = tuple(tokens[max(0, at - self._sizes[0]) : at])
-            grams = [(before[-n:], self._follower.get(before[-n:])) for n in self._sizes if n <= at]
-            self._entries.append(grams)
-            self._follower.update((gram, at) for gram, _ in grams)
+            grams = [before[-n:] for n in self._sizes if n <= at]
+            self._entries.append([(gram, self._follower.get(gram)) for gram in grams])
+            self._follower.update(dict.fromkeys(grams, at))
         self._indexed += tokens[start:]
 
     def _roll_back(self, length: int) -> None:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from tandem.speculation.acceptance_rates import AcceptanceCounts
 from tandem.speculation.common_prefix import common
 from tandem.speculation.drafters import NgramDrafter
-from tandem.speculation.round_statistics import ANY_ROWS
+from tandem.speculation.round_statistics import FADING_COMPANY
 from tandem.speculation.step_times import StepTimes
 from tandem.speculation.types import Draft, Proposer
 
@@ -44,6 +44,9 @@ SCORED = 5
 """Tokens of a copy that are scored where the lookup was not used."""
 MOST_COPIED = 32
 """Most tokens of a copy whose length is chosen by what steps take."""
+ASSUMED = tuple(1 + GROWING_SHARE * drafted for drafted in range(MOST_COPIED + 1))
+TRIED_AGAIN = 64
+"""Plain steps in a row after which ASSUMED counts until the next copy: a late step may have ended copies by itself."""
 
 
 class LookupPolicy:
@@ -52,20 +55,21 @@ class LookupPolicy:
     def __init__(self) -> None:
         self.counts = {source: AcceptanceCounts(PROCESS_FADING) for source in PRIOR}
         self._steps = StepTimes(GROWING_SHARE)  # of medians: a late step would end copies for the steps after it
-        self.times = tuple(1 + GROWING_SHARE * drafted for drafted in range(MOST_COPIED + 1))
+        self.times = ASSUMED
         """The times of steps that verify 0 to MOST_COPIED draft tokens, in any unit.
 
         A new tuple replaces it, so other threads may read it."""
+        self.company = 0.0
+        """Other rows of a step, taken to commit a token each: a copy makes them wait."""
+        self.measured, self._plain = False, 0  # whether any step was recorded; how many plain ones in a row
 
-    def stepped(self, drafted: int, seconds: float) -> None:
-        """Records how long a step of the target took that verified so many draft tokens."""
-        self._steps.note(ANY_ROWS, drafted + 1, seconds)
-        self.times = self._steps.table(ANY_ROWS, MOST_COPIED, 1)
-
-    @property
-    def measured(self) -> bool:
-        """Whether any step was recorded."""
-        return self._steps.steps > 0
+    def stepped(self, drafted: int, seconds: float, rows: int = 1) -> None:
+        """Records how long a step of the target took in which one of `rows` verified so many draft tokens."""
+        self.measured, self._plain = True, 0 if drafted else self._plain + 1
+        self.company += (1 - FADING_COMPANY) * (rows - 1 - self.company)
+        self._steps.note(rows, drafted + 1, seconds)
+        known = self._steps.table(1 + round(self.company), MOST_COPIED, 1)
+        self.times = known if self._plain < TRIED_AGAIN else ASSUMED
 
     def rates(self, source: int, most: int) -> list[float]:
         """Returns the conditional acceptance of the first `most` positions of a draft."""
@@ -90,10 +94,10 @@ class PolicedLookup:
 
     by_time = True
 
-    def __init__(self, policy: LookupPolicy) -> None:
-        self._policy = policy
+    def __init__(self, policy: LookupPolicy, only_grows: bool = False) -> None:
+        self._policy, self.stepped = policy, policy.stepped
         self._counts = {source: AcceptanceCounts(REQUEST_FADING) for source in PRIOR}
-        self._lookup, self._lock = NgramDrafter(LONGEST), threading.Lock()
+        self._lookup, self._lock = NgramDrafter(LONGEST, only_grows=only_grows), threading.Lock()
         self._open: list[_Prediction] = []
         self._learned = 0
 
@@ -127,17 +131,13 @@ class PolicedLookup:
 
     def _best_length(self, size: int, most: int) -> int:
         """Returns the length, at most `most`, of a copy after a match of `size` tokens that commits most per second."""
-        times = self._policy.times
-        best, gain, accepted = 0, 1 / times[0], 0.0
+        times, others = self._policy.times, self._policy.company
+        best, gain, accepted = 0, (1 + others) / times[0], 0.0
         for length, reached in enumerate(self._reached(min(size, LONG), min(most, MOST_COPIED)), 1):
             accepted += reached
-            if (found := (1 + accepted) / times[length]) > gain:
+            if (found := (1 + others + accepted) / times[length]) > gain:
                 best, gain = length, found
         return best
-
-    def stepped(self, drafted: int, seconds: float) -> None:
-        """See LookupPolicy."""
-        self._policy.stepped(drafted, seconds)
 
     async def close(self) -> None:
         await self._lookup.close()
@@ -179,5 +179,7 @@ class PolicedLookup:
 
     def _reached(self, source: int, k: int) -> list[float]:
         """Returns how likely each token of a draft of `k` is accepted, those before it included."""
-        prior = self._policy.rates(source, k)
-        return list(itertools.accumulate(self._counts[source].rates(prior, REQUEST_TOGETHER, REQUEST_EACH)[0], mul))
+        own = self._counts[source]
+        tried = min(k, 1 + max(len(own.trials), len(self._policy.counts[source].trials)))
+        rates = own.rates(self._policy.rates(source, tried), REQUEST_TOGETHER, REQUEST_EACH)[0]
+        return list(itertools.accumulate(rates + rates[-1:] * (k - tried), mul))  # untried positions are alike

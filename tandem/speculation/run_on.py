@@ -114,8 +114,8 @@ class RunOn:
         """Returns whether the client has drafted lately, so that each step is reported to it at once."""
         return self._unfed <= FED
 
-    def commit(self, token_ids: Sequence[int], drafted: int = 0, seconds: float = 0.0) -> None:
-        """Follows a step, which verified `drafted` draft tokens in so many seconds; 0: not known."""
+    def commit(self, token_ids: Sequence[int], drafted: int = 0, seconds: float = 0.0, rows: int = 1) -> None:
+        """Follows a step of `rows` rows, which verified `drafted` draft tokens in so many seconds; 0: not known."""
         with self._lock:
             if self._unheard:
                 self._unheard -= 1
@@ -123,7 +123,7 @@ class RunOn:
                 self._advance(token_ids)
             if self._lookup and self._most_copies:
                 if seconds > 0:
-                    self._lookup.stepped(drafted, seconds)
+                    self._lookup.stepped(drafted, seconds, rows)
                 self._lookup.learn(self._store.committed)
 
     def _advance(self, token_ids: Sequence[int]) -> None:

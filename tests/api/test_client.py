@@ -357,7 +357,6 @@ def test_an_asynchronous_client_chooses_what_drafts() -> None:
     async def test() -> tuple[int, ...]:
         async with fused_site() as site, tandem.AsyncClient(site.address) as client:
             chunks = [chunk async for chunk in client.stream(PROMPT, max_new_tokens=12, drafts="none")]
-            assert all(len(chunk.token_ids) == 1 for chunk in chunks)
             return tuple(token for chunk in chunks for token in chunk.token_ids)
 
     assert run(test()) == SAID

@@ -15,14 +15,14 @@ from tandem.engine.engine import Engine
 from tandem.engine.generators import plain_generator
 from tandem.engine.loading import Loaded
 from tandem.engine.local_run import LocalRunVerifier
-from tandem.engine.run_ahead import MOST_AHEAD
+from tandem.engine.run_ahead import MOST_AHEAD, run_steps
 from tandem.engine.sequences import LocalVerifier
 from tandem.runners.toy import ToyRunner, ToyTokenizer
 from tandem.speculation.lookup_policy import LookupPolicy
 from tandem.speculation.loop import TOGETHER
 from tandem.speculation.never_waiting import RunStep
-from tandem.speculation.run_on import FED, RunMessage
-from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, Request
+from tandem.speculation.run_on import FED, RunMessage, RunOn
+from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, Request, Verdict
 from tests.planting import planted
 from tests.support import GREEDY, HANG, SAMPLED, oracle, run, toy
 
@@ -80,10 +80,24 @@ async def ahead_of(runner: Slow, began: int) -> int:
     return at - began
 
 
-def opened(device: Engine, stops: Sequence[int] = (), most: int = 60) -> LocalVerifier:
-    verifier = LocalVerifier(device, Request(GREEDY, max_new_tokens=most))
-    verifier.stops = stops
-    return verifier
+class Plain(LocalVerifier):
+    """A verifier whose device goes on with plain steps."""
+
+    async def open(self, prompt: Sequence[int]) -> None:
+        await super().open(prompt)
+        end = self.most_tokens(len(prompt))
+        self.run = RunOn(prompt, max_unread=end)
+        self.run.hear(RunMessage(len(prompt), prompt[-1], (), end, 0))
+        self.goes_on(run_steps(self.run))
+
+    async def verify(self, tokens: Sequence[int], draft: Sequence[int], *rest: Any) -> Verdict:
+        verdict = await super().verify(tokens, draft, *rest)
+        self.run.commit(verdict.token_ids)
+        return verdict
+
+
+def opened(device: Engine, most: int = 60) -> LocalVerifier:
+    return Plain(device, Request(GREEDY, max_new_tokens=most))
 
 
 def test_the_device_goes_on_by_itself_up_to_a_bound() -> None:
@@ -352,15 +366,15 @@ def test_drafts_that_come_while_the_device_goes_on_are_verified_and_tokens_are_e
             test_the_device_goes_on_by_itself_up_to_a_bound,
         ),
         (
-            "run_ahead:plain_steps",
-            " or result.token_ids[-1] in stops",
-            "",
+            "local_run:UndraftedRounds.open",
+            "self._stops or ()",
+            "()",
             test_no_step_runs_past_a_stop_token_or_the_length,
         ),
         (
-            "run_ahead:plain_steps",
-            "position + 1 >= end",
-            "position >= end",
+            "local_run:UndraftedRounds.open",
+            "(), end, 0",
+            "(), end + 1, 0",
             test_no_step_runs_past_a_stop_token_or_the_length,
         ),
         (

@@ -406,7 +406,7 @@ def test_methods_that_are_not_served_say_so(method: str) -> None:
 
 def test_lookup_speculates_here_too_and_changes_no_token() -> None:
     async def test() -> None:
-        async with engine_site(kind=ForgetfulRunner) as site:
+        async with engine_site(ToyConfig(step_seconds=0.002), kind=ForgetfulRunner) as site:  # where copies pay
             answer = await one(site, asking(60, temperature=0.0, ignore_eos=True))
             assert answer.tokens == oracle(PROMPT, SamplingParams(), 60, past_the_end=True, memory=1)
             assert answer.end.spec_accepted_tokens > 0

@@ -53,7 +53,7 @@ def _config(**choice: Any) -> Any:
 
 
 def _fused(kind: str, head: bool = False, draft: bool = True) -> AbstractAsyncContextManager[Generate]:
-    target = toy()
+    target = toy(ToyConfig(step_seconds=0.002))  # a longer step takes no longer, so that copies are worth a trial
     drafts = (
         (ToyHead(target.limits, ToyConfig(miss=0.3), target) if head else toy(ToyConfig(miss=0.3))) if draft else None
     )

