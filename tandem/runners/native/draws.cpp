@@ -148,8 +148,9 @@ private:
         for (const bool exact : {false, true}) {
             if (exact) mass = mass_of_all(), error = 0;
             for (const double others : {128.0, 2048.0, double(count_)}) {
-                cut_below(log_of((1 - by_.top_p) * mass / others), false);
-                if (cut(mass - error, mass + error)) return;
+                const double lowest = log_of((1 - by_.top_p) * mass / others);
+                cut_below(lowest, false);
+                if (cut(lowest, mass - error, mass + error)) return;
             }
         }
         rank(count_);
@@ -160,43 +161,42 @@ private:
     void cut_ranked(double total) {
         double mass = 0;
         size_t size = 0;
-        weigh_candidates(0, int(candidates_.size()), [&](int i, double weight) {
+        weigh_candidates([&](int i, double weight) {
             mass += weight;
             if (!size && mass / total >= by_.top_p) size = size_t(i) + 1;
         });
         if (size) candidates_.resize(size);
     }
 
-    // The same of candidates that are the likeliest of all, in any order, where the total is between `least` and `most`, and
-    // sums differ by the order of their additions. Returns false where that does not decide, or they are not enough.
-    bool cut(double least, double most) {
+    // The same of candidates that are all those with scores from `lowest` on, in any order, where the total is between `least`
+    // and `most`, and sums differ by the order of their additions: by ranges of scores, and in the range where it is reached, one
+    // by one. Returns false where that does not decide, or they are not enough.
+    bool cut(double lowest, double least, double most) {
+        constexpr int RANGES = 256;
+        if (!(lowest < 0)) return false;
         const double slack = 1 + count_ * 0x1p-50, enough = by_.top_p * most * slack, little = by_.top_p * least / slack;
-        int begin = 0, end = int(candidates_.size());
-        double before = 0;
-        const auto first = candidates_.begin();
-        while (end - begin > 16) {
-            const int middle = begin + (end - begin) / 2;
-            double mass = before;
-            std::nth_element(first + begin, first + middle, first + end);
-            weigh_candidates(begin, middle, [&](int, double weight) { mass += weight; });
-            if (mass >= enough) end = middle;
-            else if (mass < little) begin = middle, before = mass;
-            else return false;
-        }
-        std::sort(first + begin, first + end);
-        for (; begin < end && before < little; begin++) before += exp_of(candidates_[begin].score);
+        const auto range = [&](const Candidate& one) { return std::min(RANGES - 1, int(one.score / lowest * RANGES)); };
+        double sums[RANGES] = {}, before = 0;
+        weigh_candidates([&](int i, double weight) { sums[range(candidates_[i])] += weight; });
+        int last = 0;
+        while (last < RANGES && before + sums[last] < little) before += sums[last++];
+        const auto own = std::partition(candidates_.begin(), candidates_.end(), [&](const Candidate& one) { return range(one) < last; });
+        const auto end = std::partition(own, candidates_.end(), [&](const Candidate& one) { return range(one) == last; });
+        std::sort(own, end);
+        auto next = own;
+        while (next < end && before < little) before += exp_of(next++->score);
         if (!(before >= enough)) return false;
-        candidates_.resize(begin);
+        candidates_.erase(next, candidates_.end());
         return true;
     }
 
     double mass_of_candidates() const {
         double sums[SUMS] = {};
-        weigh_candidates(0, int(candidates_.size()), [&](int i, double weight) { sums[i % SUMS] += weight; });
+        weigh_candidates([&](int i, double weight) { sums[i % SUMS] += weight; });
         return in_order(sums);
     }
-    template <class Each> void weigh_candidates(int begin, int end, Each each) const {
-        weigh(begin, end, [&](int i) { return candidates_[i].score; }, each);
+    template <class Each> void weigh_candidates(Each each) const {
+        weigh(0, int(candidates_.size()), [&](int i) { return candidates_[i].score; }, each);
     }
 
     // Leaves the candidates, or of all tokens those, whose scores are at least `least`.
@@ -263,9 +263,10 @@ private:
                     int64_t found = 0;
                     for (int i = 0; i < DOUBLES; i++) found |= any[i];
                     if (!found) continue;
+                    int at[STRIP], count = 0;
+                    for (int i = 0; i < STRIP; i++) at[count] = i, count += words[i] >= Rare::LEAST;
                     const std::lock_guard lock(adding);
-                    for (int i = 0; i < STRIP; i++)
-                        if (const uint64_t word = words[i % 4 * BLOCKS + i / 4]; word >= Rare::LEAST) kept.noise.push_back({s * STRIP + i, gumbel(word)});
+                    for (int i = 0; i < count; i++) kept.noise.push_back({s * STRIP + at[i] % BLOCKS * 4 + at[i] / BLOCKS, gumbel(words[at[i]])});
                 }
         }, threads());
         kept.seed = by_.seed, kept.position = position_, kept.tokens = by_.tokens;
@@ -280,8 +281,8 @@ private:
 }  // namespace
 
 int32_t draw(Pool& pool, const float* logits, int outputs, const int32_t* only, const Sampling& by, int ahead) {
-    bool apart = false;
-    for (int i = 0; only && i < outputs; i++) apart |= only[i] < 0 || only[i] >= by.tokens || (i && only[i] <= only[i - 1]);
+    bool apart = only && (only[0] < 0 || only[outputs - 1] >= by.tokens);
+    for (int i = 1; only && i < outputs; i++) apart |= only[i] <= only[i - 1];
     if (!apart) return Draw(pool, logits, outputs, only, by, ahead).token();
     std::vector<float>& wide = kept().wide;
     wide.assign(by.tokens, -INFINITY);
