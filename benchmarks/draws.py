@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from ctypes import byref, c_float
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -37,8 +38,10 @@ from tandem.runners.native.steps import Threads
 from tandem.runners.protocol import FusedResult, FusedRow, ProposeRow
 from tandem.speculation.types import Request, SamplingParams
 
+AGAIN = "temperature, again"
 KINDS = {
     "temperature": SamplingParams(temperature=0.8, seed=7),
+    AGAIN: SamplingParams(temperature=0.8, seed=7),
     "top_p": SamplingParams(temperature=0.8, top_p=0.9, seed=7),
     "top_p 0.99": SamplingParams(temperature=1.0, top_p=0.99, seed=7),
     "top_k": SamplingParams(temperature=0.8, top_k=50, seed=7),
@@ -46,6 +49,8 @@ KINDS = {
     "min_p": SamplingParams(temperature=0.8, min_p=0.05, seed=7),
 }
 IN_ROUNDS = ("greedy", "temperature", "top_p", "top_k")
+KEPT = 64
+"""Positions whose noise the library keeps: a seed that is so much higher takes their places."""
 GREEDY, CHUNK, PREFIX, TEXT = "greedy", 64, 64, 128
 """A round's name without sampling; the tokens of a prefill step, before the first round, and of the text."""
 
@@ -85,24 +90,34 @@ def clock(threads: int) -> Callable[[], float]:
     return time.thread_time if threads == 1 else time.perf_counter
 
 
-def draws_of(library: object, threads: int, logits: np.ndarray) -> dict[str, Callable[[], float]]:
+def forget(pool: Threads, by: SamplingParams, first: int, count: int) -> None:
+    """Makes the library forget the noise of `count` positions, as if they had not been drawn."""
+    logits, token = np.zeros(64, dtype=np.float32), zeros(1)
+    for position in range(first, first + count):
+        other = Sampling(1.0, 1.0, 0.0, by.seed + KEPT, position, 0, len(logits))
+        pool.library.tandem_draw(pool.handle, pointer(logits, c_float), len(logits), None, byref(other), token)
+
+
+def draws_of(library: Any, threads: int, logits: np.ndarray) -> dict[str, Callable[[], float]]:
     """What draws once from all rows of logits, by kind; returns the ns of a draw."""
     pool, token, rows = Threads(library, threads), zeros(1), [pointer(row, c_float) for row in logits]
     outputs, now = logits.shape[1], clock(threads)
 
-    def one(by: SamplingParams) -> Callable[[], float]:
+    def one(kind: str, by: SamplingParams) -> Callable[[], float]:
         asked = [Sampling(by.temperature, by.top_p, by.min_p, by.seed, i, by.top_k, outputs) for i in range(len(rows))]
         calls = [(row, byref(how)) for row, how in zip(rows, asked, strict=True)]
 
         def run() -> float:
-            draw, handle, began = pool.library.tandem_draw, pool.handle, now()
+            if kind != AGAIN:
+                forget(pool, by, 0, len(calls))
+            draw, handle, began = library.tandem_draw, pool.handle, now()
             for row, how in calls:
                 draw(handle, row, outputs, None, how, token)
             return 1e9 * (now() - began) / len(calls)
 
         return run
 
-    return {kind: one(by) for kind, by in KINDS.items()}
+    return {kind: one(kind, by) for kind, by in KINDS.items()}
 
 
 def rounds_of(
@@ -118,6 +133,7 @@ def rounds_of(
         def run() -> list[float]:
             taken = []
             for row in rows:
+                forget(target.model.threads, by, row.position, k + 2)
                 began = now()
                 (result,) = step([FusedRow(row)])
                 taken.append(1000 * (now() - began))
