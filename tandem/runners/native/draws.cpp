@@ -92,11 +92,11 @@ private:
 
 double gumbel(uint64_t word) { return -log_of(-log_of((double(int64_t(word >> 12)) + 0.5) * 0x1p-52)); }
 
-// The noise of a position's words from LEAST on, which one token in 256 has; that of others is at most MOST. It decides nearly
+// The noise of a position's words from LEAST on, which one token in 1024 has; that of others is less than MOST. It decides nearly
 // all that is not likely, and a target draws where its draft has drawn: that of the latest positions is kept.
 struct Rare {
-    static constexpr uint64_t LEAST = 0xFFull << 56;
-    static constexpr double MOST = 5.55;
+    static constexpr uint64_t LEAST = 0x3FFull << 54;
+    static constexpr double MOST = 6.94;
     uint64_t seed = 0, position = 0;
     int32_t tokens = 0;
     std::vector<std::pair<int32_t, double>> noise;
@@ -249,7 +249,7 @@ private:
         if (kept.seed == by_.seed && kept.position == position_ && kept.tokens == by_.tokens) return kept;
         kept.tokens = 0;
         kept.noise.clear();
-        kept.noise.reserve(by_.tokens / 64 + 64);  // four times what comes
+        kept.noise.reserve(by_.tokens / 256 + 64);  // four times what comes
         std::atomic<int> next{0};
         std::mutex adding;
         const int strips = (by_.tokens + STRIP - 1) / STRIP;
