@@ -24,7 +24,7 @@ from tandem.runners.native.steps import Threads
 from tandem.runners.protocol import RowFailed, VerifyRow
 from tandem.runners.protocol import verify_row as verify_here
 from tandem.speculation.draws import BadLogits, draw
-from tandem.speculation.elementary import exp, log
+from tandem.speculation.elementary import exp, log, total
 from tandem.speculation.types import Rule, SamplingParams, Verdict
 from tests.daily import daily
 from tests.rows import fused_row, propose_row, verify_row
@@ -105,6 +105,39 @@ def test_draws_of_a_models_size_are_those_of_the_definition_at_every_seed(
         logits = (chance.normal(0, 3, 49152) + 12 * (chance.random(49152) < 1e-4)).astype(np.float32)
         seeded = SamplingParams(by.temperature, by.top_k, by.top_p, by.min_p, int(chance.integers(2**63)))
         assert drawn(pools[position % 3], logits, seeded, position) == expected(logits, seeded, position)
+
+
+def test_a_nucleus_whose_mass_is_exactly_top_p_or_just_not_ends_where_the_definition_ends_it(
+    pools: list[Threads],
+) -> None:
+    chance, ends = np.random.default_rng(8), set()
+    for trial in range(60):
+        logits = np.round(chance.normal(0, 1, int(chance.choice([2, 3, 5, 300]))) * 4).astype(np.float32) / 4
+        scores = np.sort(logits.astype(np.float64) - logits.max())[::-1]
+        mass = np.cumsum(exp(scores)) / total(exp(logits.astype(np.float64) - logits.max()))
+        at = float(mass[int(chance.integers(0, min(4, len(mass) - 1)))])
+        for position in range(40):
+            found = []
+            for top_p in (np.nextafter(at, 0), at, np.nextafter(at, 1)):
+                by = SamplingParams(1.0, top_p=float(top_p), seed=trial)
+                found.append(drawn(pools[trial % 3], logits, by, position))
+                assert found[-1] == expected(logits, by, position), by
+            ends.add(len(set(found)))
+    assert ends == {1, 2}  # the last token of a nucleus was drawn, and left out of one that is smaller by it
+
+
+def test_a_position_that_is_drawn_again_from_other_logits_has_its_own_noise(pools: list[Threads]) -> None:
+    chance, by = np.random.default_rng(6), SamplingParams(temperature=1.0, seed=2**63 + 5)
+    for _ in range(3):
+        for position in (*range(4), *range(64, 68)):  # some take the place of others in what is kept
+            for vocabulary in (5000, 7000):
+                logits = chance.normal(0, 2, vocabulary).astype(np.float32)
+                only = np.sort(chance.permutation(vocabulary)[:3000])
+                wide = np.full(vocabulary, -np.inf, dtype=np.float32)
+                wide[only] = logits[only]
+                assert drawn(pools[1], logits, by, position) == expected(logits, by, position)
+                narrow = (*only.tolist(), vocabulary)
+                assert drawn(pools[1], logits[only], by, position, narrow) == expected(wide, by, position)
 
 
 def test_a_head_of_few_tokens_draws_as_if_the_others_could_not_be_drawn(pools: list[Threads]) -> None:
