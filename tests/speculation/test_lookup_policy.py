@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tandem.speculation.acceptance_rates import AcceptanceCounts
 from tandem.speculation.drafters import NgramDrafter, teach
 from tandem.speculation.hybrid import HybridDrafter
 from tandem.speculation.lookup_policy import (
@@ -310,15 +311,18 @@ def test_of_a_text_that_only_grows_the_same_is_copied() -> None:
         assert grows.has(text[: end - 1]) and not grows.has([*text[:end], 0])
 
 
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=30), st.integers(1, 32))
-def test_how_likely_tokens_are_right_does_not_depend_on_how_many_are_worked_out(
-    seen: list[tuple[int, int]], k: int
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=30), st.integers(1, 32), st.floats(0, 0.5))
+def test_a_copy_has_the_length_that_commits_most_per_second_of_all(
+    seen: list[tuple[int, int]], most: int, longer: float
 ) -> None:
-    policy = LookupPolicy()
-    lookup = PolicedLookup(policy)
+    policy, text = LookupPolicy(), list(range(50)) * 3
     for drafted, right in seen:
         policy.counts[LONG].note(drafted, right)
-        lookup._counts[LONG].note(max(0, drafted - 2), right)
-    prior = policy.rates(LONG, k)
-    whole = lookup._counts[LONG].rates(prior, REQUEST_TOGETHER, REQUEST_EACH)[0]
-    assert lookup._reached(LONG, k) == list(itertools.accumulate(whole, operator.mul))
+    for drafted in (0, 8, 16) * 8:
+        policy.stepped(drafted, 0.010 * (1 + longer * drafted))
+    lookup = PolicedLookup(policy)
+    asyncio.run(lookup.open(text))
+    rates = AcceptanceCounts(1.0).rates(policy.rates(LONG, most), REQUEST_TOGETHER, REQUEST_EACH)[0]
+    tokens = [1 + accepted for accepted in itertools.accumulate(itertools.accumulate(rates, operator.mul), initial=0.0)]
+    best = max(range(most + 1), key=lambda n: (tokens[n] / policy.times[n], -n))
+    assert len(lookup.copy_alone(text, most)) == best
