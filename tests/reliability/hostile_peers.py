@@ -84,7 +84,8 @@ def _of_list(one: FieldDescriptor) -> _Found:
     yield (), "one more", lambda message: _repeat(one, message, 1)
     yield (), f"{MANY} more", lambda message: _repeat(one, message, MANY)
     if one.type == FieldDescriptor.TYPE_MESSAGE:
-        for path, how, apply in _of_message(one.message_type):
+        inside = one.message_type is one.containing_type  # changes of those are the same, without end
+        for path, how, apply in () if inside else _of_message(one.message_type):
             yield path, f"{how}, in each", lambda message, apply=apply: [apply(each) for each in getattr(message, name)]
         return
     for how, value in _values(one):

@@ -67,7 +67,7 @@ def test_a_caller_who_reads_slowly_keeps_the_target_within_its_window() -> None:
                 if len(tokens) < LONG - 2 * MAX_UNREAD and len(ahead) < len(tokens) // 60:
                     ahead.append(await paused(site) - len(tokens))
             step = 6  # tokens, of which one is on its way to the caller
-            assert len(ahead) >= 4 and MAX_UNREAD // 2 < max(ahead) <= MAX_UNREAD + step, ahead
+            assert len(ahead) >= 2 and MAX_UNREAD // 2 < max(ahead) <= MAX_UNREAD + step, ahead
             assert tokens == list(oracle(PROMPT, ids(PROMPT).sampling, LONG, past_the_end=True))
 
     run(test())

@@ -167,7 +167,7 @@ def test_a_draft_model_of_the_distributed_loop_that_fails_leaves_it_plain(
 ) -> None:
     async def test() -> None:
         async with (
-            target_site() as site,
+            target_site(toy(ToyConfig(step_seconds=0.002))) as site,  # else steps outrun the draft model
             distributed(site.address, f"salt=0,fails={fails}", pipeline=pipeline) as (generator, _),
         ):
             for sampling in (GREEDY, SAMPLED):

@@ -187,7 +187,7 @@ def test_counters_of_a_draft_worker_and_its_target_agree(tmp_path: Path) -> None
         ):
             return await completions(drafting.generate, asked()), await completions(plain.generate, asked(9))
 
-    with server_process(tmp_path, "--role", "target", "--metrics_port", "0") as target:
+    with server_process(tmp_path, "--role", "target", "--model", "step=0.005", "--metrics_port", "0") as target:
         address = target.wait_ready()
         host, port = address.split(":")
         arguments = ("--role", "draft_worker", "--target_host", host, "--target_port", port, "--metrics_port", "0")
