@@ -79,13 +79,14 @@ def _of_list(one: FieldDescriptor) -> _Found:
     if one.type == FieldDescriptor.TYPE_MESSAGE and one.message_type.GetOptions().map_entry:
         yield (), "another entry", lambda message: getattr(message, name).update({"x" * 500: 2**32 - 1})
         return
-    yield (), "empty", lambda message: message.ClearField(name)
-    yield (), "one less", lambda message: getattr(message, name).__delitem__(slice(-1, None))
+    inside = one.message_type is one.containing_type  # messages that follow: without them it is silent, which is no lie
+    if not inside:
+        yield (), "empty", lambda message: message.ClearField(name)
+        yield (), "one less", lambda message: getattr(message, name).__delitem__(slice(-1, None))
     yield (), "one more", lambda message: _repeat(one, message, 1)
     yield (), f"{MANY} more", lambda message: _repeat(one, message, MANY)
     if one.type == FieldDescriptor.TYPE_MESSAGE:
-        inside = one.message_type is one.containing_type  # changes of those are the same, without end
-        for path, how, apply in () if inside else _of_message(one.message_type):
+        for path, how, apply in () if inside else _of_message(one.message_type):  # else without end
             yield path, f"{how}, in each", lambda message, apply=apply: [apply(each) for each in getattr(message, name)]
         return
     for how, value in _values(one):

@@ -80,12 +80,12 @@ class Hanging(TargetVerifierServicer, health_pb2_grpc.HealthServicer):
     async def VerifyStream(self, requests: Any, context: Any) -> AsyncIterator[Any]:
         async with contextlib.aclosing(self._inner.VerifyStream(requests, context)) as replies:
             async for reply in replies:
-                self._count()
+                self._count(1 + len(reply.next_steps))
                 await self._may_hang("VerifyStream")
                 yield reply
 
-    def _count(self) -> None:
-        self.rounds += 1
+    def _count(self, steps: int = 1) -> None:
+        self.rounds += steps
         if self.hangs_after is not None and self.rounds > self.hangs_after:
             self.hangs_after = None
             self.hang(self.silent)
