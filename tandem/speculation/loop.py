@@ -111,7 +111,7 @@ async def speculate(
     tokens, learn = list(prompt), getattr(rounds.drafter, "learn", lambda tokens: None)  # once for all rounds
     plan = getattr(rounds, "plan", lambda length: None)
     under_way: _Round | None = None
-    held, since = Chunk(), 0.0
+    held, since = Chunk(), -1.0  # the first tokens are not held
     try:
         started = time.perf_counter()
         await rounds.open(tokens)

@@ -178,7 +178,8 @@ def test_a_session_that_expires_between_rounds_is_opened_again(pipeline: Pipelin
 
     async def test() -> None:
         async with (
-            target_site(lease_seconds=0.05) as site,
+            # Chunks hold what comes in 1/60 s: not 30 tokens.
+            target_site(toy(ToyConfig(step_seconds=0.002)), lease_seconds=0.05) as site,
             distributed(site.address, "miss=0.3", pipeline=pipeline) as (generator, _),
         ):
             seen: list[int] = []
