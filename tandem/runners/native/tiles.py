@@ -11,7 +11,7 @@ log = logging.getLogger("tandem.engine")
 
 
 class TileState(enum.IntEnum):
-    """TileState of tiles.h."""
+    """What becomes of AMX tiles in this process: TileState of tiles.h."""
 
     NONE = 0
     USED = 1
