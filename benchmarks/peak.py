@@ -12,7 +12,7 @@ from tandem.runners.native.build import find_compiler
 from tandem.runners.native.library import ModelShape
 
 FEWEST_BY_TILES = 9
-"""Tokens from which on AVX-512 VNNI needs two passes, and tiles are used where there are any."""
+"""The fewest tokens for which AMX tiles are used: those that take AVX-512 VNNI two passes."""
 
 
 @dataclass(frozen=True)

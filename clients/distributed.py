@@ -91,7 +91,7 @@ def _rounds(
         chunk = max(1, info.max_speculation_length)
         copies = request.drafts in (Drafts.AUTO, Drafts.LOOKUP) and drafting.choice.looks_up
         running = NeverWaitingRounds(stepping, drafter, reach, stats, total, chunk, new, copies=copies)
-        choice = ModeChoice(reach, MAX_IN_FLIGHT)
+        choice = ModeChoice(reach, MAX_IN_FLIGHT, pipeline)
 
         async def opens(prompt: Sequence[int]) -> bool:
             if begins := runs(None):
@@ -103,12 +103,9 @@ def _rounds(
             return begins and session.max_unread > 0
 
         def runs(now: bool | None) -> bool:
-            if not session.max_unread:
-                return False
-            return pipeline is Pipeline.NEVER_WAITING or choice.runs(now, session.opening_rtt)
+            return session.max_unread > 0 and choice.runs(now, session.opening_rtt)
 
-        took = choice.took if pipeline is Pipeline.AUTO else None
-        return ChosenRounds(opens, runs, took, pipelined, running, reach)
+        return ChosenRounds(opens, runs, choice.took, pipelined, running, reach)
 
     return rounds
 

@@ -84,7 +84,7 @@ class Run(Duplex[pb.VerifyRequest, pb.VerifyResponse]):
                 self.ready()
 
     def _next_reply(self) -> pb.VerifyResponse | None:
-        """Returns the oldest step with those after it: a message costs more than a step in it (see TOGETHER)."""
+        """Returns a reply with the steps that wait, as many as it may hold: a message costs more than a step in it."""
         reply = self._waiting.popleft() if self._waiting else None
         while reply and self._waiting and len(reply.next_steps) < self._together - 1:
             reply.next_steps.append(self._waiting.popleft())
@@ -193,7 +193,7 @@ class VerifyRuns:
             async def step(draft: tuple[int, ...]) -> pb.VerifyResponse:
                 return await self._step(session, run, draft)
 
-            lookup = PolicedLookup(self._policy, True)
+            lookup = PolicedLookup(self._policy, only_grows=True)
             await lookup.open(session.tokens)
             run_on = RunOn(session.tokens, request.stop_token_ids, lookup=lookup)
             together = STEPS_TOGETHER if request.takes_several and session.request.features is None else 1

@@ -123,13 +123,8 @@ def drafted_generator(
             copies=request.drafts in (Drafts.AUTO, Drafts.LOOKUP) and Drafts.LOOKUP in drafts_named(name),
         )
 
-        choice = ModeChoice(reach, most_in_flight=1)
-
-        def runs(now: bool | None) -> bool:
-            return pipeline is Pipeline.NEVER_WAITING or choice.runs(now)
-
-        took = choice.took if pipeline is Pipeline.AUTO else None
-        return ChosenRounds(verifier.open, runs, took, waiting, running, reach, measures_steps=True)
+        choice = ModeChoice(reach, 1, pipeline)
+        return ChosenRounds(verifier.open, choice.runs, choice.took, waiting, running, reach, measures_steps=True)
 
     return Generator(info, target.tokenizer, rounds, statistics=statistics)
 
@@ -225,7 +220,7 @@ def fused_generator(
         verifier = LocalVerifier(target.engine, request.of_models, stats)
         if mine is None and not request.drafts_sample:
             most = info.max_speculation_length if (k := fixed_length(request, info)) is None else k
-            return UndraftedRounds(verifier, stops, most, PolicedLookup(target.lookup_policy, True))
+            return UndraftedRounds(verifier, stops, most, PolicedLookup(target.lookup_policy, only_grows=True))
         drafter = make_drafter(mine, request.of_models, info.vocab_size, choice, None, tolerance(health, stats))
         return DraftThenVerify(verifier, drafter)
 

@@ -21,7 +21,7 @@ class LocalRunVerifier:
     window = MAX_UNREAD
 
     def __init__(self, verifier: LocalVerifier, policy: LookupPolicy, stops: Collection[int] = ()) -> None:
-        self._verifier, self._lookup, self._stops = verifier, PolicedLookup(policy, True), stops
+        self._verifier, self._lookup, self._stops = verifier, PolicedLookup(policy, only_grows=True), stops
         self._tokens: list[int] = []
         self._run: RunOn | None = None
         self._news = asyncio.Event()

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from tandem.speculation.depth import expected_tpot
+from tandem.speculation.depth import Pipeline, expected_tpot
 from tandem.speculation.lookahead import LookaheadPolicy, RunMeasurements, cycle_of, late_steps
 from tandem.speculation.loop import Rounds
 from tandem.speculation.never_waiting_theory import MIN_STEP
@@ -109,19 +109,20 @@ def _expected(times: Times, rate: float, around: tuple[float, ...], company: flo
 class ModeChoice:
     """Chooses the way of one request, by what the requests of its process measured.
 
-    The ways that wait have at most `most_in_flight` rounds under way.
+    The ways that wait have at most `most_in_flight` rounds under way. Only with Pipeline.AUTO is there a choice.
     """
 
     reach: LookaheadPolicy
     most_in_flight: int
+    pipeline: Pipeline = Pipeline.AUTO
 
     def runs(self, running: bool | None, opening_rtt: float = 0.0) -> bool:
         """Returns whether a target that never waits is expected to serve best.
 
         `running`: whether it runs now, which is changed only for a clear gain; None: nothing was begun.
         """
-        if self.reach.most == 0:
-            return True  # plain decoding: every round trip is saved
+        if self.pipeline is Pipeline.NEVER_WAITING or self.reach.most == 0:
+            return True  # no choice; plain decoding saves every round trip
         expected = self._expected()
         if expected is None:
             return opening_rtt >= NEAR_SECONDS if running is None else running
@@ -133,7 +134,7 @@ class ModeChoice:
 
     def took(self, running: bool, tokens: int, seconds: float) -> None:
         """Records how long some rounds of a way took, and the tokens that they committed."""
-        expected = self._expected() if self.reach.most else None
+        expected = self._expected() if self.pipeline is Pipeline.AUTO and self.reach.most else None
         if expected is not None and tokens:
             waits, runs = self.reach.measured.waiting, self.reach.measured.running
             each, way = (expected.running, runs) if running else (expected.waiting, waits)
@@ -160,13 +161,13 @@ class ChosenRounds:
     """Rounds of one of two ways at the same session, chosen anew after every RECONSIDERED rounds.
 
     `opens` opens the session, and returns whether the target runs already. `runs` says which way to go: it is told
-    whether the target runs now, or None at first. `took`, if there is a choice, is told how long the rounds since took:
-    whether the target ran, the tokens, and the seconds.
+    whether the target runs now, or None at first. `took` is told how long the rounds since took: whether the target
+    ran, the tokens, and the seconds.
     """
 
     opens: Callable[[Sequence[int]], Awaitable[bool | None]]
     runs: Callable[[bool | None], bool]
-    took: Callable[[bool, int, float], None] | None
+    took: Callable[[bool, int, float], None]
     waiting: VerificationMode
     running: VerificationMode
     reach: LookaheadPolicy
@@ -207,7 +208,7 @@ class ChosenRounds:
 
     def _report(self) -> None:
         """Reports the time of the rounds since the last report, if they committed enough tokens."""
-        if self.took and self._since is not None and self._tokens >= LEAST_TIMED:
+        if self._since is not None and self._tokens >= LEAST_TIMED:
             self.took(self._chosen is self.running, self._tokens, self._until - self._since)
         self._since = None
 

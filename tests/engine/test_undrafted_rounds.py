@@ -52,10 +52,13 @@ class Lookup:
         self.device, self.chunks = Engine(self.runner, Batcher("undrafted")), 0
         self.generator = fused_generator(Loaded(self.device, ToyTokenizer()), None, most, DraftChoice("ngram"))
 
+    def generate(self, **options: Any) -> Any:
+        asked = {"token_ids": tuple(PROMPT), "max_new_tokens": COUNT, "ignore_end_of_sequence": True, **options}
+        return self.generator.generate(GenerationRequest(**asked))
+
     async def said(self, **options: Any) -> tuple[tuple[int, ...], SpeculationStats]:
         tokens = list[int]()
-        asked = {"token_ids": tuple(PROMPT), "max_new_tokens": COUNT, "ignore_end_of_sequence": True, **options}
-        async for event in self.generator.generate(GenerationRequest(**asked)):
+        async for event in self.generate(**options):
             if isinstance(event, Chunk):
                 tokens += event.token_ids
                 self.chunks += 1
@@ -63,9 +66,8 @@ class Lookup:
         return tuple(tokens), event.stats
 
     async def begun(self, count: int, **options: Any) -> tuple[Any, list[int]]:
-        """A generation, and its tokens so far: at least `count` of them."""
-        asked = {"token_ids": tuple(PROMPT), "max_new_tokens": COUNT, "ignore_end_of_sequence": True, **options}
-        events, tokens = self.generator.generate(GenerationRequest(**asked)), list[int]()
+        """Starts a generation, and returns it with its first tokens, at least `count`."""
+        events, tokens = self.generate(**options), list[int]()
         while len(tokens) < count:
             tokens += (await anext(events)).token_ids
         return events, tokens

@@ -57,7 +57,7 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def all_right(rows: Sequence[tuple[int, int, int]]) -> bool:
-    """Whether every product of two passes and more of other instructions went through tiles, and none differs."""
+    """Returns whether no product differs, and tiles made all that take other instructions two passes or more."""
     widest = {len(range(each, TOKENS)) * LENGTHS for each in (4, 6, 8)}  # tokens of a pass, by CPU
     return all(row[0] == TOKENS * LENGTHS and row[1] in widest and row[2] == 0 for row in rows)
 

@@ -31,7 +31,7 @@ _SAID = {
 
 
 def use_tiles(library: Any, use: bool = True) -> TileState:
-    """Has products of all models go through tiles from now on, where they can, or none; says what becomes of it.
+    """Switches AMX tiles on, where this process can use them, or off, for all models. Returns the new state.
 
     A library of older sources, which benchmarks time beside these, has no tiles.
     """
