@@ -24,7 +24,15 @@ from tandem.services.security.names import check_name
 from tandem.services.sessions.checkout import Checkout
 from tandem.services.sessions.session_features import features_granted, opening_features
 from tandem.services.sessions.table import Fence, SessionConflict, SessionKey, SessionTable, session_key
-from tandem.services.verify_runs import VerifyResources, VerifyRuns, VerifySession, committed, recorded
+from tandem.services.verify_runs import (
+    VerifyResources,
+    VerifyRuns,
+    VerifySession,
+    check_stops,
+    committed,
+    committed_with_steps,
+    recorded,
+)
 from tandem.speculation.run_on import MAX_UNREAD
 from tandem.speculation.types import (
     InvalidField,
@@ -157,7 +165,10 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             fence = session.fence(request.base_length, request.last_token)
             if fence is Fence.APPLY:
                 session.resources.end_run()
-                reply = await committed(session, request.draft_tokens, distributions)
+                if request.plain_steps and not request.draft_tokens:
+                    reply = await committed_with_steps(session, request)
+                else:
+                    reply = await committed(session, request.draft_tokens, distributions)
             elif fence is Fence.REPLAY:
                 reply = recorded(session)
             else:
@@ -252,6 +263,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             raise InvalidField("draft_tokens", f"{drafted} tokens are above the maximum speculation length {most}")
         check_tokens("draft_tokens", list(request.draft_tokens), self._info.vocab_size)
         check_tokens("last_token", [request.last_token], self._info.vocab_size)
+        check_stops(request, self._info.vocab_size)
         if request.base_length + drafted + 1 > session.max_total_tokens:
             raise TooLong(
                 f"base_length {request.base_length} and a round of up to {drafted + 1} tokens: "

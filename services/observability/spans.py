@@ -78,8 +78,8 @@ def _round(span: Span, request: Any, reply: Any, now: float) -> None:
 
 
 def _base_length(request: Any, reply: Any) -> int:
-    """Returns the length that a round extended. A step of a run extends what is committed, not its newest message."""
-    if reply.messages_read and reply.token_ids:
+    """Returns the length that a round extended. A step extends what is committed, not always its newest message."""
+    if reply.token_ids:
         return int(reply.committed_length - len(reply.token_ids))
     return int(request.base_length)
 

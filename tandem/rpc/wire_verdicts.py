@@ -9,6 +9,7 @@ from tandem.rpc import wire_checks as check
 from tandem.rpc.errors import TandemError
 from tandem.rpc.wire import rule_from_wire, rule_name, rule_to_wire
 from tandem.rpc.wire_features import feature_request
+from tandem.rpc.wire_runs import steps_from_wire
 from tandem.rpc.wire_sampling import logprobs_from_wire, logprobs_to_wire, sampling_from_wire, sampling_to_wire
 from tandem.speculation.features import FeatureInbox, FeatureSpec
 from tandem.speculation.never_waiting import RunStep
@@ -129,7 +130,14 @@ def answer_from_wire(
         if reply.accepted > same:
             raise InvalidField("token_ids", f"the id at {same} is not the draft's, and {reply.accepted} were accepted")
     verdict = _verdict(reply, asked.base_length, min(reply.accepted, same), bounds, seconds)
-    return Answer(verdict, reply.committed_length, network_seconds)
+    length = reply.committed_length
+    if not reply.replayed:
+        check.count("next_steps", len(reply.next_steps), asked.plain_steps)
+    for step in steps_from_wire(reply)[1:]:
+        check.count("accepted", step.accepted, 0)
+        verdict.add(_verdict(step, length, 0, bounds, seconds))
+        length += 1
+    return Answer(verdict, length, network_seconds)
 
 
 def run_step_from_wire(

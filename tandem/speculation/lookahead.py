@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from tandem.speculation.contention import Contention
 from tandem.speculation.mode_ratios import PRIOR_RUNNING, ModeRatio
-from tandem.speculation.never_waiting_theory import MIN_STEP, plain_steps
+from tandem.speculation.never_waiting_theory import HIGHEST_RATE, MIN_STEP, MOST_AHEAD, cycle_of, late_steps, run_rate
 from tandem.speculation.round_statistics import ANY_ROWS, tokens_of_step
 from tandem.speculation.step_times import MeasuredTimes, StepTimes
 from tandem.speculation.theory import expected_tokens
@@ -27,10 +27,6 @@ PROCESS_TRIALS = 6.0
 """The weight, in trials, of the acceptance of a process's other requests at the beginning of one."""
 FADING, PROCESS_FADING = 0.98, 0.999
 """Factors by which each token fades what is known of acceptance, of one request and of the process."""
-HIGHEST_RATE = 0.995
-"""The highest acceptance that formulas are given: at 1 they would be infinite."""
-MOST_AHEAD = 64
-"""The most tokens to draft beyond what is known to be committed."""
 UNLIKELY = 0.02
 """A token whose path so far is less likely than this is not drafted."""
 REFRESH = 8
@@ -200,43 +196,6 @@ class LookaheadPolicy:
         cycle = cycle_of(rate, width, late[width])
         self._tokens_per_step = cycle.tokens / cycle.steps
         return plan_for(rate, width, late[width]), rates[width] * table[0] / (1 + company), table
-
-
-def late_steps(rtt: float, draft: float, table: tuple[float, ...], width: int) -> int:
-    """Returns the steps that pass before a draft is there that reaches `width` tokens beyond those steps."""
-    step = max(table[0], MIN_STEP)
-    late = max(1, math.ceil(rtt / step))
-    for _ in range(4):  # what is drafted takes time too, in which further tokens are committed
-        late = max(1, math.ceil((rtt + min(late + width, MOST_AHEAD) * draft) / step))
-    return late
-
-
-def run_rate(acceptance: float, width: int, late: int, table: tuple[float, ...], company: float = 0.0) -> float:
-    """Returns the tokens per second of a run and of the `company` rows that share its steps, each a token a step.
-
-    `table[n]`: seconds of a step that verifies n draft tokens.
-    """
-    cycle = cycle_of(acceptance, width, late)
-    return (cycle.tokens + company * cycle.steps) / max(MIN_STEP, cycle.plain * table[0] + cycle.drafted * table[width])
-
-
-class Cycle(NamedTuple):
-    """What is expected from one wrong draft to the next: `plain` steps, then `drafted` ones, and their `tokens`."""
-
-    plain: float
-    drafted: float
-    tokens: float
-
-    @property
-    def steps(self) -> float:
-        return self.plain + self.drafted
-
-
-def cycle_of(acceptance: float, width: int, late: int) -> Cycle:
-    """Returns the cycle of a run whose drafts come `late` steps late and whose steps verify `width` tokens."""
-    rate = min(acceptance, HIGHEST_RATE)
-    plain = min(1e6, plain_steps(rate, late))
-    return Cycle(plain, 1 / (1 - rate ** (width + 1)), plain + 1 / (1 - rate))
 
 
 def plan_for(acceptance: float, width: int, late: int) -> DraftPlan:

@@ -16,13 +16,19 @@ It assumes the same acceptance at every position, and drafts that are long enoug
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from tandem.speculation.step_times import Times
 from tandem.speculation.theory import check_acceptance
 
 MIN_STEP, MOST_STEPS = 1e-9, 1e9
 """Seconds of the shortest step, since what took no measurable time took some, and steps that are as good as endless."""
+HIGHEST_RATE = 0.995
+"""The highest acceptance that formulas are given: at 1 they would be infinite."""
+MOST_AHEAD = 64
+"""The most tokens to draft beyond what is known to be committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +86,59 @@ def tpot_never_waiting(costs: RunCosts, acceptance: float, length: int, fresh: i
         return costs.step(length + 1) / (length + 1)
     drafted = 1 / (1 - acceptance ** (length + 1))
     return (plain * each + drafted * costs.step(length + 1)) / (plain + 1 / (1 - acceptance))
+
+
+def late_steps(rtt: float, draft: float, table: tuple[float, ...], width: int) -> int:
+    """Returns the steps that pass before a draft is there that reaches `width` tokens beyond those steps."""
+    step = max(table[0], MIN_STEP)
+    late = max(1, math.ceil(rtt / step))
+    for _ in range(4):  # what is drafted takes time too, in which further tokens are committed
+        late = max(1, math.ceil((rtt + min(late + width, MOST_AHEAD) * draft) / step))
+    return late
+
+
+def run_rate(acceptance: float, width: int, late: int, table: tuple[float, ...], company: float = 0.0) -> float:
+    """Returns the tokens per second of a run and of the `company` rows that share its steps, each a token a step.
+
+    `table[n]`: seconds of a step that verifies n draft tokens.
+    """
+    cycle = cycle_of(acceptance, width, late)
+    return (cycle.tokens + company * cycle.steps) / max(MIN_STEP, cycle.plain * table[0] + cycle.drafted * table[width])
+
+
+class Cycle(NamedTuple):
+    """What is expected from one wrong draft to the next: `plain` steps, then `drafted` ones, and their `tokens`."""
+
+    plain: float
+    drafted: float
+    tokens: float
+
+    @property
+    def steps(self) -> float:
+        return self.plain + self.drafted
+
+
+def cycle_of(acceptance: float, width: int, late: int) -> Cycle:
+    """Returns the cycle of a run whose drafts come `late` steps late and whose steps verify `width` tokens."""
+    rate = min(acceptance, HIGHEST_RATE)
+    plain = min(1e6, plain_steps(rate, late))
+    return Cycle(plain, 1 / (1 - rate ** (width + 1)), plain + 1 / (1 - rate))
+
+
+class Cost(NamedTuple):
+    """What a token costs: its `seconds`, and the target's steps per token, which verify `width` draft tokens."""
+
+    seconds: float
+    steps: float
+    width: int
+
+
+def running_costs(times: Times, rate: float, table: Sequence[float]) -> list[Cost]:
+    """Returns the costs of a target that never waits, by the width of its steps."""
+    costs = [Cost(table[0], 1.0, 0)]
+    for width in range(1, len(table)):
+        late = late_steps(times.rtt, times.draft, tuple(table), width)
+        cycle = cycle_of(rate, width, late)
+        seconds = (cycle.plain * table[0] + cycle.drafted * table[width]) / cycle.tokens
+        costs.append(Cost(seconds, cycle.steps / cycle.tokens, width))
+    return costs

@@ -38,19 +38,19 @@ class RoundStatistics:
         """Records a round. `steady`: the draft model had no more unprocessed tokens than usual."""
         self.rounds += 1
         drafted, step_tokens = len(draft.token_ids), tokens_of_step(verdict, len(draft.token_ids))
-        self.committed += (1 - FADING_COMMITTED) * (len(verdict.token_ids) - self.committed)
+        self.committed += (1 - FADING_COMMITTED) * (len(verdict.token_ids) / verdict.steps - self.committed)
         self.neighbours += (1 - FADING_COMPANY) * (verdict.rows - 1 - self.neighbours)
         self.other_tokens += (1 - FADING_COMPANY) * (step_tokens - drafted - 1 - self.other_tokens)
         self.drafting += (1 - FADING_COMMITTED) * (draft.compute_seconds - self.drafting)
         self.rounds_since_plain = self.rounds_since_plain + 1 if requested else 0
         by = proposer_of(draft)
         if verdict.compute_seconds > 0:
-            self.verify.note(ANY_ROWS, step_tokens, verdict.compute_seconds)
+            self.verify.note(ANY_ROWS, step_tokens, verdict.compute_seconds / verdict.steps)
         if by is Proposer.MODEL and steady:
             self.draft.note(draft.rows, drafted, draft.compute_seconds)
         if by is not Proposer.MODEL or steady:
             rest = without_queue(seconds, draft, verdict) - draft.compute_seconds - verdict.compute_seconds
-            (self.drafted if requested else self.undrafted).note(rest)
+            (self.drafted if requested else self.undrafted).note(rest / verdict.steps)
         if by is not None:
             self.accepted[by].note(drafted, verdict.accepted)
         if requested:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from tandem.speculation.depth import Pipeline, expected_tpot
-from tandem.speculation.lookahead import LookaheadPolicy, RunMeasurements, cycle_of, late_steps
+from tandem.speculation.lookahead import LookaheadPolicy, RunMeasurements
 from tandem.speculation.loop import Rounds
-from tandem.speculation.never_waiting_theory import MIN_STEP
+from tandem.speculation.never_waiting_theory import HIGHEST_RATE, MIN_STEP, Cost, running_costs
 from tandem.speculation.round_statistics import ANY_ROWS
 from tandem.speculation.step_times import Times
 from tandem.speculation.theory import expected_tokens
@@ -25,21 +25,12 @@ from tandem.speculation.types import Draft, Verdict
 
 NEAR_SECONDS = 0.005
 """Until the costs are known, a round trip below this is waited for."""
-HIGHEST_RATE = 0.99
 RECONSIDERED = 16
 """Rounds of a request after which its way is chosen anew."""
 CLEAR_GAIN = 1.1
 """How much faster another way must be expected to serve for a request to change to it: that costs a round trip."""
 LEAST_TIMED = 8
 """The fewest tokens whose rounds are reported as timed."""
-
-
-class Cost(NamedTuple):
-    """What a token costs: its `seconds`, and the target's steps per token, which verify `width` draft tokens."""
-
-    seconds: float
-    steps: float
-    width: int
 
 
 def waiting_costs(times: Times, rate: float, table: Sequence[float], most_in_flight: int) -> list[Cost]:
@@ -49,17 +40,6 @@ def waiting_costs(times: Times, rate: float, table: Sequence[float], most_in_fli
         tokens, here = expected_tokens(rate, k), Times(times.draft, table[k], times.rtt)
         for depth in range(1, most_in_flight + 1 if k else 2):
             costs.append(Cost(expected_tpot(depth, here, k, (rate,) * (k + 1)), 1 / tokens, k))
-    return costs
-
-
-def running_costs(times: Times, rate: float, table: Sequence[float]) -> list[Cost]:
-    """Returns the costs of a target that never waits, by the width of its steps."""
-    costs = [Cost(table[0], 1.0, 0)]
-    for width in range(1, len(table)):
-        late = late_steps(times.rtt, times.draft, tuple(table), width)
-        cycle = cycle_of(rate, width, late)
-        seconds = (cycle.plain * table[0] + cycle.drafted * table[width]) / cycle.tokens
-        costs.append(Cost(seconds, cycle.steps / cycle.tokens, width))
     return costs
 
 

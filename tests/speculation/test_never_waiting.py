@@ -7,8 +7,8 @@ import itertools
 
 import pytest
 
-from tandem.speculation.lookahead import MOST_AHEAD, RESTING, LookaheadPolicy, RunMeasurements, plan_for
-from tandem.speculation.never_waiting_theory import RunCosts, tpot_never_waiting
+from tandem.speculation.lookahead import RESTING, LookaheadPolicy, RunMeasurements, plan_for
+from tandem.speculation.never_waiting_theory import MOST_AHEAD, RunCosts, tpot_never_waiting
 from tandem.speculation.step_times import Times
 from tests.daily import daily
 from tests.speculation.run_simulated import Ran, RunningTarget, generate, measurements

@@ -12,6 +12,7 @@ from tandem.runners.toy import ToyConfig
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.lookahead import LookaheadPolicy, RunMeasurements
 from tandem.speculation.mode_ratios import PRIOR_RUNNING, ModeRatio
+from tandem.speculation.never_waiting_theory import running_costs
 from tandem.speculation.step_times import Times
 from tandem.speculation.types import Draft, Verdict
 from tandem.speculation.verification_mode import (
@@ -19,7 +20,6 @@ from tandem.speculation.verification_mode import (
     ChosenRounds,
     ModeChoice,
     expectation,
-    running_costs,
     waiting_costs,
 )
 from tests.speculation.run_simulated import measurements
