@@ -238,18 +238,17 @@ def test_steps_that_nobody_asked_for_or_that_do_not_follow_break_the_contract(
 
 
 def test_a_target_that_knows_no_plain_steps_is_used_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked(monkeypatch)
+
+    def forget(request: Any, vocab_size: int) -> None:
+        request.ClearField("plain_steps")
+
+    monkeypatch.setattr("tandem.services.target_verifier.check_stops", forget)
+
     async def test() -> None:
         async with target_site() as site, distributed(site.address, k=0) as (generator, _):
-            verifier = site.verifier
-            assert verifier is not None
-            check = verifier._check_draft
-
-            def older(session: Any, request: Any) -> None:
-                request.ClearField("plain_steps")
-                check(session, request)
-
-            monkeypatch.setattr(verifier, "_check_draft", older)
             answered = await answer(generator.generate, ids(PROMPT, 20))
             assert answered.token_ids == oracle(PROMPT, GREEDY, 20)
+            assert len(asked.steps) == 20 and max(asked.steps) > 0
 
     run(test())
