@@ -76,13 +76,6 @@ class FusedRounds:
         if self.drafter:
             await self.drafter.open(prompt)
         self._stats.cached_prompt_tokens = await self._target.fill(prompt[:-1])
-        if self._pair.health.up:
-            try:
-                await self._draft.fill(prompt[:-2])
-            except Unreadable:
-                pass  # rounds find it unreadable too
-            except (DeviceLost, RowFailed) as error:
-                self._pair.health.failed(error)
         if self._stops is not None and processing is None:
             end = request.most_tokens(len(prompt)) or pair.target.runner.limits.max_length
             self.ahead = RoundsAhead(self._target, self._draft, self.drafter, pair.health, self._stops, end)
