@@ -287,6 +287,7 @@ SAME_ROWS = lambda: test_the_device_makes_the_rows_that_the_loop_would_ask_for(G
 
 
 @pytest.mark.usefixtures("read_at_once")
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("old", "new", "caught"),
     [

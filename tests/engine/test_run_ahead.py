@@ -355,6 +355,7 @@ def test_drafts_that_come_while_the_device_goes_on_are_verified_and_tokens_are_e
     run(test())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("where", "old", "new", "caught"),
     [

@@ -141,6 +141,7 @@ def test_a_request_for_no_drafts_beside_a_model_neither_copies_nor_computes_the_
     run(test())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("where", "old", "new", "caught"),
     [

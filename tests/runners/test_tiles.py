@@ -62,18 +62,21 @@ def all_right(rows: Sequence[tuple[int, int, int]]) -> bool:
     return all(row[0] == TOKENS * LENGTHS and row[1] in widest and row[2] == 0 for row in rows)
 
 
+@pytest.mark.thorough
 def test_tiles_give_the_bits_of_other_instructions_in_every_format(emulated: Path) -> None:
     state, rows = compared(emulated)
     assert state == TileState.USED
     assert all_right(rows), rows
 
 
+@pytest.mark.thorough
 def test_a_mistake_in_the_tiles_is_found_at_start_and_leaves_them_out(emulated: Path) -> None:
     state, rows = compared(emulated, PLANTED_MISTAKE="1")
     assert state == TileState.WRONG
     assert [row[1:] for row in rows] == [(0, 0)] * len(FORMATS)
 
 
+@pytest.mark.thorough
 def test_where_the_system_refuses_tiles_products_go_without(emulated: Path) -> None:
     state, rows = compared(emulated, TILES_ARE_REFUSED="1")
     assert state == TileState.REFUSED
@@ -98,6 +101,7 @@ def test_the_instructions_themselves_give_the_same_bits(tmp_path: Path) -> None:
     assert all_right(rows) or state == TileState.REFUSED, rows
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="needs a compiler for x86-64")
 @needs_compiler
 def test_libraries_that_are_compiled_ahead_have_the_instructions_where_cpus_may_have_them(tmp_path: Path) -> None:
