@@ -7,7 +7,8 @@ N = (1 - a^s) / ((1 - a) a^s) steps of a token each. From then on every step ver
 missed: 1 / (1 - a^(k+1)) steps, which commit 1 / (1 - a) tokens. The formula is the ratio of the two sums.
 
 If the target copies from the text where no draft has arrived, those steps commit E tokens each, in the time t_E of such
-a step: s = ceil((R + T_d) / t_E) of them pass, s E tokens are to be the drafter's choice, and the N steps are N / E.
+a step: s = (R + T_d) / t_E of them pass, at least one, s E tokens are to be the drafter's choice, and the N steps are
+N / E. On average no whole number of them passes: they verify copies of any length, and so take any time around t_E.
 
 It assumes the same acceptance at every position, and drafts that are long enough. Tests compare it with a simulation
 (benchmarks/run_simulation.py). Times are in seconds.
@@ -56,10 +57,10 @@ class RunCosts:
         return self.copies or Undrafted(self.step(1), 1.0)
 
 
-def steps_late(costs: RunCosts, fresh: float) -> int:
+def steps_late(costs: RunCosts, fresh: float) -> float:
     """Returns s, the steps that the target makes while `fresh` draft tokens are made and travel; at least 1."""
-    steps = (costs.rtt + fresh * costs.draft) / max(costs.undrafted.seconds, MIN_STEP) - 1e-9
-    return max(1, math.ceil(min(steps, MOST_STEPS)))
+    steps = min((costs.rtt + fresh * costs.draft) / max(costs.undrafted.seconds, MIN_STEP) - 1e-9, MOST_STEPS)
+    return max(1.0, steps if costs.copies else math.ceil(steps))
 
 
 def plain_steps(acceptance: float, late: float) -> float:

@@ -139,5 +139,14 @@ def test_copies_in_steps_without_a_draft_never_slow_a_run_down_and_bound_it_far_
     beside = [tpot_never_waiting(costs(rtt, copying), 0.6, 2) for rtt in (0.0, 0.05, 5.0)]
     assert all(fast < slow for fast, slow in zip(beside, plainly, strict=True))
     assert beside == sorted(beside) and beside[-1] == pytest.approx(0.0256 / 1.5)
-    as_plain = costs(0.05, Undrafted(0.0252, 1.0))
-    assert tpot_never_waiting(as_plain, 0.6, 2) == pytest.approx(plainly[1])
+    as_plain = tpot_never_waiting(costs(0.05, Undrafted(0.0252, 1.0)), 0.6, 2)  # but for parts of steps that pass
+    assert tpot_never_waiting(costs(0.05 - 0.0252, None), 0.6, 2) < as_plain < plainly[1]
+
+
+def test_of_steps_that_copy_a_part_may_pass_while_a_draft_comes_and_at_least_one_does() -> None:
+    def late(rtt: float, copies: Undrafted | None) -> float:
+        return steps_late(RunCosts(0.001, lambda tokens: 0.020, rtt, copies), 5)
+
+    copying = Undrafted(0.020, 1.5)
+    assert [late(rtt, None) for rtt in (0.0, 0.014, 0.016, 0.055)] == [1, 1, 2, 3]
+    assert [late(rtt, copying) for rtt in (0.0, 0.014, 0.016, 0.055)] == pytest.approx([1, 1, 1.05, 3])
