@@ -195,14 +195,17 @@ def test_nonsense_and_delays_change_no_token(sampling: SamplingParams) -> None:
             yield reply
 
     async def test() -> None:
+        slower, accepted = toy(ToyConfig(step_seconds=0.02)), 0  # on a busy machine too some drafts come in time
         async with worker_site(None, "miss=0.2") as site, faulty(site, disturbed) as address:
-            async with running(address, toy(SLOW)) as (generator, client):
+            async with running(address, slower) as (generator, client):
                 for _ in range(3):
-                    got = await answer(generator.generate, long(120, sampling))
-                    assert list(got.token_ids) == truth(120, sampling)
+                    got = await answer(generator.generate, long(60, sampling))
+                    assert list(got.token_ids) == truth(60, sampling)
                     stats = got.completion.stats
-                    assert stats.run_steps == stats.rounds and stats.accepted > 0
+                    assert stats.run_steps == stats.rounds
+                    accepted += stats.accepted
                     assert client.health.failures == 0
+            assert accepted > 0
             await until(lambda: idle(site))
 
     run(test())
