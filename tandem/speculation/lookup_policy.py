@@ -42,8 +42,6 @@ AT_ONCE = 512
 """Tokens of a prompt that are indexed at once: some milliseconds."""
 SCORED = 5
 """Tokens of a copy that are scored where the lookup was not used."""
-LEAST_GAIN = 0.05
-"""The tokens that a copy must be expected to gain in the time of a plain step: a wrong one costs more than its step."""
 MOST_COPIED = 32
 """Most tokens of a copy whose length is chosen by what steps take."""
 ASSUMED = tuple(1 + GROWING_SHARE * drafted for drafted in range(MOST_COPIED + 1))
@@ -134,7 +132,7 @@ class PolicedLookup:
     def _best_length(self, size: int, most: int) -> int:
         """Returns the length, at most `most`, of a copy after a match of `size` tokens that commits most per second."""
         times, others = self._policy.times, self._policy.company
-        best, gain, accepted = 0, (1 + others + LEAST_GAIN) / times[0], 0.0
+        best, gain, accepted = 0, (1 + others) / times[0], 0.0
         for length, reached in enumerate(self._reached(min(size, LONG), min(most, MOST_COPIED)), 1):
             accepted += reached
             if (found := (1 + others + accepted) / times[length]) > gain:

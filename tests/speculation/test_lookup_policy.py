@@ -17,7 +17,6 @@ from tandem.speculation.drafters import NgramDrafter, teach
 from tandem.speculation.hybrid import HybridDrafter
 from tandem.speculation.lookup_policy import (
     AT_ONCE,
-    LEAST_GAIN,
     LONG,
     MODEL,
     REQUEST_EACH,
@@ -229,7 +228,6 @@ def test_a_copy_is_as_long_as_it_gains_more_than_the_steps_that_verify_it_cost()
     assert copied_after(7, each=0.01) == copied_after(7, each=0.1) == 4
     assert copied_after(1, each=0.3) == 0, "right once in five times, for a third of a step"
     assert copied_after(1, each=0.01) > 0
-    assert (copied_after(1, each=0.17), copied_after(1, each=0.1)) == (0, 1), "2 % are too little, 9 % are not"
     assert 0 < copied_after(7, each=0.5) <= 4
     assert copied_after(3, each=0.3) < copied_after(3, each=0.05)
 
@@ -327,5 +325,4 @@ def test_a_copy_has_the_length_that_commits_most_per_second_of_all(
     rates = AcceptanceCounts(1.0).rates(policy.rates(LONG, most), REQUEST_TOGETHER, REQUEST_EACH)[0]
     tokens = [1 + accepted for accepted in itertools.accumulate(itertools.accumulate(rates, operator.mul), initial=0.0)]
     best = max(range(most + 1), key=lambda n: (tokens[n] / policy.times[n], -n))
-    gains = tokens[best] / policy.times[best] > (1 + LEAST_GAIN) / policy.times[0]
-    assert len(lookup.copy_alone(text, most)) == (best if gains else 0)
+    assert len(lookup.copy_alone(text, most)) == best
