@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Collection, Sequence
 
 from tandem.engine.batcher import DeviceLost, StepHung
@@ -154,7 +155,9 @@ class FusedRounds:
         """Returns the row for the draft model, or None if its cache cannot be filled."""
         try:
             if draft.lacks(tokens):
+                began = time.perf_counter()
                 await draft.fill(tokens[:-2])
+                self._stats.prefill_seconds += time.perf_counter() - began
             return draft.row(tokens, k)
         except Unreadable:
             attempt.succeeded()  # it is this request that the model cannot draft for

@@ -198,6 +198,28 @@ def test_generations_that_share_steps_begin_them_by_themselves_and_are_exact() -
     run(test())
 
 
+def test_the_draft_models_part_of_a_prompt_is_computed_when_it_first_drafts_and_counts_as_prefill() -> None:
+    prompt, chunks, each = tuple(range(1, 65)), 4, 0.01
+
+    async def test() -> None:
+        site = Site()
+        slow = Engine(toy(ToyConfig(step_seconds=each)), site.batcher, vital=False)
+        rounds = FusedRounds(FusedPair(site.target, slow), Request(GREEDY), None, stats := SpeculationStats())
+        await rounds.open(prompt)
+        tokens, truth = list(prompt), oracle(prompt, GREEDY, 30, past_the_end=True)
+        for k, chunks_before in ((0, 0), (3, chunks), (3, chunks)):
+            draft, verdict = await rounds.round(tokens, k)
+            tokens += verdict.token_ids
+            assert len(draft.token_ids) == verdict.accepted == k
+            assert chunks_before * each <= stats.prefill_seconds < chunks_before * each + 0.5
+            assert (stats.prefill_seconds > 0) == (chunks_before > 0)
+        assert tuple(tokens[len(prompt) :]) == truth[: len(tokens) - len(prompt)]
+        await rounds.close()
+        await site.batcher.close()
+
+    run(test())
+
+
 @pytest.mark.usefixtures("read_at_once")
 def test_a_draft_model_that_fails_is_left_to_the_loop() -> None:
     class Fails(ToyRunner):
