@@ -150,6 +150,9 @@ async def committed_with_steps(session: VerifySession, request: pb.VerifyRequest
         while (draft := run.next_draft()) is not None:
             steps.append(await committed(session, draft))
             run.commit(tuple(steps[-1].token_ids))
+    except Exception:
+        if not steps:  # else the next round meets it, and nothing is lost
+            raise
     finally:
         sequence.goes_on(None)
     reply = steps[0]

@@ -13,7 +13,7 @@ from tandem.rpc.verify_stream import RemoteVerifier
 from tandem.rpc.wire_runs import STEPS_TOGETHER
 from tandem.rpc.wire_verdicts import VerdictBounds, answer_from_wire
 from tandem.runners.toy import ToyConfig
-from tandem.services.verify_runs import MAX_STOP_TOKENS
+from tandem.services.verify_runs import MAX_STOP_TOKENS, committed
 from tandem.speculation.length import FixedLength, LengthPlan
 from tandem.speculation.pipeline import Answer
 from tandem.speculation.types import Draft, InvalidField, Request, Rule, Verdict
@@ -87,6 +87,31 @@ def test_too_many_stop_tokens_or_one_outside_the_vocabulary_are_refused_and_noth
                 assert refused.value.code().name == "INVALID_ARGUMENT"
                 assert f"stop_token_ids: {why}" in refused.value.details()
             assert said(await target.Verify(verifying(PROMPT))) == TRUTH[GREEDY][:1]
+
+    run(test())
+
+
+def test_a_step_that_fails_ends_the_others_and_what_they_committed_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = 0
+
+    async def failing(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls in (1, 4):
+            raise InvalidField("structure", "it has ended")
+        return await committed(*arguments)
+
+    monkeypatch.setattr("tandem.services.verify_runs.committed", failing)
+
+    async def test() -> None:
+        async with target_site() as site, raw_stub(site.address) as target:
+            await target.OpenSession(opening())
+            with pytest.raises(grpc.RpcError) as refused:
+                await target.Verify(verifying(PROMPT, plain_steps=5))
+            assert "structure: it has ended" in refused.value.details()
+            assert said(await target.Verify(verifying(PROMPT, plain_steps=5))) == TRUTH[GREEDY][:2]
+            reply = await target.Verify(verifying(PROMPT + TRUTH[GREEDY][:2], plain_steps=5))
+            assert said(reply) == TRUTH[GREEDY][2:8]
 
     run(test())
 
