@@ -38,8 +38,8 @@ PLAIN_AFTER = 64
 GROWTH, TRIED_FROM = 2, 5
 """A trial is at most so many times as long as what seems best, or of so many tokens: copies of 16 are tried once 8 were
 worth it. Without this, up to 16 instead of up to 5 cost 2 % in replays of 34 prompts of 64 tokens."""
-LEAST_GAIN = 1.03
-"""How much faster than plain ones rounds with drafts must be expected to be: what is expected is never quite right."""
+LEAST_GAIN = 0.03
+"""The tokens that a round with drafts must be expected to gain in a plain one's time: no expectation is quite right."""
 LONGEST_OF_MODEL = 8
 """Most tokens of a model's draft, each of which costs time; a copy is free and may be as long as drafts may be."""
 CATCHES_UP = 8
@@ -166,7 +166,7 @@ def best_plan(copies: Sequence[float], models: Sequence[float], costs: RoundCost
         if found.rate <= best.rate * (1 + 1e-9):
             break
         best = found
-    return best if best.rate > LEAST_GAIN * plain.rate else plain
+    return best if best.rate > plain.rate + LEAST_GAIN / plain.seconds else plain
 
 
 def _most_gained(tokens: Sequence[float], seconds: Sequence[float], rate: float) -> int:

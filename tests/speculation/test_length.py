@@ -145,7 +145,7 @@ def test_the_best_plan_is_the_best_of_all_pairs_of_lengths() -> None:
                 return tokens / (seconds + costs.drafted)
 
             best = max(rate(c, m) for c in range(MOST + 1) for m in range(MOST + 1))
-            assert found.rate == pytest.approx(best if best > LEAST_GAIN / costs.plain else 1 / costs.plain)
+            assert found.rate == pytest.approx(best if best > (1 + LEAST_GAIN) / costs.plain else 1 / costs.plain)
 
 
 @pytest.mark.parametrize(("verify", "k"), [(0.0119, 0), (0.0115, 1)])
