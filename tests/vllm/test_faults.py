@@ -139,6 +139,7 @@ def test_a_worker_that_lies_is_not_believed(tmp_path: Path) -> None:
     assert told > 10
 
 
+@pytest.mark.thorough
 def test_a_full_worker_costs_drafts_and_nothing_else(tmp_path: Path) -> None:
     small = worker(tmp_path, slots=1)
     with small as process, contextlib.closing(drafter(process.wait_ready(), budget_ms=1000.0)) as asked:
