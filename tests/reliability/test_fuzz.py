@@ -108,7 +108,7 @@ def fuzz_runs(count: int, servers: Servers) -> int:
     return done[0]
 
 
-@some(60, 200)
+@some(100, 200)
 def test_runs_answer_any_message_with_the_targets_tokens_or_the_name_of_a_field(servers: Servers, count: int) -> None:
     servers.answered.clear()
     assert fuzz_runs(count, servers) >= count

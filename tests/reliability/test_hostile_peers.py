@@ -305,7 +305,7 @@ DRAFTS = [
 ]
 
 
-@pytest.mark.parametrize("share", [pytest.param(1, marks=pytest.mark.thorough), 8], ids=["all", "an eighth"])
+@pytest.mark.parametrize("share", [pytest.param(1, marks=pytest.mark.thorough), 5], ids=["all", "a fifth"])
 @pytest.mark.parametrize(
     ("pipeline", "rule", "method"), daily(DRAFTS, 0, 2), ids=["waits", "waits, rejection", "never waits"]
 )
