@@ -105,14 +105,14 @@ def test_steps_are_read_together_and_none_runs_twice_or_past_the_end() -> None:
     run(test())
 
 
-@pytest.mark.parametrize(
-    ("kind", "each", "proposes"), daily([(Noting, 0.5, False), (Repeating, 0.02, True), (Repeating, 4.0, False)], 0, 1)
-)
+PAYING = [(Noting, 0.5, False), (Repeating, 0.02, True), (Repeating, 4.0, False)]
+"""A text that never repeats, and one that does; and one that does on a device that gains nothing by it."""
+
+
+@pytest.mark.parametrize(("kind", "each", "proposes"), daily(PAYING, 0, 1))
 def test_copies_that_never_pay_are_not_proposed_once_that_is_learned_and_those_that_pay_are(
     kind: type[Noting], each: float, proposes: bool
 ) -> None:
-    """A text that never repeats, and one that does; and one that does on a device that gains nothing by it."""
-
     async def test() -> None:
         site = Lookup(kind)
         site.runner.each = each
@@ -160,7 +160,10 @@ def test_a_request_for_no_drafts_beside_a_model_neither_copies_nor_computes_the_
             "engine.local_run:UndraftedRounds.round",
             "self._run.commit(verdict.token_ids, len(draft), verdict.compute_seconds, verdict.rows)",
             "self._run.commit(verdict.token_ids)",
-            test_copies_that_never_pay_are_not_proposed_once_that_is_learned_and_those_that_pay_are,
+            lambda: [
+                test_copies_that_never_pay_are_not_proposed_once_that_is_learned_and_those_that_pay_are(*each)
+                for each in PAYING
+            ],
         ),
     ],
 )
