@@ -98,6 +98,7 @@ def test_help_names_every_role_and_imports_nothing_heavy(tmp_path: Path) -> None
         assert role in done.stdout
 
 
+@pytest.mark.thorough  # daily: services/test_without_torch.py
 def test_a_client_never_imports_torch(folder: Path) -> None:
     with server_process(folder, "--role", "target") as server:
         script = (
@@ -203,6 +204,7 @@ def test_one_prompt_streams_as_it_comes_and_a_refused_one_is_exit_code_1(folder:
     assert "Traceback" not in refused.stderr
 
 
+@pytest.mark.thorough
 def test_prompts_of_a_file_run_side_by_side(folder: Path) -> None:
     """Four prompts of 20 steps of 20 ms each would take 1.6 s in turn."""
     (folder / "four.txt").write_text("one\ntwo\nthree\nfour\n")
@@ -214,6 +216,7 @@ def test_prompts_of_a_file_run_side_by_side(folder: Path) -> None:
     assert max(latencies) < 1.2
 
 
+@pytest.mark.thorough
 def test_more_prompts_than_a_server_lets_wait_all_get_their_turn(folder: Path) -> None:
     (folder / "many.txt").write_text("\n".join(f"prompt {i}" for i in range(300)))
     alone = ("--role", "verify_target", "--backend", "toy", "--prompt_text", "many.txt", "--max_new_tokens", "1")

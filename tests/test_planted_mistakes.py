@@ -388,6 +388,7 @@ def test_a_place_that_is_gone_is_no_catch() -> None:
     assert not issubclass(PlaceGone, AssertionError)
 
 
+@pytest.mark.thorough
 def test_a_mistake_that_nobody_notices_fails_its_test(tmp_path: Path) -> None:
     """Runs a copy of this file with a mistake that changes nothing and one whose place is gone."""
     text = Path(__file__).read_text(encoding="utf-8")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from itertools import product
 
 from tests.daily import covering
@@ -14,16 +16,30 @@ from tests.support import REPOSITORY
 FILES = ("tests/speculation/test_law.py", "tests/speculation/test_processing.py")
 
 
-def collected(*arguments: str) -> list[str]:
-    asked = [sys.executable, "-m", "pytest", "--collect-only", "-q", *FILES, *arguments]
-    ran = subprocess.run(asked, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+# One process collects for each line that it is given: importing all that the files import takes the longest.
+COLLECTING = """
+import json, sys, pytest
+for line in sys.stdin:
+    print("collects", flush=True)
+    if code := pytest.main(["--collect-only", "-q", *json.loads(line)]):
+        sys.exit(code)
+"""
+
+
+def collected(*asked: Sequence[str]) -> list[list[str]]:
+    """The tests that each of these arguments chooses."""
+    lines = "\n".join(json.dumps([*FILES, *arguments]) for arguments in asked)
+    command = [sys.executable, "-c", COLLECTING]
+    ran = subprocess.run(command, cwd=REPOSITORY, input=lines, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    return [line for line in ran.stdout.splitlines() if "::" in line]
+    parts = ran.stdout.split("collects\n")[1:]
+    assert len(parts) == len(asked)
+    return [[line for line in part.splitlines() if "::" in line] for part in parts]
 
 
 def test_make_test_and_two_shares_are_apart_meet_every_file_and_are_all_of_it() -> None:
-    whole, daily = collected("-m", "thorough or not thorough"), collected()
-    first, second = (collected("-m", "thorough", "--share", share) for share in ("1/2", "2/2"))
+    shares = (["-m", "thorough", "--share", share] for share in ("1/2", "2/2"))
+    whole, daily, first, second = collected(["-m", "thorough or not thorough"], [], *shares)
     assert sorted(daily + first + second) == sorted(whole) and len(set(whole)) == len(whole)
     for part in (daily, first, second):
         assert {test.split("::")[0] for test in part} == set(FILES)

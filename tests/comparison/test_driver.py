@@ -27,6 +27,7 @@ from tandem.comparison.report import reading, style, tables
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest
 from tandem.workshops.planning.host_placement import CoreGroup, HostPlacement
 from tests.comparison.fakes import MODEL, FakeError, FakeGenerator, prompt
+from tests.daily import daily
 
 # Takes main.py's place: the port tells which role it was started in.
 STAND_IN = """
@@ -152,6 +153,7 @@ def lines_of(config: ComparisonConfig, kind: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["kind"] == kind]
 
 
+@pytest.mark.thorough  # daily: the test before
 def test_speedups_are_against_width_one_where_the_target_is_wide(config: ComparisonConfig) -> None:
     assert run_comparison(config, Network(wide=True).connect) == 0
     found = written(config)
@@ -175,7 +177,7 @@ def test_divergences_are_shown_with_the_gap_of_a_second_pass_and_are_no_failure(
     assert sum(request.margins for _, request in plain.calls) == 2
 
 
-@pytest.mark.parametrize("has_template", [True, False])
+@pytest.mark.parametrize("has_template", daily([True, False], 0))
 def test_own_prompts_are_put_into_the_template_of_a_model_that_has_one(
     config: ComparisonConfig, has_template: bool
 ) -> None:

@@ -23,6 +23,11 @@ PICKED = [value for name, value in ENGINE.items() if name.endswith("Spec")]
 """The metrics that llm-d's endpoint picker reads of a server."""
 
 
+@pytest.fixture(scope="module")
+def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_secrets(tmp_path_factory.mktemp("secrets"))
+
+
 @pytest.mark.parametrize("folder", ["overlays/kserve", "overlays/kserve-distributed"])
 class TestAnInferenceService:
     def container(self, folder: str) -> dict[str, Any]:
@@ -52,10 +57,10 @@ class TestAnInferenceService:
         ranks = int(filled(asked.get("tp_degree", "1"), values_of(folder)))
         assert (devices(folder, "tandem") * CORES_PER_DEVICE == ranks) or (ranks, asked["cores"]) == (1, "0")
 
-    def test_gateways_reach_it_with_tls_alone_by_a_name_of_its_certificate(self, folder: str, tmp_path: Path) -> None:
+    def test_gateways_reach_it_with_tls_alone_by_a_name_of_its_certificate(self, folder: str, secrets: Path) -> None:
         policy = of_kind(folder, "BackendTLSPolicy")["tandem"]["spec"]
         assert [each["name"] for each in policy["targetRefs"]] == ["tandem-predictor"]
-        shown = x509.load_pem_x509_certificate((make_secrets(tmp_path) / "tls" / "tls.crt").read_bytes())
+        shown = x509.load_pem_x509_certificate((secrets / "tls" / "tls.crt").read_bytes())
         names = shown.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         assert policy["validation"]["hostname"] in names.get_values_for_type(x509.DNSName)
         through = of_kind(folder, "NetworkPolicy")["openai"]["spec"]

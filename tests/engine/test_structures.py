@@ -480,7 +480,7 @@ def test_one_that_is_killed_while_it_compiles_is_tried_again_once(structures: St
 def test_one_that_hangs_is_given_up(structures: Structures, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         await structures.check(WORDS)
-        monkeypatch.setattr(limits, "HUNG_SECONDS", 2.0)
+        monkeypatch.setattr(limits, "HUNG_SECONDS", 1.0)
         before, stopped = workers(os.getpid()), set[int]()
         compiling = asyncio.create_task(refusal(structures, PATTERNS))
         while not compiling.done():

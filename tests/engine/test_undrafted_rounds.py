@@ -16,6 +16,7 @@ from tandem.engine.model_config import DraftChoice
 from tandem.runners.toy import ToyTokenizer
 from tandem.speculation.loop import TOGETHER
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, Rule, SpeculationStats
+from tests.daily import daily
 from tests.engine.test_run_ahead import Slow
 from tests.planting import planted
 from tests.support import GREEDY, HANG, SAMPLED, ForgetfulRunner, oracle, run, toy
@@ -104,22 +105,26 @@ def test_steps_are_read_together_and_none_runs_twice_or_past_the_end() -> None:
     run(test())
 
 
-def test_copies_that_never_pay_are_not_proposed_once_that_is_learned_and_those_that_pay_are() -> None:
-    """A text that never repeats, and one that does; and one that does on a device that gains nothing by it."""
+PAYING = [(Noting, 0.5, False), (Repeating, 0.02, True), (Repeating, 4.0, False)]
+"""A text that never repeats, and one that does; and one that does on a device that gains nothing by it."""
 
+
+@pytest.mark.parametrize(("kind", "each", "proposes"), daily(PAYING, 0, 1))
+def test_copies_that_never_pay_are_not_proposed_once_that_is_learned_and_those_that_pay_are(
+    kind: type[Noting], each: float, proposes: bool
+) -> None:
     async def test() -> None:
-        for kind, each, proposes in ((Noting, 0.5, False), (Repeating, 0.02, True), (Repeating, 4.0, False)):
-            site = Lookup(kind)
-            site.runner.each = each
-            first = (await site.said())[1].drafted
-            for number in range(3):
-                await site.said(token_ids=(*PROMPT, number))
-            tokens, stats = await site.said()
-            memory = 1 if kind is Repeating else None
-            assert tokens == oracle(PROMPT, GREEDY, COUNT, past_the_end=True, memory=memory)
-            assert first > 0, "something is tried"
-            assert stats.drafted > COUNT // 2 if proposes else stats.drafted < COUNT // 4, (each, stats)
-            await site.device.batcher.close()
+        site = Lookup(kind)
+        site.runner.each = each
+        first = (await site.said())[1].drafted
+        for number in range(3):
+            await site.said(token_ids=(*PROMPT, number))
+        tokens, stats = await site.said()
+        memory = 1 if kind is Repeating else None
+        assert tokens == oracle(PROMPT, GREEDY, COUNT, past_the_end=True, memory=memory)
+        assert first > 0, "something is tried"
+        assert stats.drafted > COUNT // 2 if proposes else stats.drafted < COUNT // 4, stats
+        await site.device.batcher.close()
 
     run(test())
 
@@ -155,7 +160,10 @@ def test_a_request_for_no_drafts_beside_a_model_neither_copies_nor_computes_the_
             "engine.local_run:UndraftedRounds.round",
             "self._run.commit(verdict.token_ids, len(draft), verdict.compute_seconds, verdict.rows)",
             "self._run.commit(verdict.token_ids)",
-            test_copies_that_never_pay_are_not_proposed_once_that_is_learned_and_those_that_pay_are,
+            lambda: [
+                test_copies_that_never_pay_are_not_proposed_once_that_is_learned_and_those_that_pay_are(*each)
+                for each in PAYING
+            ],
         ),
     ],
 )

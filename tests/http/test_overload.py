@@ -101,13 +101,14 @@ def test_of_many_at_once_those_with_a_place_are_answered_and_the_others_told_to_
     run(test())
 
 
-def test_clients_that_come_again_as_they_are_told_are_all_served() -> None:
+@pytest.mark.parametrize("count", daily([30, 60], 0))
+def test_clients_that_come_again_as_they_are_told_are_all_served(count: int) -> None:
     async def test() -> None:
         async with door(slots=4, queue=16) as site:
             client = openai.AsyncOpenAI(base_url=f"{site.url}/v1", api_key=KEY, timeout=HANG)
             async with client:
-                answers = await asyncio.gather(*(client.completions.create(**SHORT) for _ in range(60)))
-            assert [each.choices[0].text for each in answers] == [SAID] * 60
+                answers = await asyncio.gather(*(client.completions.create(**SHORT) for _ in range(count)))
+            assert [each.choices[0].text for each in answers] == [SAID] * count
             await all_free(site)
 
     run(test())

@@ -117,7 +117,7 @@ def test_runs_answer_any_message_with_the_targets_tokens_or_the_name_of_a_field(
     servers.nothing_is_held()
 
 
-@some(200, 400)
+@some(120, 400)
 def test_well_formed_messages_get_a_declared_answer(servers: Servers, count: int) -> None:
     servers.answered.clear()
     assert fuzz(lambda method: messages.requests(method.request), count, servers, DECLARED) >= count
@@ -125,7 +125,7 @@ def test_well_formed_messages_get_a_declared_answer(servers: Servers, count: int
     servers.nothing_is_held()
 
 
-@some(80, 200)
+@some(50, 200)
 def test_bytes_that_are_no_message_get_an_answer(servers: Servers, count: int) -> None:
     assert fuzz(lambda method: messages.broken(method.request), count, servers, DECLARED) >= count
     servers.nothing_is_held()

@@ -427,6 +427,7 @@ def test_a_storm_of_cancellations_leaves_every_slot_free_and_the_next_output_exa
 # --- processes ---
 
 
+@pytest.mark.thorough  # daily: services/test_metrics.py, whose target asks a worker
 def test_the_roles_together_as_processes(tmp_path: Path) -> None:
     """One target speculates for its own callers, and verifies for a distributed client all the same."""
     worker = ("--role", "draft_worker", "--propose-only", "--draft", "model", "--draft_model", "miss=0.3")

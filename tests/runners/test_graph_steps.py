@@ -194,6 +194,7 @@ def test_a_greedy_fused_round_is_one_copy_each_way_and_then_one(pair: Pair, monk
     assert len(uploads) == 1 and reads == ["tolist"] * 4
 
 
+@pytest.mark.thorough  # daily: the test after
 def test_no_graph_is_made_after_warm_up() -> None:
     compiler = TorchCompiler("eager")
     model = GraphModel(module("qwen2", torch.float32, True), *CACHE)

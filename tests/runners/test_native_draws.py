@@ -107,11 +107,12 @@ def test_draws_of_a_models_size_are_those_of_the_definition_at_every_seed(
         assert drawn(pools[position % 3], logits, seeded, position) == expected(logits, seeded, position)
 
 
+@pytest.mark.parametrize("trials", daily([15, 60], 0))
 def test_a_nucleus_whose_mass_is_exactly_top_p_or_just_not_ends_where_the_definition_ends_it(
-    pools: list[Threads],
+    pools: list[Threads], trials: int
 ) -> None:
     chance, ends = np.random.default_rng(8), set()
-    for trial in range(60):
+    for trial in range(trials):
         logits = np.round(chance.normal(0, 1, int(chance.choice([2, 3, 5, 300]))) * 4).astype(np.float32) / 4
         scores = np.sort(logits.astype(np.float64) - logits.max())[::-1]
         mass = np.cumsum(exp(scores)) / total(exp(logits.astype(np.float64) - logits.max()))

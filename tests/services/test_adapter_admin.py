@@ -28,7 +28,7 @@ from tandem.v1.adapter_admin_pb2_grpc import AdapterAdminStub, add_AdapterAdminS
 from tests.engine.test_adapters import truth
 from tests.services.test_adapters import PROMPT, asking, generated
 from tests.services.test_target_verifier import opening
-from tests.support import GREEDY, Site, launch, listening, raw_stub, run, run_client, server_process, target_site
+from tests.support import GREEDY, Site, listening, raw_stub, run, run_client, run_here, server_process, target_site
 
 
 def read(choice: AdapterChoice) -> Adapter:
@@ -199,5 +199,5 @@ def test_a_server_that_cannot_have_an_adapter_says_so_in_one_line(tmp_path: Path
             "an EAGLE head has none of its own",
         ),
     ):
-        ran = launch(tmp_path, "--role", "target", "--backend", "toy", "--port", "0", *flags)
+        ran = run_here(tmp_path, "--role", "target", "--backend", "toy", "--port", "0", *flags)
         assert ran.returncode == 2 and said in ran.stderr and ran.stderr.count("\n") < 6, ran.stderr

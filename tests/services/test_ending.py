@@ -152,7 +152,8 @@ def test_a_draft_worker_whose_draft_hangs_finishes_what_runs_and_ends(tmp_path: 
             assert "did not return within" in server.log.read_text()
 
 
-@pytest.mark.parametrize("seconds", daily(["auto", "0"], 0))
+@pytest.mark.thorough
+@pytest.mark.parametrize("seconds", ["auto", "0"])
 def test_sigterm_ends_a_process_whose_step_hangs_though_nobody_has_seen_it(tmp_path: Path, seconds: str) -> None:
     async def ask(address: str, gate: Path, pid: int) -> None:
         async with raw_stub(address) as target:
@@ -170,6 +171,7 @@ def test_sigterm_ends_a_process_whose_step_hangs_though_nobody_has_seen_it(tmp_p
         assert "forced exit: it" in log and "device-target_0 in wait_while (hanging.py:" in log
 
 
+@pytest.mark.thorough
 def test_sigterm_ends_a_process_whose_model_never_loads(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     gate.write_text("load")
@@ -217,6 +219,7 @@ def test_sigterm_ends_a_process_whose_replies_nobody_reads(tmp_path: Path) -> No
             reader.close()
 
 
+@pytest.mark.thorough
 def test_a_watch_that_nobody_reads_hides_no_stop_from_a_check(tmp_path: Path) -> None:
     async def test(address: str, pid: int) -> None:
         with await asyncio.to_thread(unread, address, WATCH, b""):
@@ -231,6 +234,7 @@ def test_a_watch_that_nobody_reads_hides_no_stop_from_a_check(tmp_path: Path) ->
         assert server.process.wait(ENDS) == 0
 
 
+@pytest.mark.thorough
 def test_a_lost_device_ends_a_process_whose_health_nobody_reads(tmp_path: Path) -> None:
     async def lose(address: str) -> None:
         async with raw_stub(address) as target:

@@ -20,6 +20,7 @@ from tandem.rpc.logs import TextFormatter
 from tandem.rpc.printable import MAX_BYTES, printable
 from tandem.services.errors import ModelMismatch, to_status
 from tandem.v1 import draft_worker_pb2, fused_speculative_server_pb2, generation_pb2, target_verifier_pb2
+from tests.daily import daily
 from tests.support import GREEDY, raw_stub, run, server_process
 
 FORGED = "x\n2026-11-22 00:00:00,000 INFO tandem.security: access: granted\x1b[2J\x9b1m\u2028\u202e\r"
@@ -114,7 +115,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
             yield {TARGET: target, FUSED: fused, DRAFT: worker}
 
 
-@pytest.mark.parametrize(("service", "method"), REQUESTS, ids=lambda each: str(each))
+# Of the three Generate, whose strings are the same, make test asks one.
+@pytest.mark.parametrize(("service", "method"), daily(REQUESTS, 0, *range(3, len(REQUESTS))), ids=str)
 def test_no_string_of_a_caller_becomes_an_entry_of_the_log(fleet: dict[str, Any], service: str, method: str) -> None:
     server, request = fleet[service], REQUESTS[service, method]
     before = {name: len(each.log.read_bytes()) for name, each in fleet.items()}

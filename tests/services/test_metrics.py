@@ -179,6 +179,7 @@ def test_counters_of_a_target_equal_the_completions_of_its_clients(tmp_path: Pat
         assert scrape("tandem:rpcs_total", method="TargetVerifier/VerifyStream") == len(done)
 
 
+@pytest.mark.thorough
 def test_counters_of_a_draft_worker_and_its_target_agree(tmp_path: Path) -> None:
     async def ask(worker: str, target: str) -> tuple[list[GenerationEnd], list[GenerationEnd]]:
         async with (
@@ -345,6 +346,7 @@ def _forbid(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     monkeypatch.setattr(builtins, "__import__", refuse)
 
 
+@pytest.mark.thorough
 def test_a_metrics_port_that_is_taken_is_refused_with_exit_code_2(tmp_path: Path) -> None:
     with server_process(tmp_path, "--role", "target", "--metrics_port", "0") as server:
         port = json.loads(server.ready_file.read_text())["metrics_port"]

@@ -30,6 +30,7 @@ from tandem.speculation.depth import Pipeline
 from tandem.speculation.run_on import RunMessage
 from tandem.speculation.types import Chunk, InvalidField, Request, TooLong
 from tandem.v1 import target_verifier_pb2 as pb
+from tests.daily import daily
 from tests.services.test_errors import refusal
 from tests.services.test_runs import read, running, said, status, truth
 from tests.services.test_target_verifier import PROMPT, opening
@@ -117,7 +118,9 @@ class WithoutFlag(Watched):
         return reply
 
 
-@pytest.mark.parametrize(("kind", "trips"), [(Watched, 1), (WithoutFlag, 2)], ids=["in one flight", "an older server"])
+@pytest.mark.parametrize(
+    ("kind", "trips"), daily([(Watched, 1), (WithoutFlag, 2)], 0), ids=["in one flight", "an older server"]
+)
 def test_round_trips_to_the_first_token(monkeypatch: pytest.MonkeyPatch, kind: type[Watched], trips: int) -> None:
     """At 200 ms each way. The best of three: a machine that is busy only adds."""
     serve(monkeypatch, kind)

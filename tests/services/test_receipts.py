@@ -481,6 +481,7 @@ def test_at_a_terminal_a_receipt_is_asked_for_and_checked(tmp_path: Path, capsys
     assert main(["check", str(out / "receipt_0.json")]) == 2
 
 
+@pytest.mark.thorough
 def test_after_failover_one_receipt_names_each_verifier_by_its_key(tmp_path: Path) -> None:
     """The first of two targets is killed in the middle; the worker goes on at the second, and signs one answer."""
     targets: dict[str, tuple[str, ServerProcess]] = {}

@@ -171,7 +171,8 @@ def test_at_temperature_0_8_more_is_accepted_than_under_agreement(seeds: int) ->
     run(test())
 
 
-@pytest.mark.parametrize("where", daily(["fused", "worker", "role"], 1))
+@pytest.mark.thorough  # daily in one process: engine/test_shared_steps.py
+@pytest.mark.parametrize("where", ["fused", "worker", "role"])
 def test_requests_of_both_rules_share_steps_and_do_not_disturb_each_other(where: str) -> None:
     async def test() -> None:
         requests = [asked(replace(SAMPLED, seed=i), 1 + i % 5, rule=list(Rule)[i % 2]) for i in range(8)]

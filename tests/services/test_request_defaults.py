@@ -68,6 +68,7 @@ def test_the_client_role_sends_what_its_user_said(tmp_path: Path) -> None:
     assert silent.stdout == text(expected(DEFAULTS, 12)) and greedy.stdout == text(expected(GREEDY, 12))
 
 
+@pytest.mark.thorough  # daily without processes: checkpoints/test_generation_config.py
 def test_the_models_file_comes_after_request_and_flags_and_before_our_own_values(tmp_path: Path) -> None:
     """A folder whose file samples; the operator's top_k of 1 makes that greedy, and a request undoes it."""
     folder = model_folder(tmp_path / "m", 1)

@@ -108,6 +108,7 @@ def test_an_error_says_the_id_and_so_does_its_log_line_but_not_what_was_asked(tm
     assert (line["status"], line["reason"], line["level"]) == ("NOT_FOUND", "SESSION_NOT_FOUND", "INFO")
 
 
+@pytest.mark.thorough
 def test_a_client_says_which_request_failed(tmp_path: Path) -> None:
     with server_process(tmp_path, "--role", "target") as server:
         address = server.wait_ready()
@@ -121,6 +122,7 @@ def test_a_client_says_which_request_failed(tmp_path: Path) -> None:
     assert "target TargetVerifier/Generate: OUT_OF_RANGE, 0." in line
 
 
+@pytest.mark.thorough
 def test_the_line_of_a_request_in_words(tmp_path: Path) -> None:
     async def ask(address: str) -> None:
         async with GenerationClient.connect(address, TARGET) as client:

@@ -90,7 +90,8 @@ def test_a_verifier_killed_and_started_again_on_its_port_costs_no_token(tmp_path
         run(test(server, stack))
 
 
-@pytest.mark.parametrize("pipeline", daily(MODES, 1), ids=["unary", "stream", "run"])
+@pytest.mark.thorough  # daily: test_stopping.py, whose verifier loses its device
+@pytest.mark.parametrize("pipeline", MODES, ids=["unary", "stream", "run"])
 def test_of_two_verifiers_the_other_takes_over(
     tmp_path: Path, pipeline: Pipeline, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -196,7 +197,8 @@ def test_a_session_that_expires_between_rounds_is_opened_again(pipeline: Pipelin
     run(test())
 
 
-@pytest.mark.parametrize("pipeline", daily(MODES, 1), ids=["unary", "stream", "run"])
+@pytest.mark.thorough  # daily: beside a verifier of another model, above
+@pytest.mark.parametrize("pipeline", MODES, ids=["unary", "stream", "run"])
 def test_while_none_answers_it_tries_again_and_then_ends_with_the_tokens_so_far(
     tmp_path: Path, pipeline: Pipeline
 ) -> None:
@@ -260,6 +262,7 @@ def test_the_terminal_says_how_many_tokens_there_were(tmp_path: Path) -> None:
         assert server.process.wait(HANG) == 1
 
 
+@pytest.mark.thorough
 def test_the_draft_role_moves_to_the_verifier_that_is_there(tmp_path: Path) -> None:
     """Neither the first of the list, which is dead, nor anything but a line on stderr is in its way."""
     with server_process(tmp_path, "--role", "target") as server:

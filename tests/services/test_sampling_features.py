@@ -313,8 +313,9 @@ def test_a_session_replays_log_probabilities_and_goes_on_from_any_prefix() -> No
     run(test())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
-    "pipeline", daily([Pipeline.OFF, Pipeline.ON, Pipeline.NEVER_WAITING], 2), ids=["unary", "stream", "run"]
+    "pipeline", [Pipeline.OFF, Pipeline.ON, Pipeline.NEVER_WAITING], ids=["unary", "stream", "run"]
 )
 def test_a_verifier_killed_in_the_middle_costs_no_token_and_no_log_probability(
     tmp_path: Path, pipeline: Pipeline

@@ -221,7 +221,14 @@ class Sessions(RuleBasedStateMachine):
             assert session.expires == self.model[session.session_id].expires
 
 
-TestSessions = Sessions.TestCase
-TestSessions.settings = settings(
-    derandomize=True, database=None, deadline=None, max_examples=150, stateful_step_count=40
-)
+def examples(count: int) -> settings:
+    return settings(derandomize=True, database=None, deadline=None, max_examples=count, stateful_step_count=40)
+
+
+class TestSessions(Sessions.TestCase):  # type: ignore[misc]
+    settings = examples(50)
+
+
+@pytest.mark.thorough
+class TestMoreSessions(Sessions.TestCase):  # type: ignore[misc]
+    settings = examples(150)

@@ -99,6 +99,7 @@ def test_a_session_that_nobody_uses_holds_a_stopping_server_for_its_lease_at_mos
         assert server.stop() == 0
 
 
+@pytest.mark.thorough  # daily in parts: test_process.py, and a lost device below
 def test_drain_seconds_bound_the_stop_and_the_session_goes_on_elsewhere(tmp_path: Path) -> None:
     """G11, G1: what did not finish in time is finished by another verifier, token for token."""
 

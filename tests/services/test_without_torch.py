@@ -91,6 +91,7 @@ def test_a_fused_pair_says_what_transformers_says(draft: str, models: Path, want
     assert wanted in servers.asked(server.port)
 
 
+@pytest.mark.thorough
 def test_a_worker_with_a_head_says_what_transformers_says(models: Path, wanted: str, servers: Servers) -> None:
     target = servers.start("--role", "target", "--model", str(models / "target"), *SIZES, "--hand_out_features", "on")
     worker = servers.start(
@@ -100,6 +101,7 @@ def test_a_worker_with_a_head_says_what_transformers_says(models: Path, wanted: 
     assert wanted in servers.asked(target.port) and wanted in servers.asked(worker.port)
 
 
+@pytest.mark.thorough
 def test_an_adapter_changes_what_a_target_and_its_worker_say(models: Path, wanted: str, servers: Servers) -> None:
     target = servers.start(
         *("--role", "target", "--model", str(models / "target"), *SIZES, "--adapters", f"red={models / 'adapter'}")

@@ -12,6 +12,7 @@ from tandem.speculation.depth import Depth, Pipeline, expected_tpot
 from tandem.speculation.pipeline import OutOfStep
 from tandem.speculation.step_times import Times
 from tandem.speculation.theory import StepCosts, tpot_pipelined, tpot_stop_and_wait
+from tests.daily import daily
 from tests.speculation.laws import mutated
 from tests.speculation.simulated import (
     PROMPT,
@@ -195,20 +196,29 @@ def test_cancelling_leaves_no_task_behind() -> None:
 # --- depth ---
 
 
-def test_auto_waits_where_waiting_is_faster_and_goes_ahead_where_it_is_not() -> None:
-    for acceptance, times, pipelines in (
-        (0.55, Times(0.005, 0.005, 0.0), False),
-        (0.1, Times(0.01, 0.01, 0.05), False),
-        (0.6, Times(0.002, 0.01, 0.05), True),
-        (0.95, Times(0.002, 0.01, 0.1), True),
-    ):
-        depth = Depth(Pipeline.AUTO, 8, measured(times))
-        rest = {"rtt": times.rtt, "verify_seconds": times.verify}
-        auto = run(depth, 3, acceptance, 300, times.draft, **rest)
-        fixed = {d: run(d, 3, acceptance, 300, times.draft, **rest).tpot for d in (1, 2, 4, 8)}
-        assert auto.tokens == said(300)
-        assert auto.tpot <= 1.15 * min(fixed.values())
-        assert (auto.stats.mean_in_flight > 1.3) == pipelines, (acceptance, times)
+@pytest.mark.parametrize(
+    ("acceptance", "times", "pipelines"),
+    daily(
+        [
+            (0.55, Times(0.005, 0.005, 0.0), False),
+            (0.1, Times(0.01, 0.01, 0.05), False),
+            (0.6, Times(0.002, 0.01, 0.05), True),
+            (0.95, Times(0.002, 0.01, 0.1), True),
+        ],
+        1,
+        2,
+    ),
+)
+def test_auto_waits_where_waiting_is_faster_and_goes_ahead_where_it_is_not(
+    acceptance: float, times: Times, pipelines: bool
+) -> None:
+    depth = Depth(Pipeline.AUTO, 8, measured(times))
+    rest = {"rtt": times.rtt, "verify_seconds": times.verify}
+    auto = run(depth, 3, acceptance, 300, times.draft, **rest)
+    fixed = {d: run(d, 3, acceptance, 300, times.draft, **rest).tpot for d in (1, 2, 4, 8)}
+    assert auto.tokens == said(300)
+    assert auto.tpot <= 1.15 * min(fixed.values())
+    assert (auto.stats.mean_in_flight > 1.3) == pipelines
 
 
 def test_auto_does_not_go_ahead_over_a_network_that_is_next_to_nothing() -> None:

@@ -41,7 +41,6 @@ from tandem.workshops.training.heads.loss import head_states, make_head_batch, s
 from tandem.workshops.training.heads.train import main as train_main
 from tandem.workshops.training.heads.train import train
 from tandem.workshops.training.shards import ShardFolder, join, split
-from tests.daily import daily
 from tests.rows import propose_row
 from tests.runners.tiny import byte_tokenizer
 from tests.training.head_pair import continuations, make_data, make_target, quiet, training
@@ -128,6 +127,7 @@ def test_training_cut_short_resumes_to_the_same_weights(
     assert not (tmp_path / "cut" / "training_state.pt").exists()
 
 
+@pytest.mark.thorough
 def test_kinds_held_out_are_not_trained_on_and_are_measured(target: Path, data: Path, tmp_path: Path) -> None:
     config = training(target, data, tmp_path, held_out_kinds=("code",), epochs=0.5)
     read = read_head_data(config, weights_revision(find(str(target))), 258)
@@ -236,9 +236,8 @@ def drafted_logits(
     return seen
 
 
-@pytest.mark.parametrize(
-    ("config", "model"), daily([(Qwen2Config, Qwen2ForCausalLM), (Qwen3Config, Qwen3ForCausalLM)], 1)
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize(("config", "model"), [(Qwen2Config, Qwen2ForCausalLM), (Qwen3Config, Qwen3ForCausalLM)])
 def test_the_same_commands_make_a_head_for_a_qwen(tmp_path: Path, config: Any, model: Any) -> None:
     folder, data, head = tmp_path / "target", tmp_path / "data", tmp_path / "head"
     byte_tokenizer().save_pretrained(folder)

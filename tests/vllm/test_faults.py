@@ -106,6 +106,7 @@ def test_no_step_takes_longer_than_the_budget_beside_a_worker_that_hangs(tmp_pat
         assert asked.counts.get("errors") == 0
 
 
+@pytest.mark.thorough
 def test_a_worker_that_is_slower_than_the_budget_is_used_without_waiting_for_it(tmp_path: Path) -> None:
     """Its drafts come while the engine steps: what is left of them is verified in the next step."""
     slow = worker(tmp_path, "--draft_model", "miss=0,step=0.02")
@@ -139,6 +140,7 @@ def test_a_worker_that_lies_is_not_believed(tmp_path: Path) -> None:
     assert told > 10
 
 
+@pytest.mark.thorough
 def test_a_full_worker_costs_drafts_and_nothing_else(tmp_path: Path) -> None:
     small = worker(tmp_path, slots=1)
     with small as process, contextlib.closing(drafter(process.wait_ready(), budget_ms=1000.0)) as asked:

@@ -24,6 +24,8 @@ WORKER = ("--role", "draft_worker", "--propose_only")
 TOKENS = 40
 PADDING = 128
 
+pytestmark = pytest.mark.thorough  # real models; daily: vocabularies/test_foreign_drafts.py
+
 
 @contextlib.contextmanager
 def server(folder: Path, *flags: str) -> Iterator[str]:

@@ -9,11 +9,14 @@ from collections.abc import Iterator
 import pytest
 
 from tandem.vllm.settings import Form
+from tests.daily import daily
 from tests.support import GREEDY, ServerProcess, oracle
 from tests.vllm.engine import Engine, drafter, prompts
 from tests.vllm.workers import scraped, until, worker
 
-FORMS = pytest.mark.parametrize("form", [Form.WAITING, Form.NEVER_WAITING, Form.AUTO], ids=lambda form: form.value)
+FORMS = pytest.mark.parametrize(
+    "form", daily([Form.WAITING, Form.NEVER_WAITING, Form.AUTO], 0, 1), ids=lambda form: form.value
+)
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_planted_mistake_is_caught(name: str) -> None:
     where, old, new, check = MISTAKES[name]

@@ -227,6 +227,7 @@ def test_an_inline_picture_is_named_themed_text_and_refers_to_nothing_outside():
     assert set(re.findall(r'(?:url\(|href=")#([^")]+)', svg)) <= set(ids)
 
 
+@pytest.mark.thorough
 def test_drawing_leaves_the_users_settings_alone():
     with mpl.rc_context({"font.size": 31, "xtick.labelsize": 40, "axes.facecolor": "red", "hatch.linewidth": 9}):
         figure = FIGURES[1].draw(full())
