@@ -9,7 +9,7 @@ from tandem.rpc import wire_checks as check
 from tandem.rpc.errors import TandemError
 from tandem.rpc.wire import rule_from_wire, rule_name, rule_to_wire
 from tandem.rpc.wire_features import feature_request
-from tandem.rpc.wire_runs import steps_from_wire
+from tandem.rpc.wire_runs import STEPS_TOGETHER, steps_from_wire
 from tandem.rpc.wire_sampling import logprobs_from_wire, logprobs_to_wire, sampling_from_wire, sampling_to_wire
 from tandem.speculation.features import FeatureInbox, FeatureSpec
 from tandem.speculation.never_waiting import RunStep
@@ -87,7 +87,7 @@ def check_opened(
 ) -> None:
     """Checks what a server says of an opened session. `features`: those asked for. Raises InvalidField."""
     known = len(asked.prefix)
-    check.count("committed_length", reply.committed_length, known + most_drafts + 1, known)
+    check.count("committed_length", reply.committed_length, known + max(most_drafts + 1, STEPS_TOGETHER), known)
     check.count("reused_length", reply.reused_length, reply.committed_length)
     check.count("max_unread_tokens", reply.max_unread_tokens, check.MOST_TOKENS)
     check.count("adapter_revision", len(reply.adapter_revision), check.MOST_NAME)

@@ -11,7 +11,7 @@ import pytest
 from tandem.rpc.errors import TandemError
 from tandem.rpc.verify_stream import RemoteVerifier
 from tandem.rpc.wire_runs import STEPS_TOGETHER
-from tandem.rpc.wire_verdicts import VerdictBounds, answer_from_wire
+from tandem.rpc.wire_verdicts import VerdictBounds, answer_from_wire, check_opened
 from tandem.runners.toy import ToyConfig
 from tandem.services.verify_runs import MAX_STOP_TOKENS, committed
 from tandem.speculation.length import FixedLength, LengthPlan
@@ -267,6 +267,14 @@ def test_one_verdict_has_the_tokens_and_seconds_of_all_steps() -> None:
     assert found.verdict == Verdict((7, 7, 7), 0, 0.0, 0.5, rows=1, steps=3)
     assert found.committed_length == 6
     assert converted(reply(4, 5, 6, replayed=True), 0).verdict is not None  # of a round that asked for others
+
+
+def test_a_session_that_is_opened_again_may_hold_all_steps_of_a_reply_that_was_lost_and_no_more() -> None:
+    asked = pb.OpenSessionRequest(prefix=PROMPT)
+    most = len(PROMPT) + STEPS_TOGETHER
+    check_opened(asked, pb.OpenSessionResponse(committed_length=most), 5, None)
+    with pytest.raises(InvalidField, match=f"committed_length: {most + 1} is outside"):
+        check_opened(asked, pb.OpenSessionResponse(committed_length=most + 1), 5, None)
 
 
 def with_drafts() -> pb.VerifyResponse:
