@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
+from tandem.engine.run_ahead import MOST_AHEAD
 from tandem.rpc.errors import TandemError
 from tandem.runners.toy import ToyConfig
 from tandem.services.lifecycle import NotAccepting
@@ -464,7 +465,8 @@ def test_the_steps_after_a_stop_string_are_counted_as_waste() -> None:
             )
             made = site.engine.batcher.steps - 4  # of the prompt
             stats = got.completion.stats
-            assert made <= stats.run_steps + stats.wasted_steps <= made + 1  # one was under way
+            told = stats.run_steps + stats.wasted_steps
+            assert made - MOST_AHEAD <= told <= made + 1  # nobody asked for the device's last; one was under way
             assert stats.wasted_steps > 0
             assert len(got.token_ids) <= at + 1
 
