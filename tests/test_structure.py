@@ -105,7 +105,7 @@ def imports_in(body: ast.AST, module: Path, *, deferred: bool = True) -> Iterato
 
 @cache
 def tree_of(module: Path) -> ast.Module:
-    """Garbage is collected neither meanwhile nor in what is kept: looking through all the trees took the longest."""
+    """Parses a module. Garbage collection, which took most of the time, is off meanwhile and skips the tree later."""
     gc.disable()
     try:
         return ast.parse((ROOT / module).read_text(encoding="utf-8"), filename=str(module))

@@ -15,7 +15,14 @@ from typing import NamedTuple
 
 from tandem.speculation.contention import Contention
 from tandem.speculation.mode_ratios import PRIOR_RUNNING, ModeRatio
-from tandem.speculation.never_waiting_theory import HIGHEST_RATE, MIN_STEP, MOST_AHEAD, cycle_of, late_steps, run_rate
+from tandem.speculation.never_waiting_theory import (
+    HIGHEST_RATE,
+    MIN_STEP,
+    MOST_AHEAD,
+    cycle_of,
+    run_rate,
+    steps_before_draft,
+)
 from tandem.speculation.round_statistics import ANY_ROWS, tokens_of_step
 from tandem.speculation.step_times import MeasuredTimes, StepTimes
 from tandem.speculation.theory import expected_tokens
@@ -188,7 +195,7 @@ class LookaheadPolicy:
         assert known is not None
         table = measured.steps.table(ANY_ROWS, self.most, 1 + round(measured.others))
         widths = range(1, self.most + 1) if self._fixed is None else [self.most]
-        late = {width: late_steps(known.rtt, known.draft, table, width) for width in widths}
+        late = {width: steps_before_draft(known.rtt, known.draft, table, width) for width in widths}
         rate = self.acceptance
         company = max(0.0, measured.rows - 1)
         rates = {width: run_rate(rate, width, late[width], table, company) for width in widths}

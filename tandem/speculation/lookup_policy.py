@@ -64,7 +64,7 @@ class LookupPolicy:
         self.measured, self._plain = False, 0  # whether any step was recorded; how many plain ones in a row
 
     def stepped(self, drafted: int, seconds: float, rows: int = 1) -> None:
-        """Records the seconds of a step of the target, in which one of `rows` rows verified `drafted` draft tokens."""
+        """Records that a step of the target took `seconds`: one of its `rows` rows verified `drafted` draft tokens."""
         self.measured, self._plain = True, 0 if drafted else self._plain + 1
         self.company += (1 - FADING_COMPANY) * (rows - 1 - self.company)
         self._steps.note(rows, drafted + 1, seconds)

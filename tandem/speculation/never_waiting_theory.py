@@ -89,8 +89,11 @@ def tpot_never_waiting(costs: RunCosts, acceptance: float, length: int, fresh: i
     return (plain * each + drafted * costs.step(length + 1)) / (plain + 1 / (1 - acceptance))
 
 
-def late_steps(rtt: float, draft: float, table: tuple[float, ...], width: int) -> int:
-    """Returns the steps that pass before a draft is there that reaches `width` tokens beyond those steps."""
+def steps_before_draft(rtt: float, draft: float, table: tuple[float, ...], width: int) -> int:
+    """Returns how many plain steps the target makes before a draft arrives that reaches `width` tokens beyond them.
+
+    `rtt`, `draft`: seconds of a round trip and of a draft token; `table[0]`: of a plain step.
+    """
     step = max(table[0], MIN_STEP)
     late = max(1, math.ceil(rtt / step))
     for _ in range(4):  # what is drafted takes time too, in which further tokens are committed
@@ -104,7 +107,7 @@ def run_rate(acceptance: float, width: int, late: int, table: tuple[float, ...],
     `table[n]`: seconds of a step that verifies n draft tokens.
     """
     cycle = cycle_of(acceptance, width, late)
-    return (cycle.tokens + company * cycle.steps) / max(MIN_STEP, cycle.plain * table[0] + cycle.drafted * table[width])
+    return (cycle.tokens + company * cycle.steps) / max(MIN_STEP, cycle.seconds(table, width))
 
 
 class Cycle(NamedTuple):
@@ -118,9 +121,13 @@ class Cycle(NamedTuple):
     def steps(self) -> float:
         return self.plain + self.drafted
 
+    def seconds(self, table: Sequence[float], width: int) -> float:
+        """Returns the seconds of its steps. `table[n]`: those of a step that verifies n draft tokens."""
+        return self.plain * table[0] + self.drafted * table[width]
+
 
 def cycle_of(acceptance: float, width: int, late: int) -> Cycle:
-    """Returns the cycle of a run whose drafts come `late` steps late and whose steps verify `width` tokens."""
+    """Returns the cycle to expect of a run whose drafts arrive `late` steps late; its steps verify `width` of them."""
     rate = min(acceptance, HIGHEST_RATE)
     plain = min(1e6, plain_steps(rate, late))
     return Cycle(plain, 1 / (1 - rate ** (width + 1)), plain + 1 / (1 - rate))
@@ -138,8 +145,7 @@ def running_costs(times: Times, rate: float, table: Sequence[float]) -> list[Cos
     """Returns the costs of a target that never waits, by the width of its steps."""
     costs = [Cost(table[0], 1.0, 0)]
     for width in range(1, len(table)):
-        late = late_steps(times.rtt, times.draft, tuple(table), width)
+        late = steps_before_draft(times.rtt, times.draft, tuple(table), width)
         cycle = cycle_of(rate, width, late)
-        seconds = (cycle.plain * table[0] + cycle.drafted * table[width]) / cycle.tokens
-        costs.append(Cost(seconds, cycle.steps / cycle.tokens, width))
+        costs.append(Cost(cycle.seconds(table, width) / cycle.tokens, cycle.steps / cycle.tokens, width))
     return costs

@@ -19,8 +19,8 @@ class RoundStatistics:
     The cost of a verification depends on the tokens of its whole step, that of a draft on its length and the rows of
     its step. `drafted` and `undrafted` are the seconds that a round takes beyond both, for network and handling, with
     and without asking for a draft, which may need a round trip of its own. Waiting for other rows' steps is excluded,
-    because that work (for example a new prompt) is the same however many rounds this session takes. Of plain steps that
-    share a round trip each counts with all of it: else too little would be drafted to learn where that pays. On average
+    because that work (for example a new prompt) is the same however many rounds this session takes. A round trip that
+    plain steps share counts whole: divided among them, it left too few drafts to learn where these pay. On average
     `neighbours` other rows share a row's step and add `other_tokens` tokens to it, a round commits `committed` tokens,
     and its draft takes `drafting` seconds.
     """

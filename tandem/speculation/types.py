@@ -106,7 +106,7 @@ class Verdict:
     steps: int = 1
 
     def add(self, plain: Verdict) -> None:
-        """Adds a plain step that followed."""
+        """Appends the tokens, scores and seconds of the plain step after it."""
         self.token_ids += plain.token_ids
         self.margins += plain.margins
         self.logprobs += plain.logprobs

@@ -61,7 +61,7 @@ def good() -> list[Event]:
 
 
 def steps_together() -> list[Event]:
-    """A round with two plain steps after its own, sent twice."""
+    """Returns the events of a round with two plain steps after its own, and of the same round sent again."""
     more = [reply([TRUTH[at]], at) for at in (8, 9)]
     again = [step | {"replayed": True, "server_seconds": 0.3} for step in more]
     events = [

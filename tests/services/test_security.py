@@ -143,7 +143,7 @@ ROLES = {
 
 
 def _logs_after_a_canary(folder: Path, *flags: str, roles: Sequence[str] = tuple(ROLES)) -> dict[str, str]:
-    """Servers of these roles, at --debug, asked the canary; and asked badly, so that they refuse it."""
+    """Starts servers of `roles` at --debug, sends them the canary in good and refused requests, returns their logs."""
     with contextlib.ExitStack() as stack:
 
         def started(name: str, *arguments: str) -> ServerProcess:

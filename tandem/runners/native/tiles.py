@@ -31,7 +31,7 @@ _SAID = {
 
 
 def use_tiles(library: Any, use: bool = True) -> TileState:
-    """Switches AMX tiles on, where this process can use them, or off, for all models. Returns the new state.
+    """Switches AMX tiles on (where this process can use them) or off for all its models, and returns the new state.
 
     A library of older sources, which benchmarks time beside these, has no tiles.
     """
