@@ -6,8 +6,10 @@ import re
 from pathlib import Path
 from typing import Protocol
 
+from tandem.checkpoints.family import FamilyConfig
+from tandem.checkpoints.family_configs import read_family
 from tandem.checkpoints.gguf_blocks import MATRIX_NAMES, StoredWeights
-from tandem.checkpoints.llama_family import FamilyConfig, family_of_gguf, read_family
+from tandem.checkpoints.gguf_family import family_of_gguf
 from tandem.checkpoints.locate import CheckpointError
 from tandem.checkpoints.numbers import Stored
 from tandem.checkpoints.scaled_weights import ScaledWeights
@@ -106,7 +108,7 @@ def _shapes(config: FamilyConfig) -> dict[str, tuple[int, ...]]:
     for layer in range(config.num_hidden_layers):
         of = f"model.layers.{layer}."
         wanted |= {of + "input_layernorm.weight": (hidden,), of + "post_attention_layernorm.weight": (hidden,)}
-        if config.has_head_norms:
+        if config.norms.heads:
             wanted |= {f"{of}self_attn.{name}_norm.weight": (config.head_dim,) for name in "qk"}
         for name in ("q", "k", "v", "o", "gate", "up", "down"):
             matrix = matrix_name(layer, name)

@@ -15,6 +15,10 @@ def check_fits(config: Any, max_length: int, ranks: int = 1) -> None:
     if heads % ranks:
         raise UnsupportedModel(f"tp_degree: {ranks} does not divide the model's {heads} key-value heads")
     positions = getattr(config, "max_position_embeddings", None)
+    if windows := [each for each in getattr(config, "windows", ()) if 0 < each < max_length]:
+        raise UnsupportedModel(
+            f"attention with a window of {windows[0]} does not fit a slot cache of {max_length} tokens"
+        )
     if positions and max_length > positions:
         raise UnsupportedModel(f"sequence_length: {max_length} is above the model's {positions} positions")
     window = getattr(config, "sliding_window", None)

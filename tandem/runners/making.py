@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tandem.checkpoints.llama_family import end_ids as ids_of
+from tandem.checkpoints.family_configs import end_ids as ids_of
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, frequent_tokens, weights_revision
 from tandem.host.memory import given_on_demand
 from tandem.runners.models import QUANTISED

@@ -12,9 +12,9 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from tandem.checkpoints.gguf_blocks import StoredWeights
+from tandem.checkpoints.gguf_family import family_of_gguf
 from tandem.checkpoints.hub_files import configuration_folder
 from tandem.checkpoints.json_files import read_object
-from tandem.checkpoints.llama_family import family_of_gguf
 from tandem.checkpoints.locate import Checkpoint
 from tandem.host.memory import free_bytes, given_on_demand
 from tandem.runners.loading import Execution, Shape, prepared_platform

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from tandem.checkpoints.llama_family import UnsupportedFamily, family_of
+from tandem.checkpoints.family import UnsupportedFamily
+from tandem.checkpoints.family_configs import family_of
 from tandem.checkpoints.numbers import Stored
 from tandem.runners.eagle.hidden_states import TargetFeatures, of_native
 from tandem.runners.native import NativeUnavailable

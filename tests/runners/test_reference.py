@@ -11,9 +11,10 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
+from tandem.checkpoints.family import UnsupportedFamily
+from tandem.checkpoints.family_configs import family_of, read_family
 from tandem.checkpoints.family_weights import FamilyWeights, FolderWeights, GgufWeights, check_complete
 from tandem.checkpoints.head_weights import read_head_weights
-from tandem.checkpoints.llama_family import UnsupportedFamily, family_of, read_family
 from tandem.checkpoints.locate import EMBEDDED_DRAFT, EMBEDDED_HEAD, CheckpointError, find
 from tandem.checkpoints.numbers import Stored, from_bfloat16, to_bfloat16
 from tandem.runners.eagle.files import head_module, weights_of
@@ -72,7 +73,7 @@ def test_tables_are_the_cosines_and_sines_of_transformers(rope: dict[str, Any]) 
     module = module_of(rope_parameters=dict(rope), max_position_embeddings=4096, head_dim=64)
     wanted = module.model.rotary_emb(torch.zeros(1, 1), torch.arange(4096)[None])
     config = family_of(module.config.to_dict())
-    for ours, theirs in zip(rotary_tables(config.rope, 64, 4096, "float32"), wanted, strict=True):
+    for ours, theirs in zip(rotary_tables(config.ropes[0], 64, 4096, "float32"), wanted, strict=True):
         assert (np.abs(ours - theirs[0, :, :32].numpy()).max(1) <= 2e-7 * (1 + np.arange(4096))).all()
 
 
@@ -85,7 +86,7 @@ def test_a_folders_configuration_is_that_of_transformers(name: str, tmp_path: Pa
         assert getattr(ours, field) == getattr(theirs, field)
     for field in ("num_key_value_heads", "head_dim", "rms_norm_eps", "tie_word_embeddings", "max_position_embeddings"):
         assert getattr(ours, field) == getattr(theirs, field)
-    assert ours.parameters == sum(parameter.numel() for parameter in module.parameters())
+    assert ours.parameters == sum(each.numel() for name, each in module.named_parameters() if each.ndim > 1)
     assert {f"{part}.bias" for part in ours.biases} == {
         f"{key.split('.')[-2].removesuffix('_proj')}.bias" for key in module.state_dict() if key.endswith("bias")
     }
@@ -100,9 +101,11 @@ def test_fields_that_are_absent_have_the_defaults_of_transformers(kind: str) -> 
     theirs: Any = transformers.AutoConfig.for_model(kind, **sizes)
     for field in ("num_key_value_heads", "head_dim", "rms_norm_eps", "tie_word_embeddings", "max_position_embeddings"):
         assert getattr(ours, field) == getattr(theirs, field, 128), field
-    assert ours.sliding_window == getattr(theirs, "sliding_window", None)
-    assert (ours.layer_types and list(ours.layer_types)) == getattr(theirs, "layer_types", None)
-    assert ours.rope["rope_theta"] == theirs.rope_parameters["rope_theta"]
+    window = getattr(theirs, "sliding_window", None) or 0
+    kinds = getattr(theirs, "layer_types", None) or ["sliding_attention"] * 32
+    wanted = [window if each == "sliding_attention" else 0 for each in kinds]
+    assert list(ours.windows or [0] * 32) == wanted
+    assert ours.ropes[0]["rope_theta"] == theirs.rope_parameters["rope_theta"]
     assert list(ours.eos) == ([] if theirs.eos_token_id is None else [theirs.eos_token_id])
 
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tandem.checkpoints.family import UnsupportedFamily
+from tandem.checkpoints.family_configs import end_ids
 from tandem.checkpoints.family_weights import FamilyWeights, FolderWeights, GgufWeights
 from tandem.checkpoints.hub_files import weights_folder
 from tandem.checkpoints.json_files import read_object
-from tandem.checkpoints.llama_family import UnsupportedFamily, end_ids
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, check_unchanged, frequent_tokens, weights_revision
 from tandem.checkpoints.scaled_weights import check_dense
 from tandem.host.cores import default_threads

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
+from tandem.checkpoints.family import FamilyConfig
 from tandem.checkpoints.family_weights import EMBEDDING, HEAD, NORM, FamilyWeights, matrix_name
-from tandem.checkpoints.llama_family import FamilyConfig
 from tandem.checkpoints.numbers import DTYPES as NAMES
 from tandem.runners.native.features import NativeFeatures, features_of
 from tandem.runners.native.library import MATRICES, NORMS, LayerWeights, ModelShape, ints
@@ -39,7 +39,7 @@ class NativeModel(NativeSteps):
         outputs = config.vocab_size if draft_vocab is None else len(draft_vocab)
         sizes = _shape(config, outputs, slots, length, most_tokens, threads.count)
         embedding = weights.stored(EMBEDDING).to(dtype)
-        tables = rotary_tables(config.rope, config.head_dim, length, dtype)
+        tables = rotary_tables(config.ropes[0], config.head_dim, length, dtype)
         super().__init__(threads, dtype, sizes, embedding.own(), tables, config.vocab_size, draft_vocab)
         self.packing, self._cache = packing, (slots, length)
         self._pack(weights, packing)
@@ -58,7 +58,7 @@ class NativeModel(NativeSteps):
         """What the library packs for a layer, and what keeps its memory."""
         names = (f"model.layers.{index}.{name}.weight" for name in _NORMS)
         norms = [weights.stored(name).to(self.dtype) if name in weights else None for name in names]
-        if not weights.config.has_head_norms:
+        if not weights.config.norms.heads:
             norms[2:] = None, None
         made = {
             name: packing.matrix(index, name, linear(weights, matrix_name(index, name), self.dtype, name))
@@ -94,7 +94,7 @@ def check(config: FamilyConfig, dtype: str) -> None:
     """Raises NotNative unless the C++ step computes what this model computes."""
     if dtype not in DTYPES:
         raise NotNative(f"weights in {dtype} (there are float32 and bfloat16)")
-    check_rope(config.rope)
+    check_rope(config.ropes[0])
     check_sizes(config.hidden_size, config.head_dim, config.intermediate_size)
 
 

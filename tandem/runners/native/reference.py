@@ -98,7 +98,7 @@ class Reference:
 
     def _attention(self, index: int, matrices: Matrices, x: Floats) -> Floats:
         """What attention gives [tokens, heads * head_dim], before the matrix o."""
-        turns = rotary_tables(self.config.rope, self.config.head_dim, len(x), self._dtype)
+        turns = rotary_tables(self.config.ropes[0], self.config.head_dim, len(x), self._dtype)
         q, k = (turned(self._heads(index, name, matrices[name](x)), turns, self.round) for name in "qk")
         return attended(q, k, split(matrices["v"](x), self.config.head_dim), self.round)
 
@@ -115,7 +115,7 @@ class Reference:
     def _heads(self, index: int, name: str, x: Floats) -> Floats:
         """Queries or keys [heads, tokens, head_dim] of x [tokens, heads * head_dim], normed where they are."""
         found = split(x, self.config.head_dim)
-        return self._normed(index, f"self_attn.{name}_norm", found) if self.config.has_head_norms else found
+        return self._normed(index, f"self_attn.{name}_norm", found) if self.config.norms.heads else found
 
 
 def attended(q: Floats, k: Floats, v: Floats, round: Round) -> Floats:

@@ -1,4 +1,4 @@
-"""The configuration of a model of the Llama family, read from config.json or from a GGUF's metadata.
+"""Reads the configuration of a model of the Llama family from config.json.
 
 Absent fields have the defaults of transformers.
 """
@@ -6,11 +6,10 @@ Absent fields have the defaults of transformers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tandem.checkpoints.gguf_header import Header
+from tandem.checkpoints.family import ROPE, FamilyConfig, Norms, UnsupportedFamily
 from tandem.checkpoints.json_files import read_object
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
@@ -20,72 +19,8 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "qwen2": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096},
     "qwen3": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096, "head_dim": 128},
 }
+_KINDS = {"full_attention", "sliding_attention"}
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-_OF_GGUF = {
-    "context_length": "max_position_embeddings",
-    "block_count": "num_hidden_layers",
-    "feed_forward_length": "intermediate_size",
-    "embedding_length": "hidden_size",
-    "rope.freq_base": "rope_theta",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "vocab_size": "vocab_size",
-}
-_HEAD_DIM_OF_GGUF = {"llama": "rope.dimension_count", "qwen3": "attention.key_length"}
-ROPE = {"rope_type": "default", "rope_theta": 10000.0}
-
-
-class UnsupportedFamily(ValueError):
-    """A model is none of the Llama family, or has a field that these do not have; the message names it."""
-
-
-@dataclass(frozen=True, slots=True)
-class FamilyConfig:
-    """Sizes and formula of a model. `rope`: as `rope_parameters` of transformers. `eos`: ids that end a sequence.
-
-    `biases`: the matrices that have one.
-    """
-
-    model_type: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    max_position_embeddings: int
-    rms_norm_eps: float = 1e-6
-    hidden_act: str = "silu"
-    tie_word_embeddings: bool = False
-    biases: frozenset[str] = frozenset()
-    sliding_window: int | None = None
-    layer_types: tuple[str, ...] | None = None
-    rope: Mapping[str, Any] = field(default_factory=lambda: dict(ROPE))
-    eos: tuple[int, ...] = ()
-
-    def shape(self, name: str) -> tuple[int, int]:
-        """Outputs and inputs of the matrix q, k, v, o, gate, up or down of a layer."""
-        queries, keys = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
-        outputs = {"q": queries, "k": keys, "v": keys, "gate": self.intermediate_size, "up": self.intermediate_size}
-        inputs = {"o": queries, "down": self.intermediate_size}
-        return outputs.get(name, self.hidden_size), inputs.get(name, self.hidden_size)
-
-    @property
-    def has_head_norms(self) -> bool:
-        """Whether queries and keys are normed."""
-        return self.model_type == "qwen3"
-
-    @property
-    def parameters(self) -> int:
-        """The number of weights; a tied output matrix counts once."""
-        layer = 2 * self.hidden_size + (2 * self.head_dim if self.has_head_norms else 0)
-        for name in ("q", "k", "v", "o", "gate", "up", "down"):
-            outputs, inputs = self.shape(name)
-            layer += outputs * inputs + (outputs if name in self.biases else 0)
-        tables = 1 if self.tie_word_embeddings else 2
-        return self.num_hidden_layers * layer + tables * self.vocab_size * self.hidden_size + self.hidden_size
 
 
 def read_family(folder: Path) -> FamilyConfig:
@@ -123,9 +58,9 @@ def family_of(config: Mapping[str, Any]) -> FamilyConfig:
         rms_norm_eps=_number("rms_norm_eps", said.get("rms_norm_eps", 1e-6)),
         tie_word_embeddings=bool(said.get("tie_word_embeddings", False)),
         biases=_biases(kind, said),
-        sliding_window=_window(kind, said),
-        layer_types=_layer_types(kind, said, sizes["num_hidden_layers"]),
-        rope=_rope(said),
+        norms=Norms(heads="head" if kind == "qwen3" else ""),
+        ropes=(_rope(said),),
+        windows=_windows(kind, said, sizes["num_hidden_layers"]),
         eos=end_ids(said.get("eos_token_id")),
     )
     if made.num_attention_heads % made.num_key_value_heads:
@@ -139,23 +74,6 @@ def end_ids(value: Any) -> tuple[int, ...]:
     if not all(type(each) is int and each >= 0 for each in ids):
         raise ValueError(f"eos_token_id: {value!r:.60} is not a token id, or a list of them")
     return ids
-
-
-def family_of_gguf(header: Header) -> FamilyConfig:
-    """The configuration of a GGUF file, as transformers reads it. Raises UnsupportedFamily or ValueError."""
-    kind, values = header.values.get("general.architecture"), header.values
-    config: dict[str, Any] = {"model_type": kind, "tie_word_embeddings": "output.weight" not in header.tensors}
-    for name, ours in _OF_GGUF.items():
-        if (value := values.get(f"{kind}.{name}")) is not None:
-            config[ours] = value
-    head_dim = values.get(f"{kind}.{_HEAD_DIM_OF_GGUF.get(str(kind))}")
-    if head_dim is not None:
-        config["head_dim"] = head_dim
-    config.setdefault("num_key_value_heads", config.get("num_attention_heads"))
-    config.setdefault("vocab_size", values.get("tokenizer.ggml.tokens"))
-    if (end := values.get("tokenizer.ggml.eos_token_id")) is not None:
-        config["eos_token_id"] = end
-    return family_of(config)
 
 
 def _biases(kind: str, said: Mapping[str, Any]) -> frozenset[str]:
@@ -173,16 +91,19 @@ def _window(kind: str, said: Mapping[str, Any]) -> int | None:
     return None if window is None or kind == "llama" else _count("sliding_window", window)
 
 
-def _layer_types(kind: str, said: Mapping[str, Any], layers: int) -> tuple[str, ...] | None:
-    if not kind.startswith("qwen"):
-        return None
+def _windows(kind: str, said: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+    window = _window(kind, said)
+    if window is None:
+        return ()
+    if kind == "mistral":
+        return (window,) * layers
     kinds = said.get("layer_types")
     if kinds is None:
-        full = layers if _window(kind, said) is None else said.get("max_window_layers", 28)
-        return tuple("full_attention" if layer < full else "sliding_attention" for layer in range(layers))
-    if not isinstance(kinds, list) or not all(isinstance(each, str) for each in kinds):
-        raise ValueError(f"layer_types: {kinds!r:.60} is not a list of names")
-    return tuple(kinds)
+        full = said.get("max_window_layers", 28)
+        return tuple(0 if layer < full else window for layer in range(layers))
+    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= _KINDS:
+        raise ValueError(f"layer_types: {kinds!r:.60} is not a list of names of {layers} layers' attention")
+    return tuple(window if each == "sliding_attention" else 0 for each in kinds)
 
 
 def _rope(said: Mapping[str, Any]) -> dict[str, Any]:
