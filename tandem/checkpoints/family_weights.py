@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Protocol
 
-from tandem.checkpoints.family import FamilyConfig
+from tandem.checkpoints.family import FamilyConfig, Norms
 from tandem.checkpoints.family_configs import read_family
 from tandem.checkpoints.gguf_blocks import MATRIX_NAMES, StoredWeights
 from tandem.checkpoints.gguf_family import family_of_gguf
@@ -28,6 +28,19 @@ _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 def matrix_name(layer: int, name: str) -> str:
     """The name of the matrix q, k, v, o, gate, up or down of a layer."""
     return f"model.layers.{layer}.{'self_attn' if name in 'qkvo' else 'mlp'}.{name}_proj.weight"
+
+
+def norm_names(norms: Norms) -> dict[str, str]:
+    """Names of a layer's norms, without ".weight", by their places in LayerWeights of transformer.h."""
+    names = {}
+    if norms.before:
+        mlp = "pre_feedforward_layernorm" if norms.after else "post_attention_layernorm"
+        names |= {"attention_norm": "input_layernorm", "mlp_norm": mlp}
+    if norms.after:
+        names |= {"attention_after": "post_attention_layernorm", "mlp_after": "post_feedforward_layernorm"}
+    if norms.heads:
+        names |= {f"{name}_norm": f"self_attn.{name}_norm" for name in "qk"}
+    return names
 
 
 class FamilyWeights(Protocol):
@@ -102,17 +115,22 @@ def check_complete(weights: FamilyWeights) -> None:
 
 def _shapes(config: FamilyConfig) -> dict[str, tuple[int, ...]]:
     hidden = config.hidden_size
-    wanted: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden), NORM: (hidden,)}
+    wanted: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden)} | _norm(config, NORM, hidden)
     if not config.tie_word_embeddings:
         wanted[HEAD] = (config.vocab_size, hidden)
     for layer in range(config.num_hidden_layers):
         of = f"model.layers.{layer}."
-        wanted |= {of + "input_layernorm.weight": (hidden,), of + "post_attention_layernorm.weight": (hidden,)}
-        if config.norms.heads:
-            wanted |= {f"{of}self_attn.{name}_norm.weight": (config.head_dim,) for name in "qk"}
+        for place, name in norm_names(config.norms).items():
+            of_heads = config.shape(place[0])[0] if config.norms.heads == "row" else config.head_dim
+            wanted |= _norm(config, f"{of}{name}.weight", of_heads if place in ("q_norm", "k_norm") else hidden)
         for name in ("q", "k", "v", "o", "gate", "up", "down"):
             matrix = matrix_name(layer, name)
             wanted[matrix] = config.shape(name)
             if name in config.biases:
                 wanted[matrix.removesuffix("weight") + "bias"] = config.shape(name)[:1]
     return wanted
+
+
+def _norm(config: FamilyConfig, name: str, width: int) -> dict[str, tuple[int, ...]]:
+    with_bias = {name.removesuffix("weight") + "bias": (width,)} if config.norms.kind == "layer" else {}
+    return {name: (width,)} | with_bias
