@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -12,7 +13,7 @@ from tandem.checkpoints.gguf_blocks import MATRIX_NAMES, StoredWeights
 from tandem.checkpoints.gguf_family import family_of_gguf
 from tandem.checkpoints.locate import CheckpointError
 from tandem.checkpoints.numbers import Stored
-from tandem.checkpoints.scaled_weights import ScaledWeights
+from tandem.checkpoints.scaled_weights import SCALES, ScaledWeights
 
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 _GGUF = {EMBEDDING: "token_embd.weight", NORM: "output_norm.weight", HEAD: "output.weight"}
@@ -22,6 +23,8 @@ _PARTS = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
 }
+_PART = re.compile(r"(model\.layers\.\d+\.(self_attn|mlp)\.)(q|k|v|gate|up)_proj\.(weight|bias)")
+_BUFFERS = ("rotary_emb.inv_freq", "self_attn.masked_bias")  # which old files keep, and transformers computes
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 
 
@@ -41,6 +44,17 @@ def norm_names(norms: Norms) -> dict[str, str]:
     if norms.heads:
         names |= {f"{name}_norm": f"self_attn.{name}_norm" for name in "qk"}
     return names
+
+
+def fused_rows(config: FamilyConfig, name: str) -> tuple[str, slice] | None:
+    """The matrix that has a layer's matrix among its rows where such are fused (Phi-3), and these rows."""
+    match = _PART.fullmatch(name)
+    if match is None:
+        return None
+    whole, parts = ("qkv", "qkv") if match[3] in "qkv" else ("gate_up", ("gate", "up"))
+    rows = [config.shape(part)[0] for part in parts]
+    at = list(parts).index(match[3])
+    return f"{match[1]}{whole}_proj.{match[4]}", slice(sum(rows[:at]), sum(rows[: at + 1]))
 
 
 class FamilyWeights(Protocol):
@@ -65,16 +79,32 @@ class FolderWeights:
         self.config, self.scaled = read_family(folder), ScaledWeights(folder)
 
     def __contains__(self, name: object) -> bool:
-        return self._own(str(name)) in self.scaled
+        return self._place(str(name))[0] in self.scaled
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self.scaled.shape(self._own(name))
+        own, rows = self._place(name)
+        outputs, *rest = self.scaled.shape(own)
+        return (outputs if rows is None else len(range(outputs)[rows]), *rest)
 
     def stored(self, name: str) -> Stored:
-        return self.scaled.stored(self._own(name))
+        own, rows = self._place(name)
+        whole = self.scaled.stored(own)
+        return whole if rows is None else Stored(whole.dtype, whole.values[rows])
 
-    def _own(self, name: str) -> str:
-        return name if name in self.scaled else name.removeprefix("model.")
+    def check_used(self, wanted: Iterable[str]) -> None:
+        """Raises CheckpointError for a tensor that belongs to none of the weights `wanted`."""
+        used = {self._place(name)[0] for name in wanted}
+        used |= {name + end for name in used for end in SCALES}
+        used |= {HEAD} if self.config.tie_word_embeddings else set()
+        for name in sorted(set(self.scaled.names()) - used):
+            if not name.endswith(_BUFFERS):
+                raise CheckpointError(f"{self.scaled.folder}: no layer of a {self.config.model_type} model uses {name}")
+
+    def _place(self, name: str) -> tuple[str, slice | None]:
+        """The tensor where a weight lies, and which rows of it the weight is, None for all."""
+        fused = None if name in self.scaled else fused_rows(self.config, name)
+        own, rows = fused or (name, None)
+        return own if own in self.scaled else own.removeprefix("model."), rows
 
 
 class GgufWeights:
@@ -102,7 +132,7 @@ def _gguf_name(name: str) -> str:
 
 
 def check_complete(weights: FamilyWeights) -> None:
-    """Raises CheckpointError unless a model's weights are all there and fit its configuration."""
+    """Raises CheckpointError unless a model's weights are all there, fit its configuration, and are all used."""
     wanted = _shapes(weights.config)
     missing = sorted(name for name in wanted if name not in weights)
     if missing:
@@ -111,6 +141,8 @@ def check_complete(weights: FamilyWeights) -> None:
         found = weights.shape(name)
         if found != shape:
             raise CheckpointError(f"{name} is {list(found)}, not {list(shape)} as the configuration has it")
+    if isinstance(weights, FolderWeights):
+        weights.check_used(wanted)
 
 
 def _shapes(config: FamilyConfig) -> dict[str, tuple[int, ...]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,10 @@ class ScaledWeights:
 
     def __contains__(self, name: object) -> bool:
         return name in self._tensors.files
+
+    def names(self) -> Collection[str]:
+        """The names of all tensors, scales among them."""
+        return self._tensors.files
 
     def __getitem__(self, name: str) -> Tensor:
         """Like `stored`, as torch's tensor."""

@@ -9,6 +9,7 @@ import torch
 
 from tandem.checkpoints.family import UnsupportedFamily
 from tandem.checkpoints.family_configs import family_of
+from tandem.checkpoints.family_weights import fused_rows
 from tandem.checkpoints.numbers import Stored
 from tandem.runners.eagle.hidden_states import TargetFeatures, of_native
 from tandem.runners.native import NativeUnavailable
@@ -36,13 +37,20 @@ class ModuleWeights:
         self.dtype = dtype_of(next(module.parameters()))
 
     def __contains__(self, name: object) -> bool:
-        return name in self._tensors
+        return name in self._tensors or bool((fused := fused_rows(self.config, str(name))) and fused[0] in self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._tensors[name].shape)
+        return tuple(self._tensor(name).shape)
 
     def stored(self, name: str) -> Stored:
-        return stored_of(self._tensors[name])
+        return stored_of(self._tensor(name))
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        if name in self._tensors:
+            return self._tensors[name]
+        fused = fused_rows(self.config, name)
+        assert fused
+        return self._tensors[fused[0]][fused[1]]
 
 
 def native_of(

@@ -1,0 +1,125 @@
+"""Native steps of every family that they have: logits and tokens of transformers, in every format and any company."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from tandem.checkpoints.family_configs import FAMILY, family_of
+from tandem.checkpoints.locate import CheckpointError, find
+from tandem.runners.loading import Execution, Shape, load_runner
+from tandem.runners.native import NativeUnavailable
+from tandem.runners.native.runner import NativeRunner
+from tandem.runners.native.weights import packing
+from tandem.runners.protocol import PrefillRow
+from tests.rows import verify_row
+from tests.runners.test_native import GREEDY, VOCAB, check_bits, native, sequence
+
+SIZES = {
+    **{"vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 90, "num_hidden_layers": 4},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.3},
+    **{"bos_token_id": None, "eos_token_id": None, "pad_token_id": None},
+}
+LONG = {
+    **{"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75},
+    **{"short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5], "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]},
+}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mistral, a window": ("mistral", {"sliding_window": 7}),
+    "a window of one position": ("mistral", {"sliding_window": 1}),
+    "ministral": ("ministral", {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"] * 2, "head_dim": 32}),
+    "qwen2, windows": ("qwen2", {"use_sliding_window": True, "sliding_window": 18, "max_window_layers": 2}),
+    "qwen3, windows": ("qwen3", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1, "head_dim": 32}),
+    "llama, yarn beyond its length": ("llama", {"rope_parameters": YARN, "max_position_embeddings": 32}),
+    "llama, GELU": ("llama", {"hidden_act": "gelu"}),
+    "gemma": ("gemma", {"head_dim": 32}),
+    "gemma2": ("gemma2", {"head_dim": 32, "sliding_window": 9, "query_pre_attn_scalar": 24}),
+    "gemma3": (
+        "gemma3_text",
+        {"head_dim": 32, "sliding_window": 21, "sliding_window_pattern": 3, "final_logit_softcapping": 20.0},
+    ),
+    "gemma3, linear": (
+        "gemma3_text",
+        {"head_dim": 16, "sliding_window": 9, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+    ),
+    "phi3, a window": ("phi3", {"sliding_window": 19}),
+    "phi3, longrope, long": (
+        "phi3",
+        {"rope_parameters": LONG, "original_max_position_embeddings": 64},
+    ),
+    "phi3, longrope, short": (
+        "phi3",
+        {"rope_parameters": LONG, "original_max_position_embeddings": 128},
+    ),
+    "smollm3": ("smollm3", {}),
+    "smollm3, windows": ("smollm3", {"use_sliding_window": True, "sliding_window": 11, "no_rope_layer_interval": 2}),
+    "olmo2": ("olmo2", {}),
+    "olmo3": ("olmo3", {"sliding_window": 13}),
+    "granite": (
+        "granite",
+        {
+            **{"embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22},
+            **{"attention_multiplier": 0.2, "attention_bias": True},
+        },
+    ),
+    "stablelm": ("stablelm", {"use_qkv_bias": True}),
+    "seed_oss": ("seed_oss", {"head_dim": 32, "attention_out_bias": True}),
+    "exaone4": ("exaone4", {"sliding_window": 10, "sliding_window_pattern": 2}),
+    "exaone4 without windows": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
+}
+every_kind = pytest.mark.parametrize("name", KINDS)
+
+
+def module_of(name: str, dtype: torch.dtype = torch.float32, **changes: object) -> Any:
+    kind, own = KINDS[name]
+    torch.manual_seed(3)
+    config = transformers.AutoConfig.for_model(kind, **{**SIZES, **own, **changes})
+    module = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")
+    for parameter in module.parameters():  # biases and norms start as 0 and 1, which would hide that they are lost
+        if parameter.dim() == 1:
+            torch.nn.init.normal_(parameter, mean=1.0, std=0.3)
+    return module.eval()
+
+
+def far(ours: Any, module: Any, tokens: list[int]) -> float:
+    with torch.inference_mode():
+        theirs = module(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].float().numpy()
+    return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs - theirs.mean()))
+
+
+def fed(runner: NativeRunner, tokens: list[int], slot: int = 1, most: int = 60) -> Any:
+    """Logits of tokens that are fed in chunks."""
+    chunks = [runner.model.feed([slot], [at], [tokens[at : at + most]]) for at in range(0, len(tokens), most)]
+    return np.concatenate(chunks)  # type: ignore[arg-type]
+
+
+@every_kind
+def test_logits_are_those_of_transformers_beyond_windows_and_contexts(name: str) -> None:
+    """Loading compares them with the reference in numpy, whose formulas are so those of transformers too."""
+    module, tokens = module_of(name), sequence(100)
+    assert far(fed(native(module), tokens), module, tokens) < 1e-5
+
+
+@every_kind
+def test_logits_in_bfloat16_are_as_near_as_rounding_allows(name: str) -> None:
+    module, tokens = module_of(name, torch.bfloat16), sequence(60)
+    assert far(fed(native(module), tokens), module, tokens) < 0.06
+
+
+@pytest.mark.each_value
+@every_kind
+@pytest.mark.parametrize("weights", ["auto", "int8", "q4"])
+def test_a_tokens_bits_depend_on_no_company_or_number_of_threads(name: str, weights: str) -> None:
+    module, dtype = module_of(name), torch.float32
+    for dtype in (torch.float32, torch.bfloat16):
+        module = module_of(name, dtype)
+        check_bits(*(native(module, threads=threads, packing=packing(weights)) for threads in (2, 1, 3)))
