@@ -14,6 +14,8 @@ from typing import Any
 from tandem.checkpoints.family import NO_ROPE, ROPE, FamilyConfig, Norms, UnsupportedFamily
 from tandem.checkpoints.json_files import read_object
 
+_PLAIN = Norms()
+
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
@@ -25,7 +27,7 @@ class _Kind:
     """
 
     defaults: Mapping[str, Any]
-    norms: Norms = Norms()
+    norms: Norms = _PLAIN
     slides: int = 0
     rope_by_type: bool = False
     biases: str = ""
@@ -135,17 +137,17 @@ _OF_ROPE = {
     *("truncate", "long_factor", "short_factor", "partial_rotary_factor", "freq_factors"),
 }
 _ELSEWHERE = {
-    *("architectures", "auto_map", "transformers_version", "transformers.js_config", "torch_dtype", "dtype", "use_cache"),
+    *("architectures", "auto_map", "transformers_version", "transformers.js_config", "torch_dtype", "dtype"),
     *("bos_token_id", "pad_token_id", "decoder_start_token_id", "sep_token_id", "unk_token_id", "pretraining_tp"),
     *("initializer_range", "initializer_factor", "output_hidden_states", "output_attentions", "return_dict"),
     *("return_dict_in_generate", "output_scores", "id2label", "label2id", "problem_type", "finetuning_task"),
-    *("chunk_size_feed_forward", "pruned_heads", "tokenizer_class", "prefix", "task_specific_params", "is_decoder"),
+    *("chunk_size_feed_forward", "pruned_heads", "tokenizer_class", "prefix", "task_specific_params", "use_cache"),
     *("torchscript", "max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups"),
     *("diversity_penalty", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty"),
-    *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences", "begin_suppress_tokens"),
-    *("suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values", "tf_legacy_loss"),
-    *("exponential_decay_length_penalty", "use_bfloat16", "is_llama_config", "unsloth_fixed", "unsloth_version"),
-    *("name", "attn_implementation", "cache_implementation", "rescale_layernorm", "router_jitter_noise"),
+    *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences"),
+    *("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "use_bfloat16"),
+    *("exponential_decay_length_penalty", "remove_invalid_values", "tf_legacy_loss", "is_llama_config", "name"),
+    *("unsloth_fixed", "unsloth_version", "attn_implementation", "cache_implementation"),
 }
 """Fields that do not shape inference: they are of training, of generation, of classes, or name tokens and files."""
 
@@ -157,9 +159,9 @@ def read_family(folder: Path) -> FamilyConfig:
 
 def family_of(config: Mapping[str, Any]) -> FamilyConfig:
     """The configuration that config.json says. Raises UnsupportedFamily, or ValueError naming the field."""
-    name = config.get("model_type")
+    name = str(config.get("model_type"))
     if name not in _KINDS:
-        raise UnsupportedFamily(f"models of type {name!s:.60} (there are {', '.join(FAMILY)})")
+        raise UnsupportedFamily(f"models of type {name:.60} (there are {', '.join(FAMILY)})")
     kind = _KINDS[name]
     _check_used(name, config, {*_FIELDS, *kind.defaults})
     said = {**kind.defaults, **config}
@@ -179,8 +181,9 @@ def family_of(config: Mapping[str, Any]) -> FamilyConfig:
     scalar = said.get("query_pre_attn_scalar")
     by_scalar = None if scalar is None else _number("query_pre_attn_scalar", scalar) ** -0.5
     multiplier = said.get("attention_multiplier")
+    embedding_scale = _number("embedding_multiplier", said.get("embedding_multiplier", 1.0))
     made = FamilyConfig(
-        model_type=str(name),
+        model_type=name,
         vocab_size=sizes["vocab_size"],
         hidden_size=sizes["hidden_size"],
         intermediate_size=sizes["intermediate_size"],
@@ -200,7 +203,7 @@ def family_of(config: Mapping[str, Any]) -> FamilyConfig:
         attention_scale=by_scalar if multiplier is None else _number("attention_multiplier", multiplier),
         attention_cap=_number("attn_logit_softcapping", said.get("attn_logit_softcapping") or 0.0),
         logit_cap=_number("final_logit_softcapping", said.get("final_logit_softcapping") or 0.0),
-        embedding_scale=float(sizes["hidden_size"]) ** 0.5 if kind.scaled else _number("embedding_multiplier", said.get("embedding_multiplier", 1.0)),
+        embedding_scale=float(sizes["hidden_size"]) ** 0.5 if kind.scaled else embedding_scale,
         residual_scale=_number("residual_multiplier", said.get("residual_multiplier", 1.0)),
         logit_scale=1 / _number("logits_scaling", said.get("logits_scaling", 1.0)),
         parallel=bool(said.get("use_parallel_residual")),
@@ -228,7 +231,7 @@ def end_ids(value: Any) -> tuple[int, ...]:
     return ids
 
 
-def _activation(name: Any, said: Mapping[str, Any]) -> Any:
+def _activation(name: str, said: Mapping[str, Any]) -> Any:
     """The activation; Gemma's first files say GELU and mean its approximation by tanh."""
     field = "hidden_activation" if name in ("gemma2", "gemma3_text") else "hidden_act"
     found = said.get(field) or "silu"

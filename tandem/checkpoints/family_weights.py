@@ -35,7 +35,7 @@ def matrix_name(layer: int, name: str) -> str:
 
 def norm_names(norms: Norms) -> dict[str, str]:
     """Names of a layer's norms, without ".weight", by their places in LayerWeights of transformer.h."""
-    names = {}
+    names: dict[str, str] = {}
     if norms.before:
         mlp = "pre_feedforward_layernorm" if norms.after else "post_attention_layernorm"
         names |= {"attention_norm": "input_layernorm", "mlp_norm": mlp}
@@ -164,5 +164,5 @@ def _shapes(config: FamilyConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _norm(config: FamilyConfig, name: str, width: int) -> dict[str, tuple[int, ...]]:
-    with_bias = {name.removesuffix("weight") + "bias": (width,)} if config.norms.kind == "layer" else {}
-    return {name: (width,)} | with_bias
+    names = [name, name.removesuffix("weight") + "bias"] if config.norms.kind == "layer" else [name]
+    return {each: (width,) for each in names}

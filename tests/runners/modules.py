@@ -37,7 +37,9 @@ class ModuleWeights:
         self.dtype = dtype_of(next(module.parameters()))
 
     def __contains__(self, name: object) -> bool:
-        return name in self._tensors or bool((fused := fused_rows(self.config, str(name))) and fused[0] in self._tensors)
+        return name in self._tensors or bool(
+            (fused := fused_rows(self.config, str(name))) and fused[0] in self._tensors
+        )
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._tensor(name).shape)

@@ -192,7 +192,7 @@ def gated(gate: Floats, up: Floats, round: Round, activation: str = "silu") -> F
         tails = np.vectorize(math.erfc, otypes=[np.float32])
         return round(round(gate * tails(gate * np.float32(-(0.5**0.5))) / 2) * up)
     by_tanh = activation == "gelu_pytorch_tanh"
-    power = np.float32(-(8 / math.pi) ** 0.5) * (gate + np.float32(0.044715) * gate**3) if by_tanh else -gate
+    power = np.float32(-((8 / math.pi) ** 0.5)) * (gate + np.float32(0.044715) * gate**3) if by_tanh else -gate
     with np.errstate(over="ignore"):  # of a large negative number: the quotient is 0
         return round(round(gate / (1 + np.exp(power))) * up)
 

@@ -50,8 +50,8 @@ class NativeSteps:
     """Runs rows of tokens at positions of slots; returns the best tokens, or float32 logits [.., vocabulary].
 
     A subclass packs the weights. Methods that TorchModel has too behave the same.
-    `sizes`: as the library has them. `tables`: cosines and sines of each rotary embedding, float32 [length, turned]. `embedding`:
-    [vocabulary, hidden], shared, not copied. `draft_vocab`: the tokens of the outputs; None: each its own.
+    `sizes`: as the library has them. `tables`: cosines and sines of each rotary embedding, float32 [length, turned].
+    `embedding`: [vocabulary, hidden], shared, not copied. `draft_vocab`: the tokens of the outputs; None: each its own.
     """
 
     def __init__(
