@@ -24,23 +24,6 @@ async def _at_once(role: Callable[..., int], *config: object) -> int:
     return role(*config)
 
 
-def gateway(args: Options) -> Run:
-    """Starts HTTP for OpenAI clients. Raises ValueError."""
-    from tandem.workshops.gateway.config import GatewayConfig
-    from tandem.workshops.gateway.run import run_gateway
-
-    workers = split_list(args.workers)
-    return run_gateway(
-        built(
-            GatewayConfig,
-            args,
-            workers=workers,
-            port=8080 if args.http_port is None else args.http_port,
-            flags=args.gateway_flags,
-        )
-    )
-
-
 def accept(args: Options) -> Run:
     """Measures acceptance, in rounds up to the speculation length asked for."""
     from tandem.cli.asking import sampling
