@@ -418,8 +418,6 @@ class Options:
         "on prefill apart: bandwidth between target and PrefillWorker in Mbit/s (default: no limit)", ("advise",)
     )
     clients: int = option("concurrent clients of one target", ("advise",), default=1)
-    target_price: float | None = option("dollars an hour of a target's device (default: as compared)", ("advise",))
-    draft_price: float | None = option("dollars an hour of a client's own draft (default: nothing)", ("advise",))
 
     receipt: FILE | None = option(
         "the receipt; also without --receipt, after the role", ("check",), group="receipts (role check)"
