@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from tandem.comparison.links.impairments import STEADY, TRACE, Impairments, traces_named
+from tandem.comparison.links.impairments import TRACE, Impairments, traces_named
 from tandem.comparison.links.settings import LINK_KINDS
 from tandem.comparison.measuring.architectures import ASKED, CONNECTABLE, DEFAULT, HEADED, OPENAI
 from tandem.comparison.measuring.conditions import Condition, plan
@@ -220,8 +220,6 @@ class ComparisonConfig:
             raise ValueError(f"link: of several, each is {TRACE}UP,DOWN")
         if len(set(recorded)) < len(recorded):
             raise ValueError("link: one is named twice")
-        if self.link == "netns" and self.impairments != (STEADY,):
-            raise ValueError("link: netns has neither jitter, loss nor asymmetry; --link emulated has")
         if self.link.startswith(TRACE) and (self.bandwidth_mbps or self.up_mbps):
             raise ValueError("link: a recorded link has its own bandwidth")
         for condition in self.conditions:
@@ -280,11 +278,6 @@ class ComparisonConfig:
             adapter=self.adapter,
         )
         return plan(request, self.rtts_ms, self.bandwidth_mbps, self.temperatures, self.rules, self.impairments)
-
-    @property
-    def link_kind(self) -> str:
-        """How links are emulated; recorded ones are too."""
-        return "netns" if self.link == "netns" else "emulated"
 
     @property
     def impairments(self) -> tuple[Impairments, ...]:
