@@ -37,9 +37,9 @@ def _frequencies(rope: Mapping[str, Any], dim: int) -> tuple[Floats, float]:
     periods = _periods(float(rope["rope_theta"]), dim)
     if kind == "yarn":
         return _yarn(rope, periods, dim)
-    plain: Floats = ONE / periods
+    plain = ONE / periods
     if (given := rope.get("freq_factors")) is not None:  # a GGUF's, as of Llama 3.1
-        plain = plain / np.asarray(given, dtype=np.float32)
+        plain = np.divide(plain, np.asarray(given, dtype=np.float32))
     if kind == "linear":
         return plain / np.float32(rope["factor"]), 1.0
     if kind == "llama3":
