@@ -14,6 +14,7 @@ from typing import Any
 from tandem.checkpoints.family import NO_ROPE, ROPE, FamilyConfig, Norms, UnsupportedFamily
 from tandem.checkpoints.json_files import read_object
 
+SLIDING, FULL = "sliding_attention", "full_attention"
 _PLAIN = Norms()
 
 
@@ -253,9 +254,9 @@ def _windows(kind: _Kind, said: Mapping[str, Any], layers: int) -> tuple[int, ..
     types = said.get("layer_types")
     if types is None:
         return (0,) * layers if window is None else _by_default(kind, said, _count("sliding_window", window), layers)
-    if not isinstance(types, list) or len(types) != layers or not set(types) <= {"full_attention", "sliding_attention"}:
+    if not isinstance(types, list) or len(types) != layers or not set(types) <= {FULL, SLIDING}:
         raise ValueError(f"layer_types: {types!r:.60} is not a list of names of {layers} layers' attention")
-    return tuple(_count("sliding_window", window) if window and each[0] == "s" else 0 for each in types)
+    return tuple(_count("sliding_window", window) if window and each == SLIDING else 0 for each in types)
 
 
 def _by_default(kind: _Kind, said: Mapping[str, Any], window: int, layers: int) -> tuple[int, ...]:
@@ -280,7 +281,7 @@ def _turning(said: Mapping[str, Any], layers: int) -> Sequence[Any]:
 def _rope_of_layer(kind: _Kind, said: Mapping[str, Any], windows: Sequence[int], layers: int) -> tuple[int, ...]:
     if kind.rope_by_type:  # the first is that of layers that see all
         types = said.get("layer_types")
-        return tuple(int(each[0] == "s") for each in types) if types else tuple(int(each > 0) for each in windows)
+        return tuple(int(each == SLIDING) for each in types) if types else tuple(int(each > 0) for each in windows)
     if "no_rope_layers" in said:
         return tuple(0 if turns else NO_ROPE for turns in _turning(said, layers))
     if said.get("model_type") == "exaone4" and said.get("sliding_window") is not None:
@@ -296,9 +297,9 @@ def _ropes(kind: _Kind, said: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...
             raise ValueError(f"{name}: {value!r:.60} is not an object")
     if not kind.rope_by_type:
         return (_rope(said, scaling or given, said.get("rope_theta")),)
-    if unknown := sorted(given.keys() - {"full_attention", "sliding_attention"}):
+    if unknown := sorted(given.keys() - {FULL, SLIDING}):
         raise UnsupportedFamily(f"rotary embeddings by layer with {unknown[0]}")
-    whole, own = (dict(given.get(name) or {}) for name in ("full_attention", "sliding_attention"))
+    whole, own = (dict(given.get(name) or {}) for name in (FULL, SLIDING))
     return (
         _rope(said, {**whole, **scaling}, said["rope_theta"]),
         _rope(said, own, said["rope_local_base_freq"]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,9 +37,10 @@ class ScaledWeights:
     def __contains__(self, name: object) -> bool:
         return name in self._tensors.files
 
-    def names(self) -> Collection[str]:
-        """The names of all tensors, scales among them."""
-        return self._tensors.files
+    def names(self) -> list[str]:
+        """The names of all weights, without those of scales."""
+        scales = {f"{name}{end}" for name in self._tensors.files for end in SCALES}
+        return [name for name in self._tensors.files if name not in scales]
 
     def __getitem__(self, name: str) -> Tensor:
         """Like `stored`, as torch's tensor."""

@@ -90,7 +90,7 @@ def _config(checkpoint: Checkpoint) -> dict[str, Any]:
     """Reads config.json; {} if it cannot be read, which is said where the model is loaded."""
     try:
         if checkpoint.gguf_file:
-            family = family_of_gguf(StoredWeights(checkpoint.gguf_file).header)
+            family = family_of_gguf(StoredWeights(checkpoint.gguf_file))
             return {each.name: getattr(family, each.name) for each in fields(family)}
         return read_object(configuration_folder(checkpoint) / "config.json")
     except Exception as error:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from tandem.checkpoints.family import UnsupportedFamily
 from tandem.checkpoints.family_configs import family_of
-from tandem.checkpoints.family_weights import fused_rows
+from tandem.checkpoints.family_weights import rows_together
 from tandem.checkpoints.numbers import Stored
 from tandem.runners.eagle.hidden_states import TargetFeatures, of_native
 from tandem.runners.native import NativeUnavailable
@@ -33,26 +33,24 @@ class ModuleWeights:
             self.config = family_of(module.config.to_dict())
         except UnsupportedFamily as error:
             raise NativeUnavailable(str(error)) from None
-        self._tensors = module.state_dict()
+        self._tensors = dict(module.state_dict())
+        for name, tensor in list(self._tensors.items()):
+            for whole, parts in (("qkv_proj", "qkv"), ("gate_up_proj", ("gate", "up"))):
+                for part in parts if whole in name else ():
+                    self._tensors[name.replace(whole, f"{part}_proj")] = tensor[rows_together(self.config, part)]
         self.dtype = dtype_of(next(module.parameters()))
 
     def __contains__(self, name: object) -> bool:
-        return name in self._tensors or bool(
-            (fused := fused_rows(self.config, str(name))) and fused[0] in self._tensors
-        )
+        return name in self._tensors
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._tensor(name).shape)
+        return tuple(self._tensors[name].shape)
 
     def stored(self, name: str) -> Stored:
-        return stored_of(self._tensor(name))
+        return stored_of(self._tensors[name])
 
-    def _tensor(self, name: str) -> torch.Tensor:
-        if name in self._tensors:
-            return self._tensors[name]
-        fused = fused_rows(self.config, name)
-        assert fused
-        return self._tensors[fused[0]][fused[1]]
+    def unused(self, wanted: Iterable[str]) -> list[str]:
+        return []
 
 
 def native_of(

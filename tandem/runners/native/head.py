@@ -67,7 +67,7 @@ class NativeHead(NativeSteps):
             name: self.packing.matrix(0, name, linear(head, module, self.dtype)) for name, module in LINEARS.items()
         }
         matrices = {name: matrix for name, (matrix, _) in made.items()}
-        weights = LayerWeights(attention_norm=own, mlp_norm=inner, **matrices, **self.sight(0))
+        weights = LayerWeights(before_attention=own, before_mlp=inner, **matrices, **self.sight(0))
         self.done(self.library.tandem_set_layer(self.handle, 0, ctypes.byref(weights)))
         output, _kept = self.packing.output(linear(head, "lm_head", self.dtype), None)
         self.done(self.library.tandem_set_head(self.handle, last, ctypes.byref(output)))

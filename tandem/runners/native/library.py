@@ -73,7 +73,7 @@ class Matrix(ctypes.Structure):
     _fields_ = (("weights", c_void_p), ("bias", c_void_p), ("stored", c_int32), ("packed", c_int32))
 
 
-NORMS = ("attention_norm", "mlp_norm", "q_norm", "k_norm", "attention_after", "mlp_after")
+NORMS = ("before_attention", "before_mlp", "q_norm", "k_norm", "after_attention", "after_mlp")
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandem.checkpoints.family import FamilyConfig
-from tandem.checkpoints.family_weights import EMBEDDING, HEAD, NORM, FamilyWeights, matrix_name, norm_names
+from tandem.checkpoints.family_weights import EMBEDDING, HEAD, NORM, FamilyWeights, matrix_name
 from tandem.checkpoints.numbers import DTYPES as NAMES
 from tandem.checkpoints.numbers import of_floats
 from tandem.runners.native.features import NativeFeatures, features_of
@@ -67,8 +67,7 @@ class NativeModel(NativeSteps):
         """What the library packs for a layer, and what keeps its memory."""
         config, of = weights.config, f"model.layers.{index}."
         norms = {
-            place: norm_weight(weights, f"{of}{name}.weight", self.dtype)
-            for place, name in norm_names(config.norms).items()
+            place: norm_weight(weights, f"{of}{name}.weight", self.dtype) for place, name in norms_of(config).items()
         }
         made = {
             name: packing.matrix(index, name, linear(weights, matrix_name(index, name), self.dtype, name))
@@ -99,6 +98,11 @@ def linear(weights: FamilyWeights, name: str, dtype: str, matrix: str = "") -> L
     shape = config.shape(matrix) if matrix else (config.vocab_size, config.hidden_size)
     own = weights.stored(bias).to(dtype) if matrix in config.biases else None
     return Linear(shape, lambda: weights.stored(name).to(dtype), own)
+
+
+def norms_of(config: FamilyConfig) -> dict[str, str]:
+    """Names of a layer's norms, those of heads among them, by their places in LayerWeights."""
+    return config.norm_names | {f"{name}_norm": f"self_attn.{name}_norm" for name in "qk" if config.norms.heads}
 
 
 def norm_weight(weights: FamilyWeights, name: str, dtype: str) -> NDArray[Any]:

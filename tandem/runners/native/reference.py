@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandem.checkpoints.family import NO_ROPE
-from tandem.checkpoints.family_weights import HEAD, NORM, FamilyWeights, matrix_name, norm_names
+from tandem.checkpoints.family_weights import HEAD, NORM, FamilyWeights, matrix_name
 from tandem.checkpoints.gguf_blocks import FORMATS, Blocks
 from tandem.checkpoints.numbers import Floats, Stored, of_floats
 from tandem.runners.native.library import MATRICES
-from tandem.runners.native.model import embedding_scale, linear
+from tandem.runners.native.model import embedding_scale, linear, norms_of
 from tandem.runners.native.rotary import rotary_tables
 from tandem.runners.native.weights import DENSE, Linear, Packing, decoded, encoded
 
@@ -73,7 +73,7 @@ class Reference:
     ) -> None:
         self.weights, self.config, self._dtype = weights, weights.config, dtype
         self._packing, self._library, self._configured = packing, library, configured
-        self._names = norm_names(self.config.norms)
+        self._names = norms_of(self.config)
         self.round = rounding(dtype)
 
     def layer(self, index: int) -> Mapping[str, Product]:
@@ -97,11 +97,11 @@ class Reference:
 
     def passed(self, index: int, matrices: Matrices, x: Floats) -> Floats:
         """The residual stream [tokens, hidden] behind a layer."""
-        added = matrices["o"](self._attention(index, matrices, self._normed(index, "attention_norm", x)))
-        x = self._joined(x, self._normed(index, "attention_after", added))
-        inner = self._normed(index, "mlp_norm", x)
+        added = matrices["o"](self._attention(index, matrices, self._normed(index, "before_attention", x)))
+        x = self._joined(x, self._normed(index, "after_attention", added))
+        inner = self._normed(index, "before_mlp", x)
         made = gated(matrices["gate"](inner), matrices["up"](inner), self.round, self.config.hidden_act)
-        return self._joined(x, self._normed(index, "mlp_after", matrices["down"](made)))
+        return self._joined(x, self._normed(index, "after_mlp", matrices["down"](made)))
 
     def embedded(self, rows: Stored) -> Floats:
         """The residual stream before the first layer, of rows of the embedding."""

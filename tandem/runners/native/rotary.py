@@ -30,7 +30,7 @@ def rotary_tables(
     try:
         turned = int(head_dim * rope.get("partial_rotary_factor", 1.0))
         frequencies, scale = _frequencies(rope, turned, configured)
-        if (factors := rope.get("freq_factors")) is not None:
+        if (factors := rope.get("freq_factors")) is not None:  # a GGUF's, as of Llama 3.1
             frequencies = np.divide(frequencies, np.asarray(factors, dtype=np.float32))
     except (KeyError, TypeError, ArithmeticError, ValueError) as error:
         raise ValueError(f"rope_parameters: {type(error).__name__}: {error}") from None
