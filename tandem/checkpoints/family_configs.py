@@ -81,14 +81,20 @@ _KINDS: Mapping[str, _Kind] = {
     "phi3": _Kind(
         {
             **{"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
-            **{"eos_token_id": 32000, "sliding_window": None},
+            **{"eos_token_id": 32000, "sliding_window": None, "partial_rotary_factor": 1.0},
         }
     ),
     "smollm3": _Kind(
         {
             **{"max_position_embeddings": 32768, "num_key_value_heads": 4, "rope_theta": 2e6, "eos_token_id": 128001},
             **{"no_rope_layers": None, "no_rope_layer_interval": 4, "use_sliding_window": False},
-            **{"sliding_window": None, "layer_types": None, "tie_word_embeddings": True, **_BIASES},
+            **{
+                "max_window_layers": 28,
+                "sliding_window": None,
+                "layer_types": None,
+                "tie_word_embeddings": True,
+                **_BIASES,
+            },
         }
     ),
     "olmo2": _Kind(_OLMO, Norms(rounds_once=True, before=False, after=True, heads="row")),
@@ -130,7 +136,7 @@ _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
 _FIELDS = {
     *(*_SIZES, "model_type", "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps"),
     *("hidden_act", "tie_word_embeddings", "eos_token_id", "rope_theta", "rope_scaling", "rope_parameters"),
-    *("partial_rotary_factor", "original_max_position_embeddings", "quantization_config", "compression_config"),
+    *("original_max_position_embeddings", "quantization_config", "compression_config"),
 }
 _OF_ROPE = {
     *("rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "max_position_embeddings"),
@@ -148,14 +154,21 @@ _ELSEWHERE = {
     *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences"),
     *("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "use_bfloat16"),
     *("exponential_decay_length_penalty", "remove_invalid_values", "tf_legacy_loss", "is_llama_config", "name"),
-    *("unsloth_fixed", "unsloth_version", "attn_implementation", "cache_implementation"),
+    *("unsloth_fixed", "unsloth_version", "attn_implementation", "cache_implementation", "model_max_length"),
 }
 """Fields that do not shape inference: they are of training, of generation, of classes, or name tokens and files."""
+_NEUTRAL = {"full_attn_mod": 1, "interpolate_factor": 1, "rotary_scaling_factor": 1, "sliding_window_size": 4096}
+"""Fields that files have and transformers does not read, and what they say where they change nothing."""
 
 
 def read_family(folder: Path) -> FamilyConfig:
     """The configuration in a folder. Raises UnsupportedFamily, ValueError naming the field, or OSError."""
-    return family_of(read_object(folder / "config.json"))
+    config = read_object(folder / "config.json")
+    made = family_of(config)
+    parts = [rope.get("partial_rotary_factor", 1.0) for rope in made.ropes]
+    if "partial_rotary_factor" not in _KINDS[made.model_type].defaults and parts != [1.0] * len(parts):
+        raise UnsupportedFamily(f"models of type {made.model_type} with partial_rotary_factor {parts[0]!r:.60}")
+    return made
 
 
 def family_of(config: Mapping[str, Any]) -> FamilyConfig:
@@ -219,8 +232,9 @@ def family_of(config: Mapping[str, Any]) -> FamilyConfig:
 def _check_used(name: str, config: Mapping[str, Any], used: set[str]) -> None:
     """Raises UnsupportedFamily for a field that the reader does not know, and that is not off."""
     for field, value in config.items():
-        apart = field in _ELSEWHERE or field.startswith("_") or field.endswith(("dropout", "pdrop"))
-        if field not in used and not apart and value is not None and value is not False:
+        apart = field in _ELSEWHERE or field.startswith("_") or "dropout" in field or field.endswith("pdrop")
+        off = value is None or value is False or value == _NEUTRAL.get(field)
+        if field not in used and not apart and not off:
             raise UnsupportedFamily(f"models of type {name} with {field} {value!r:.60} in their configuration")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from tandem.checkpoints.family import UnsupportedFamily
-from tandem.checkpoints.family_configs import family_of
+from tandem.checkpoints.family_configs import read_family
 from tandem.checkpoints.locate import CheckpointError, find
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.native.model import check
@@ -178,12 +179,18 @@ def test_a_tensor_that_no_layer_uses_is_refused_by_name(tmp_path: Path) -> None:
         ("mistral", {"attn_logit_softcapping": 30.0}, "attn_logit_softcapping 30.0"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention True"),
         ("stablelm", {"qk_layernorm": True}, "qk_layernorm True"),
+        ("qwen3", {"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+            "partial_rotary_factor 0.5",
+        ),
         ("stablelm", {"use_parallel_residual": True}, "parallel"),
     ],
 )
 def test_a_field_that_native_steps_do_not_use_is_refused_by_name(
-    kind: str, changes: dict[str, Any], field: str
+    kind: str, changes: dict[str, Any], field: str, tmp_path: Path
 ) -> None:
-    config = {**SIZES, "model_type": kind, **changes}
+    (tmp_path / "config.json").write_text(json.dumps({**SIZES, "model_type": kind, **changes}))
     with pytest.raises((UnsupportedFamily, NotNative), match=field):
-        check(family_of(config), "float32")
+        check(read_family(tmp_path), "float32")
