@@ -96,6 +96,13 @@ _TABLE: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
 )
+_FOUND = """
+<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|> <EOT>
+_<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> [e~[ <｜end▁of▁sentence｜>
+<|channel|> <|message|> <|start|> <|constrain|>
+"""
+FOUND = frozenset(_FOUND.split())
+"""Tokens that are found in text whatever kind the file gives them."""
 SPLITS: Mapping[str, tuple[str, ...]] = {name: splits for names, splits in _TABLE for name in names.split()}
 """Expressions of which each splits the pieces that the ones before it left; matches and gaps are pieces."""
 WHOLE = frozenset(f"{_TABLE[2][0]} minicpm5 youtu glm4 glm5 tekken granite-embed-multi-97m".split())

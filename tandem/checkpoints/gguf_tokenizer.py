@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from tandem.checkpoints.gguf_header import Header
-from tandem.checkpoints.gguf_splits import BEGUN, SPLITS, WHOLE
+from tandem.checkpoints.gguf_splits import BEGUN, FOUND, SPLITS, WHOLE
 from tandem.checkpoints.tokenizer_parts import TokenizerParts, assembled, ends_with
 
 _KEY = "tokenizer.ggml."
@@ -143,7 +144,7 @@ def _keep_whole(backend: Any, tokens: Sequence[str], kinds: Sequence[int], model
     from tokenizers import AddedToken
 
     strips = "phi-3" in model or "phi3" in model  # llama.cpp knows by the name alone
-    for token, kind in zip(tokens, kinds, strict=False):
-        if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED):
+    for token, kind in zip_longest(tokens, kinds):
+        if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) or token in FOUND:
             strip = strips and token not in _UNSTRIPPED
             backend.add_tokens([AddedToken(token, normalized=False, special=kind == _CONTROL, rstrip=strip)])

@@ -63,9 +63,9 @@ class HuggingFaceTokenizer:
         try:
             self._parts = _parts_of(checkpoint)
             self._backend = self._parts.backend
-            vocabulary, special = self._backend.get_vocab(with_added_tokens=True), self._parts.special_ids
-            self.sha256 = fingerprint(vocabulary, special)
-            self.special_ids = frozenset(special)
+            vocabulary = self._backend.get_vocab(with_added_tokens=True)
+            self.sha256 = fingerprint(vocabulary, self._parts.compared_ids)
+            self.special_ids = frozenset(self._parts.special_ids)
             self.vocab_size = max(vocabulary.values(), default=-1) + 1
             end = self._parts.named.get("eos_token")
             self.end_of_sequence_ids: tuple[int, ...] = () if end is None else (int(self._backend.token_to_id(end)),)
@@ -164,7 +164,7 @@ class HuggingFaceTokenizer:
 
 
 def fingerprint(vocabulary: dict[str, int], special_ids: Iterable[int]) -> str:
-    """SHA-256 of the vocabulary and special ids; equal if token ids mean the same."""
+    """SHA-256 of the vocabulary and special ids but padding's; equal if token ids mean the same."""
     content = json.dumps([sorted(vocabulary.items()), sorted(special_ids)], ensure_ascii=True)
     return hashlib.sha256(content.encode()).hexdigest()
 
