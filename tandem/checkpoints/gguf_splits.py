@@ -14,11 +14,11 @@ _LLAMA3 = rf"{_SHORT}|{_BEFORE}\p{{L}}+|\p{{N}}{{1,3}}|{_MARKS}"
 _QWEN2 = rf"{_SHORT}|{_BEFORE}\p{{L}}+|\p{{N}}|{_MARKS}"
 _UPPER, _LOWER = r"(?:(?=\p{L})[^a-z])", r"(?:(?=\p{L})[^A-Z])"
 _MARKED = r"(?:(?=[\p{L}\p{M}])[^a-z])", r"(?:(?=[\p{L}\p{M}])[^A-Z])"
-_CASED = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_UNCASED = r"[\p{L}\p{M}]", r"[\p{L}\p{M}]"  # llama.cpp takes \p{Lu} and the like for \p{L}
 _WORD = "{before}{upper}*{lower}+{end}|{before}{upper}+{lower}*{end}"
 _GROUPS = r"\P{N}*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"  # of three digits from the right
 _CJK = r"[一-龥぀-ゟ゠-ヿ]+"
-_HAN = r"[一-龥ࠀ-一가-퟿]+"
+_HAN = r"[一-龥ࠀ-一가-퟿&&\S]+"
 _PUNCTUATED = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+"
 _NO_POINTS = r" ?[^(\s|.,!?…。，、।۔،)]+"
 _LETTERS = (
@@ -48,12 +48,12 @@ _TABLE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     (
         "deepseek-llm",
-        ("[\r\n]", rf"\s?[{_LETTERS}]+", "\\s?[!-/:-~！-／：-～‘-‟\u3000-。]+", r"\s+$", _HAN, r"\p{N}+"),
+        ("[\r\n]", rf"\s?[{_LETTERS}]+", "\\s?[!-/:-~！-／：-～‘-‟、-。]+", r"\s+$", _HAN, r"\p{N}+"),
     ),
     ("deepseek-coder", ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN, r"\p{N}")),
     ("deepseek-v3 hunyuan-dense joyai-llm hy_v4", (r"\p{N}{1,3}", _CJK, rf"{_PUNCTUATED}[\r\n]*|{_BLANKS}")),
     ("spark2_5", (r"\p{N}{1,3}", _CJK, rf"{_PUNCTUATED}|[\r\n]|\s+(?!\S)|\s+", r"\p{N}")),
-    ("youtu", (_SIGNS, rf"{_words(*_CASED, _SHORT + '?')}|\p{{N}}|{_OTHERS}")),
+    ("youtu", (_SIGNS, rf"{_words(*_UNCASED, _SHORT + '?')}|\p{{N}}|{_OTHERS}")),
     ("falcon", (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
     ("starcoder refact command-r smollm codeshell exaone minerva-7b mellum2", (r"\p{N}", _GPT2)),
     ("gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert", (_GPT2,)),
@@ -75,7 +75,7 @@ _TABLE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("gpt-4o llama4 kanana2 talkie minimax-m2", (rf"{_words(_UPPER, _LOWER, _SHORT + '?')}|\p{{N}}{{1,3}}|{_OTHERS}",)),
     ("granite-embed-multi-97m", (rf"{_words(*_MARKED, _SHORT + '?')}|\p{{N}}{{1,3}}|{_OTHERS}",)),
-    ("tiny_aya cohere2moe", (_GROUPS, rf"{_words(*_CASED, _SHORT + '?')}|\p{{N}}{{1,3}}|{_OTHERS}")),
+    ("tiny_aya cohere2moe", (_GROUPS, rf"{_words(*_UNCASED, _SHORT + '?')}|\p{{N}}{{1,3}}|{_OTHERS}")),
     ("superbpe", (r"\p{N}+", "(?=([0-9]{3})+(?![0-9]))")),
     (
         "bailingmoe bailingmoe2 llada-moe",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -48,8 +49,8 @@ def gguf_parts(file: Path) -> TokenizerParts:
         if key.startswith(_KEY) and key.removeprefix(_KEY) not in _KEYS:
             raise ValueError(f"{key}: {values[key]!r:.60} is not known")
     tokens = [token or f"[EMPTY_{place}]" for place, token in enumerate(arrays[f"{_KEY}tokens"])]
-    if len(set(tokens)) < len(tokens):
-        raise ValueError(f"{_KEY}tokens: one stands twice")
+    if twice := next((token for token, count in Counter(tokens).items() if count > 1), None):
+        raise ValueError(f"{_KEY}tokens: {twice!r:.60} stands twice")
     values = {**{f"{_KEY}{name}": place for name, place in _DEFAULT_IDS[kind].items()}, **values}
     pre = str(values.get(f"{_KEY}pre", "default"))
     if kind == "gpt2" and pre not in SPLITS:

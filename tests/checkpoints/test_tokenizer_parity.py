@@ -79,7 +79,7 @@ def sentencepiece_tokens() -> list[str]:
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.Metaspace()
     trained.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=300))
-    pieces = sorted(trained.get_vocab(), key=lambda piece: (-len(piece), piece))
+    pieces = sorted(set(trained.get_vocab()) - {"<|end|>", "<think>"}, key=lambda piece: (-len(piece), piece))
     return ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces, "<|end|>", "<think>"]
 
 
@@ -94,6 +94,7 @@ def write_gguf(file: Path, architecture: str, **values: Any) -> Checkpoint:
     writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", 1e-5)
     for name, value in values.items():
         key = f"tokenizer.{name}" if name == "chat_template" else f"tokenizer.ggml.{name}"
+        key = name if "." in name else key
         if isinstance(value, list):
             writer.add_array(key, value)
         elif isinstance(value, bool):
