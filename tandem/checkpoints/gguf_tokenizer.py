@@ -1,4 +1,4 @@
-"""Makes the tokenizer that a GGUF's metadata describes, as transformers does."""
+"""Makes the tokenizer that a GGUF's metadata describes: text has the tokens that llama.cpp gives it."""
 
 from __future__ import annotations
 

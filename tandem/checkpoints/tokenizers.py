@@ -139,8 +139,9 @@ class HuggingFaceTokenizer:
 
     @functools.cached_property
     def _skipped(self) -> frozenset[int]:
+        decode = self._backend.decode  # what it skips need not be what its tokens say
         added = self._backend.get_added_tokens_decoder()
-        return frozenset(place for place, token in added.items() if token.special)
+        return frozenset(place for place in added if not decode([place]) and self.text([place]))
 
     def _shown_bytes(self, token: int) -> bytes:
         return b"" if token in self._skipped else self.token_bytes(token)

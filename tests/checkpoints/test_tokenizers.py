@@ -78,6 +78,16 @@ def test_a_folders_tokenizer_encodes_ends_and_streams(tmp_path: Path) -> None:
     assert tokenizer.sha256 == HuggingFaceTokenizer(word_level(tmp_path / "again")).sha256
 
 
+def test_a_draft_that_pads_with_another_token_has_the_targets_vocabulary(tmp_path: Path) -> None:
+    target = HuggingFaceTokenizer(word_level(tmp_path / "m"))
+    for role, same in (("pad_token", True), ("bos_token", False)):
+        other = word_level(tmp_path / role)
+        file = tmp_path / role / "tokenizer_config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), role: "again"}))
+        draft = HuggingFaceTokenizer(other)
+        assert (draft.sha256 == target.sha256) == same and 4 in draft.special_ids
+
+
 def test_a_chat_needs_a_template(tmp_path: Path) -> None:
     tokenizer = HuggingFaceTokenizer(word_level(tmp_path / "m"))
     with pytest.raises(ValueError, match="no chat template"):
