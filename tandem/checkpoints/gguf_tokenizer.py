@@ -27,7 +27,15 @@ _KEYS = {
     *_NAMED.values(),
     *("eot_token_id", "eom_token_id"),  # gguf_family ends texts with them
     # Roles of tokens that no text is given, and what llama.cpp reads for other kinds of vocabularies alone.
-    *("seperator_token_id", "cls_token_id", "mask_token_id", "prefix_token_id", "suffix_token_id", "middle_token_id"),
+    *(
+        "seperator_token_id",
+        "separator_token_id",
+        "cls_token_id",
+        "mask_token_id",
+        "prefix_token_id",
+        "suffix_token_id",
+        "middle_token_id",
+    ),
     *(f"fim_{role}_token_id" for role in ("pre", "suf", "mid", "pad", "rep", "sep")),
     *("token_type_count", "remove_extra_whitespaces", "precompiled_charsmap", "added_tokens", "hf_json"),
 }
@@ -85,8 +93,11 @@ def _token_at(tokens: Sequence[str], values: Mapping[str, Any], key: str) -> str
 
 
 def _end(made: TokenizerParts, name: str, wanted: object) -> tuple[str, int] | None:
-    token = made.named.get(name) if wanted else None
-    return None if token is None else (token, made.backend.token_to_id(token))
+    if not wanted:
+        return None
+    if (token := made.named.get(name)) is None:
+        raise ValueError(f"{_KEY}{name}_id: is missing, and texts begin or end with it")
+    return token, made.backend.token_to_id(token)
 
 
 def _byte_level(tokens: Sequence[str], merges: Sequence[tuple[str, str]], pre: str) -> Any:

@@ -59,6 +59,7 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     *(({"pre": pre}, f"tokenizer.ggml.pre: '{pre}'") for pre in ("unheard-of", "kimi-k2", "sarvam-moe", "whitespace")),
     ({"pre": "qwen2", "speech": "loud"}, "tokenizer.ggml.speech: 'loud' is not known"),
     ({"tokens": ["a", "b", "a"]}, "tokenizer.ggml.tokens: 'a' stands twice"),
+    ({"bos_token_id": None, "add_bos_token": True}, "tokenizer.ggml.bos_token_id: is missing"),
     ({"eos_token_id": 5000}, "tokenizer.ggml.eos_token_id: 5000"),
 )
 
@@ -66,5 +67,6 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
 @pytest.mark.parametrize(("changed", "reason"), REFUSED)
 def test_what_is_not_known_is_refused_by_name(changed: dict[str, Any], reason: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
-        HuggingFaceTokenizer(write_gguf(tmp_path / "m.gguf", "llama", **{**values_of({}), **changed}))
+        values = {name: value for name, value in (values_of({}) | changed).items() if value is not None}
+        HuggingFaceTokenizer(write_gguf(tmp_path / "m.gguf", "llama", **values))
     assert reason in str(caught.value) and "\n" not in str(caught.value)
