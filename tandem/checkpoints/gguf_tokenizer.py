@@ -1,14 +1,16 @@
-"""Makes the tokenizer that a GGUF's metadata describes, as transformers does."""
+"""Makes the tokenizer that a GGUF's metadata describes: text has the tokens that llama.cpp gives it."""
 
 from __future__ import annotations
 
 import mmap
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from tandem.checkpoints.byte_level import byte_characters
 from tandem.checkpoints.gguf_header import Header
+from tandem.checkpoints.gguf_splits import BEGUN, FOUND, SPLITS, WHOLE
 from tandem.checkpoints.tokenizer_parts import TokenizerParts, assembled, ends_with
 
 _KEY = "tokenizer.ggml."
@@ -19,30 +21,28 @@ _NAMED = {
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
 }
-_CONTROL, _USER_DEFINED = 3, 4  # llama.cpp's kinds of tokens
+_DEFAULT_IDS = {"llama": {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}, "gpt2": {}}  # llama.cpp's
+_KEYS = {
+    *("model", "pre", "tokens", "merges", "scores", "token_type", "add_bos_token", "add_eos_token", "add_space_prefix"),
+    *_NAMED.values(),
+    *("eot_token_id", "eom_token_id"),  # gguf_family ends texts with them
+    # Roles of tokens that no text is given, and what llama.cpp reads for other kinds of vocabularies alone.
+    *(
+        "seperator_token_id",
+        "separator_token_id",
+        "cls_token_id",
+        "mask_token_id",
+        "prefix_token_id",
+        "suffix_token_id",
+        "middle_token_id",
+    ),
+    *(f"fim_{role}_token_id" for role in ("pre", "suf", "mid", "pad", "rep", "sep")),
+    *("token_type_count", "remove_extra_whitespaces", "precompiled_charsmap", "added_tokens", "hf_json"),
+}
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # llama.cpp's kinds of tokens
+_UNSTRIPPED = ("<unk>", "<s>", "<|endoftext|>")
 _MOST_CUT = 1024  # characters of a token that is cut in two in all ways: their text grows by the square
 _SPACE = "\u2581"
-_DIGITS = r"\p{N}{1,3}"
-_WORDS = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
-_ENDS = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_CONTRACTED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_BEFORE = r"[^\r\n\p{L}\p{N}]?"
-_BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-_LLAMA3 = rf"{_CONTRACTED}|{_BEFORE}\p{{L}}+|{_DIGITS}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_BLANKS}"
-_TEKKEN = rf"{_BEFORE}{_WORDS}*{_ENDS}+|{_BEFORE}{_WORDS}+{_ENDS}*|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_BLANKS}"
-_QWEN2 = rf"{_CONTRACTED}|{_BEFORE}\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_BLANKS}"
-_GPT4O = (
-    rf"{_BEFORE}{_WORDS}*{_ENDS}+{_CONTRACTED}?|{_BEFORE}{_WORDS}+{_ENDS}*{_CONTRACTED}?"
-    rf"|{_DIGITS}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_BLANKS}"
-)
-_OF_LLAMA3 = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "smaug-bpe", "dbrx")
-SPLITS = {
-    **dict.fromkeys(_OF_LLAMA3, _LLAMA3),
-    "tekken": _TEKKEN,
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN2),
-    **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),
-}
-"""How text is split before merging, by what llama.cpp calls the way. Others split as GPT-2 does."""
 
 
 def gguf_parts(file: Path) -> TokenizerParts:
@@ -50,29 +50,37 @@ def gguf_parts(file: Path) -> TokenizerParts:
     with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
         header = Header(content, _ARRAYS)
     values, arrays = header.values, header.arrays
-    tokens = arrays.get(f"{_KEY}tokens")
     kind = values.get(f"{_KEY}model")
-    if tokens is None or kind not in ("gpt2", "llama"):
+    if kind not in _DEFAULT_IDS or not arrays.get(f"{_KEY}tokens"):
         raise ValueError(f"tokenizer.ggml.model: {kind!r:.60} is not gpt2 or llama, or there are no tokens")
+    for key in values:
+        if key.startswith(_KEY) and key.removeprefix(_KEY) not in _KEYS:
+            raise ValueError(f"{key}: {values[key]!r:.60} is not known")
+    tokens = [token or f"[EMPTY_{place}]" for place, token in enumerate(arrays[f"{_KEY}tokens"])]
+    if twice := next((token for token, count in Counter(tokens).items() if count > 1), None):
+        raise ValueError(f"{_KEY}tokens: {twice!r:.60} stands twice")
+    values = {**{f"{_KEY}{name}": place for name, place in _DEFAULT_IDS[kind].items()}, **values}
+    pre = str(values.get(f"{_KEY}pre", "default"))
+    if kind == "gpt2" and pre not in SPLITS:
+        raise ValueError(f"{_KEY}pre: {pre!r:.60} is not a known way to split text")
     listed = arrays.get(f"{_KEY}merges")
     merges = _implied(tokens, arrays.get(f"{_KEY}scores", ())) if listed is None else [_pair(each) for each in listed]
-    backend = _byte_level(tokens, merges) if kind == "gpt2" else _sentencepiece(tokens, merges)
-    _keep_whole(backend, tokens, arrays.get(f"{_KEY}token_type", ()), kind == "gpt2")
-    if split := SPLITS.get(str(values.get(f"{_KEY}pre"))):
-        backend.pre_tokenizer = _splitting(split)
+    prefixed = bool(values.get(f"{_KEY}add_space_prefix", True))
+    backend = _byte_level(tokens, merges, pre) if kind == "gpt2" else _sentencepiece(tokens, merges, prefixed)
+    _keep_whole(backend, tokens, arrays.get(f"{_KEY}token_type", ()), str(values.get("general.name")).lower())
     named = {name: _token_at(tokens, values, key) for name, key in _NAMED.items()}
     template = values.get("tokenizer.chat_template")
     if not isinstance(template, str | None):
         raise ValueError(f"tokenizer.chat_template: {template!r:.60} is not a text")
     made = assembled(backend, named, chat_template=template)
-    begins = bool(values.get(f"{_KEY}add_bos_token", kind == "llama"))
+    begins = bool(values.get(f"{_KEY}add_bos_token", kind == "llama" or pre in BEGUN))
     ends_with(backend, _end(made, "bos_token", begins), _end(made, "eos_token", values.get(f"{_KEY}add_eos_token")))
     return made
 
 
 def _pair(merge: str) -> tuple[str, str]:
-    one, _, other = merge.partition(" ")
-    return one, other
+    at = merge.find(" ", 1)
+    return merge[:at], merge[at + 1 :]
 
 
 def _token_at(tokens: Sequence[str], values: Mapping[str, Any], key: str) -> str | None:
@@ -85,50 +93,46 @@ def _token_at(tokens: Sequence[str], values: Mapping[str, Any], key: str) -> str
 
 
 def _end(made: TokenizerParts, name: str, wanted: object) -> tuple[str, int] | None:
-    token = made.named.get(name) if wanted else None
-    return None if token is None else (token, made.backend.token_to_id(token))
+    if not wanted:
+        return None
+    if (token := made.named.get(name)) is None:
+        raise ValueError(f"{_KEY}{name}_id: is missing, and texts begin or end with it")
+    return token, made.backend.token_to_id(token)
 
 
-def _byte_level(tokens: Sequence[str], merges: Sequence[tuple[str, str]]) -> Any:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+def _byte_level(tokens: Sequence[str], merges: Sequence[tuple[str, str]], pre: str) -> Any:
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-    spelt = byte_characters()
-    alphabet = set(spelt)
-    vocabulary = {
-        token if set(token) <= alphabet else "".join(spelt[byte] for byte in token.encode()): place
-        for place, token in enumerate(tokens)
-    }
     model = models.BPE(
-        vocab=vocabulary,
+        vocab={token: place for place, token in enumerate(tokens)},
         merges=list(merges),
         dropout=None,
         continuing_subword_prefix="",
         end_of_word_suffix="",
         fuse_unk=False,
+        ignore_merges=pre in WHOLE,
     )
     backend = Tokenizer(model)
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    splits = [pre_tokenizers.Split(Regex(split), behavior="isolated") for split in SPLITS[pre]]
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     backend.decoder = decoders.ByteLevel()
-    return assembled(backend, {"bos_token": "<|endoftext|>"}).backend
+    return backend
 
 
-def _sentencepiece(tokens: Sequence[str], merges: Sequence[tuple[str, str]]) -> Any:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+def _sentencepiece(tokens: Sequence[str], merges: Sequence[tuple[str, str]], prefixed: bool) -> Any:
+    from tokenizers import Tokenizer, decoders, models, normalizers
 
     vocabulary = {token: place for place, token in enumerate(tokens)}
     model = models.BPE(vocab=vocabulary, merges=list(merges), fuse_unk=True, byte_fallback=True, dropout=None)
     backend = Tokenizer(model)
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme="first", split=False)
-    backend.decoder = decoders.Sequence(
-        [
-            decoders.Replace(_SPACE, " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(content=" ", left=1),
-        ]
-    )
-    usual = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    return assembled(backend, usual).backend
+    first = [normalizers.Prepend(_SPACE)] if prefixed else []  # also after each special token
+    backend.normalizer = normalizers.Sequence([*first, normalizers.Replace(" ", _SPACE)])
+    strip = [decoders.Strip(content=" ", left=1)] if prefixed else []
+    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    backend.decoder = decoders.Sequence(steps)
+    return backend
 
 
 def _implied(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
@@ -147,31 +151,12 @@ def _implied(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, 
     return [(one, other) for one, other, _ in found]
 
 
-def _keep_whole(backend: Any, tokens: Sequence[str], kinds: Sequence[int], byte_level: bool) -> None:
-    """Adds control tokens as special ones, and tokens that users defined; else they would be cut into pieces.
-
-    In a byte-level vocabulary a control token that is spelt with other characters is a mistake of the file.
-    """
+def _keep_whole(backend: Any, tokens: Sequence[str], kinds: Sequence[int], model: str) -> None:
+    """Adds the tokens that are found in text before it is split, with the file's ids."""
     from tokenizers import AddedToken
 
-    alphabet = set(byte_characters())
-    pairs = list(zip(tokens, kinds, strict=False))
-    control = [
-        AddedToken(token, normalized=False, special=True)
-        for token, kind in pairs
-        if kind == _CONTROL and (not byte_level or set(token) <= alphabet)
-    ]
-    backend.add_special_tokens(control)
-    vocabulary = backend.get_vocab(with_added_tokens=True)
-    own = [token for token, kind in pairs if kind == _USER_DEFINED and token in vocabulary]
-    backend.add_tokens([AddedToken(token, normalized=False, special=False) for token in own])
-
-
-def _splitting(split: str) -> Any:
-    from tokenizers import Regex, pre_tokenizers
-
-    parts = [
-        pre_tokenizers.Split(Regex(split), behavior="isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ]
-    return pre_tokenizers.Sequence(parts)
+    strips = "phi-3" in model or "phi3" in model  # llama.cpp knows by the name alone
+    for token, kind in zip_longest(tokens, kinds):
+        if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) or token in FOUND:
+            strip = strips and token not in _UNSTRIPPED
+            backend.add_tokens([AddedToken(token, normalized=False, special=kind == _CONTROL, rstrip=strip)])

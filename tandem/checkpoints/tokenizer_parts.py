@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,15 @@ class TokenizerParts:
 
     @property
     def special_ids(self) -> list[int]:
-        return [self.backend.token_to_id(token) for token in dict.fromkeys((*self.named.values(), *self.extra))]
+        return self._ids(self.named.values())
+
+    @property
+    def compared_ids(self) -> list[int]:
+        """The special ids without one that only pads, which no text has."""
+        return self._ids(token for name, token in self.named.items() if name != "pad_token")
+
+    def _ids(self, named: Iterable[str]) -> list[int]:
+        return [self.backend.token_to_id(token) for token in dict.fromkeys((*named, *self.extra))]
 
 
 def assembled(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -14,13 +13,10 @@ from tandem.checkpoints.byte_level import byte_characters
 from tandem.checkpoints.gguf_tokenizer import gguf_parts
 from tandem.checkpoints.hub_files import tokenizer_folder
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, first_line
+from tandem.checkpoints.token_text import BYTE, ByteText, TokenText, decoding_steps, held_tokens
 from tandem.checkpoints.tokenizer_files import CONFIG, TEMPLATE, TOKENIZER, converted_parts, folder_parts
 from tandem.checkpoints.tokenizer_parts import TokenizerParts
 from tandem.speculation.stopping import TextStream
-
-_BYTE = re.compile("<0x([0-9A-F]{2})>")
-_SPACE = "\u2581"
-_INCOMPLETE = "�"
 
 
 class Tokenizer(Protocol):
@@ -67,9 +63,9 @@ class HuggingFaceTokenizer:
         try:
             self._parts = _parts_of(checkpoint)
             self._backend = self._parts.backend
-            vocabulary, special = self._backend.get_vocab(with_added_tokens=True), self._parts.special_ids
-            self.sha256 = fingerprint(vocabulary, special)
-            self.special_ids = frozenset(special)
+            vocabulary = self._backend.get_vocab(with_added_tokens=True)
+            self.sha256 = fingerprint(vocabulary, self._parts.compared_ids)
+            self.special_ids = frozenset(self._parts.special_ids)
             self.vocab_size = max(vocabulary.values(), default=-1) + 1
             end = self._parts.named.get("eos_token")
             self.end_of_sequence_ids: tuple[int, ...] = () if end is None else (int(self._backend.token_to_id(end)),)
@@ -108,21 +104,47 @@ class HuggingFaceTokenizer:
         if spelt is None:
             return b""
         if token not in self.special_ids:
-            if byte := _BYTE.fullmatch(spelt):
+            if not self._byte_level and (byte := BYTE.fullmatch(spelt)):
                 return bytes([int(byte[1], 16)])
-            if self._byte_level and all(character in _BYTES for character in spelt):
-                return bytes(_BYTES[character] for character in spelt)
-            if spelt.startswith(_SPACE):
-                return spelt.replace(_SPACE, " ").encode()
+            if self._byte_level:
+                try:
+                    return bytes([_BYTES[character] for character in spelt])
+                except KeyError:
+                    return str(spelt).encode()
+            return self.text([*self._before, token])[len(self.text(self._before)) :].encode()
         return self.text([token]).encode()
 
     @functools.cached_property
+    def _before(self) -> list[int]:
+        """A token with text: after it, others have the text that they have inside a sequence."""
+        spelt = ((place, self._backend.id_to_token(place) or "") for place in range(self.vocab_size))
+        plain = (p for p, token in spelt if p not in self.special_ids and not BYTE.fullmatch(token))
+        return next(([place] for place in plain if self.text([place])), [])
+
+    @functools.cached_property
+    def _steps(self) -> list[str]:
+        """The steps of its decoder."""
+        return decoding_steps(self._backend)
+
+    @property
     def _byte_level(self) -> bool:
         """Whether the characters of its vocabulary stand for bytes (GPT-2's table)."""
-        return "ByteLevel" in json.dumps(json.loads(self.spelling()).get("decoder"))
+        return self._steps == ["ByteLevel"]
 
     def stream(self) -> TextStream:
-        return IncrementalText(self._backend)
+        """Its text is `decode(ids, skip_special_tokens=True)` of the generated tokens alone, as of a whole answer."""
+        if self._byte_level:
+            return ByteText(self._shown_bytes)
+        return TokenText(self._backend, self._skipped, held_tokens(self._steps))
+
+    @functools.cached_property
+    def _skipped(self) -> frozenset[int]:
+        decode = self._backend.decode  # what it skips need not be what its tokens say
+        added = self._backend.get_added_tokens_decoder()
+        return frozenset(place for place in added if not decode([place]) and self.text([place]))
+
+    def _shown_bytes(self, token: int) -> bytes:
+        return b"" if token in self._skipped else self.token_bytes(token)
 
     def files(self) -> dict[str, bytes]:
         """The files, by name, that Hugging Face's libraries load this tokenizer from."""
@@ -142,37 +164,8 @@ class HuggingFaceTokenizer:
         return str(self._backend.to_str())
 
 
-class IncrementalText:
-    """Decodes tokens one by one. Keeps a short tail, because a token's text can depend on those before it."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self._tail: list[int] = []
-        self._shown = 0
-
-    def push(self, token: int) -> str:
-        self._tail.append(token)
-        text = self._decode()
-        if text.endswith(_INCOMPLETE):
-            return ""
-        fresh = text[self._shown :]
-        if len(self._tail) >= 16:
-            self._tail = self._tail[-4:]
-            text = self._decode()
-        self._shown = len(text)
-        return fresh
-
-    def flush(self) -> str:
-        fresh = self._decode()[self._shown :]
-        self._tail, self._shown = [], 0
-        return fresh
-
-    def _decode(self) -> str:
-        return str(self._tokenizer.decode(self._tail, skip_special_tokens=True))
-
-
 def fingerprint(vocabulary: dict[str, int], special_ids: Iterable[int]) -> str:
-    """SHA-256 of the vocabulary and special ids; equal if token ids mean the same."""
+    """SHA-256 of the vocabulary and special ids but padding's; equal if token ids mean the same."""
     content = json.dumps([sorted(vocabulary.items()), sorted(special_ids)], ensure_ascii=True)
     return hashlib.sha256(content.encode()).hexdigest()
 

@@ -1,0 +1,86 @@
+"""Text of tokens as they come, equal to one decode of them all."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Callable, Container, Sequence
+from typing import Any
+
+BYTE = re.compile("<0x([+0-9A-Fa-f][0-9A-Fa-f])>")
+_OF_TOKENS = {"Replace", "ByteFallback", "Strip", "Metaspace", "WordPiece", "BPEDecoder"}
+_NONE, _ALL = re.compile("(?!)"), re.compile("(?s:.*)")
+
+
+def decoding_steps(backend: Any) -> list[str]:
+    """The names of the steps of a tokenizer's decoder; Fuse alone has no effect."""
+    if backend.decoder is None:
+        return []
+    said = json.loads(backend.decoder.__getstate__())
+    names = [str(step["type"]) for step in said.get("decoders", [said])]
+    return names if len(names) < 2 or names[1:] != ["Fuse"] else names[:1]
+
+
+def held_tokens(steps: Sequence[str]) -> re.Pattern[str]:
+    """Which tokens have no text before others follow.
+
+    A byte ends its run's text: one that is invalid makes all bytes of the run U+FFFD. Steps of which we don't know
+    that a token's text depends on its neighbour alone hold all tokens.
+    """
+    before, after = list(steps), []
+    if "Fuse" in before:
+        before, after = before[: before.index("Fuse")], before[before.index("Fuse") + 1 :]
+    if not _OF_TOKENS.issuperset(before) or not {"Strip", "Fuse"}.issuperset(after):
+        return _ALL
+    return BYTE if "ByteFallback" in before else _NONE
+
+
+class ByteText:
+    """Streams byte-level tokens: their text is the UTF-8 of all their bytes."""
+
+    def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
+        self._bytes_of = bytes_of
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> str:
+        return self._decoder.decode(self._bytes_of(token))
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class TokenText:
+    """Streams tokens whose text depends on whether others come before and after.
+
+    `_tail` ends with the last token whose text was returned, and those held after it. It can be cut before a token
+    that has text of its own: that token takes what decoders do to the beginning of a text.
+    """
+
+    def __init__(self, backend: Any, skipped: Container[int], held: re.Pattern[str]) -> None:
+        self._backend, self._skipped, self._held = backend, skipped, held
+        self._tail: list[int] = []
+        self._shown = 0
+
+    def push(self, token: int) -> str:
+        spelt = None if token in self._skipped else self._backend.id_to_token(token)
+        if spelt is None:
+            return ""
+        self._tail.append(token)
+        if self._held.fullmatch(spelt):
+            return ""
+        text = self._decode(self._tail)
+        fresh, self._shown = text[self._shown :], len(text)
+        for cut in (self._tail[-1:], self._tail[-2:]):
+            if own := self._decode(cut):
+                self._tail, self._shown = cut, len(own)
+                break
+        return fresh
+
+    def flush(self) -> str:
+        fresh = self._decode(self._tail)[self._shown :]
+        self._tail, self._shown = [], 0
+        return fresh
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return str(self._backend.decode(tokens, skip_special_tokens=True))
