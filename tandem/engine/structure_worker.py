@@ -5,7 +5,7 @@ a process that compiles it, and from that one, for each output, a process that f
 parent has, at no cost, and can be killed alone. Each process has a limit of memory, and of processor time per message.
 
 A message is a packet on the process's own socket. If the other end closes, the process is killed. If it dies, its
-parent sends the signal in its place. It imports nothing of Tandem, so that it starts quickly.
+parent sends the signal in its place. Of Tandem it imports structure_schemas.py alone, so that it starts quickly.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import array
 import contextlib
 import decimal
 import gc
+import importlib
 import json
 import os
 import resource
@@ -35,10 +36,6 @@ NOTHING, ADVANCE, MASK = range(3)
 STEP_HEADER = struct.Struct("<BBxxII")  # STEP, what is asked, tokens to take back, a token
 TAKEN = struct.Struct("<cI")  # DONE, how many of the tokens were taken
 COMPILED = struct.Struct("<cQ")  # DONE, bytes that the process took to compile
-# Keywords of JSON schemas: those of an object itself, and those with the schemas of what is in an object or an array.
-OF_OBJECTS = ("properties", "patternProperties", "additionalProperties", "required", "minProperties")
-NAMED = ("properties", "patternProperties")
-ITEMS = ("items", "prefixItems", "additionalProperties")
 
 MOST_DIGITS = 20
 """Digits in a row that a number of JSON may have: a float has 17 significant ones, an integer of 64 bits 20."""
@@ -119,13 +116,40 @@ def digits_needed(schema: str) -> int:
     return most
 
 
+class Whole:
+    """Reads the text of what was taken, for `rest`, which checks outputs that are whole (structure_schemas.Rest)."""
+
+    def __init__(self, rest: Any, text_of: Callable[[int], bytes]) -> None:
+        self._rest, self._text_of = rest, text_of
+        self._texts: list[bytes] = []
+        self.fault = ""
+
+    def take(self, token: int) -> None:
+        self._texts.append(self._text_of(token))
+        self.fault = ""
+
+    def back(self, count: int) -> None:
+        del self._texts[len(self._texts) - count :]
+        self.fault = ""
+
+    def broken(self) -> bool:
+        self.fault = self._rest.fault(b"".join(self._texts).decode(errors="replace"))
+        return bool(self.fault)
+
+
 class Follower:
     """Follows an output through a structure. Where it may end, any of `end_ids` may come next, and ends it."""
 
     def __init__(
-        self, matcher: Any, vocab_size: int, end_ids: Sequence[int], numbers: NumberLimit | None = None
+        self,
+        matcher: Any,
+        vocab_size: int,
+        end_ids: Sequence[int],
+        numbers: NumberLimit | None = None,
+        whole: Whole | None = None,
     ) -> None:
         self._matcher, self._vocab_size, self._end_ids, self._numbers = matcher, vocab_size, end_ids, numbers
+        self._whole, self._readers = whole, [each for each in (numbers, whole) if each]
         self._ended = 0  # end-of-sequence tokens taken
 
     def mask(self) -> bytes:
@@ -141,6 +165,8 @@ class Follower:
         for token in self._end_ids:
             mask[token // 8] &= ~(1 << token % 8)
             mask[token // 8] |= may_end << token % 8
+        if self._whole and self._whole.fault and not any(mask):
+            raise ValueError(f"the output breaks it at {self._whole.fault}")
         return bytes(mask)
 
     def advance(self, token: int) -> bool:
@@ -150,8 +176,8 @@ class Follower:
             self._ended += may
             return may
         taken = not self._ended and bool(self._matcher.try_consume_tokens([token]))
-        if taken and self._numbers:
-            self._numbers.take(token)
+        for each in self._readers if taken else ():
+            each.take(token)
         return taken
 
     def back(self, count: int) -> None:
@@ -159,8 +185,8 @@ class Follower:
         self._ended -= ends
         if count > ends:
             self._matcher.rollback(count - ends)
-            if self._numbers:
-                self._numbers.back(count - ends)
+            for each in self._readers:
+                each.back(count - ends)
 
     def check(self) -> None:
         """Raises ValueError if the structure cannot be followed any further."""
@@ -168,7 +194,9 @@ class Follower:
             raise ValueError(self._matcher.get_error())
 
     def _may_end(self) -> bool:
-        return self._ended > 0 or bool(self._matcher.is_accepting())
+        if self._ended or not self._matcher.is_accepting():
+            return self._ended > 0
+        return not (self._whole and self._whole.broken())
 
 
 class Bytes:
@@ -198,63 +226,35 @@ def grammar(kind: str, text: str) -> str:
     """Returns llguidance's form of a structure of this kind. Raises ValueError."""
     from llguidance import LLMatcher
 
-    if kind == "json_schema":  # without optional whitespace, which some models would write for ever
-        return str(LLMatcher.grammar_from_json_schema(closed(text), defaults={"whitespace_flexible": False}))
+    if kind == "json_schema":
+        from tandem.engine.structure_schemas import rewritten
+
+        return json_grammar(rewritten(text, compiles).text)
     if kind == "choice":
         text = "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in json.loads(text))
     return str(LLMatcher.grammar_from_regex(text) if kind == "regex" else LLMatcher.grammar_from_lark(text))
 
 
-def closed(text: str) -> str:
-    """Returns a JSON schema whose objects have only the properties that it names, unless it says what else they have.
+def json_grammar(schema: str) -> str:
+    """Returns llguidance's form of a JSON schema, without optional whitespace, which some models would write for ever.
 
-    An object that several schemas describe together stays open: each of them would refuse what the others name.
+    It leaves out keywords that it does not have, and takes formats that it does not have as annotations.
     """
-    try:
-        root = json.loads(text)
-    except (ValueError, RecursionError):
-        return text  # llguidance says what is wrong with it
-    found: dict[int, dict[str, Any]] = {}
-    together: set[int] = set()  # the ids of schemas that describe an object with others
-    waiting: list[tuple[Any, bool]] = [(root, False)]
-    seen: set[tuple[int, bool]] = set()
-    while waiting:
-        schema, shares = waiting.pop()
-        if not isinstance(schema, dict) or (id(schema), shares) in seen:
-            continue
-        seen.add((id(schema), shares))
-        found[id(schema)] = schema
-        alternatives = [[_referred(root, schema["$ref"])]] if "$ref" in schema else []
-        alternatives += [[part] for part in _list(schema.get("allOf"))]
-        alternatives += [union for key in ("anyOf", "oneOf") if (union := _list(schema.get(key)))]
-        shares |= len(alternatives) + (not schema.keys().isdisjoint(OF_OBJECTS)) > 1
-        if shares:
-            together.add(id(schema))
-        waiting += [(each, shares) for union in alternatives for each in union]
-        waiting += [(each, False) for key in NAMED for each in _dict(schema.get(key)).values()]
-        waiting += [(each, False) for key in ITEMS for each in (schema.get(key), *_list(schema.get(key)))]
-    for at, schema in found.items():
-        properties, required = schema.get("properties"), map(str, _list(schema.get("required")))
-        if at not in together and isinstance(properties, dict) and properties.keys() >= set(required):
-            schema.setdefault("additionalProperties", False)
-    return json.dumps({} if root is True else root)  # llguidance takes its options with objects alone
+    from llguidance import LLMatcher
+
+    return str(LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_flexible": False, "lenient": True}))
 
 
-def _referred(root: Any, reference: object) -> Any:
-    """Returns the schema that a reference names; None if it is not in the same document."""
-    first, *steps = str(reference).split("/")
-    at = root if first == "#" else None
-    for step in steps:
-        at = _dict(at).get(step.replace("~1", "/").replace("~0", "~"))
-    return at
+def compiles(pattern: str) -> bool:
+    """Whether llguidance has a regular expression, in a schema."""
+    return not fault(json.dumps({"type": "string", "pattern": pattern}))
 
 
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
+def fault(schema: str) -> str:
+    """Returns why llguidance does not compile a JSON schema; "" if it does."""
+    from llguidance import LLMatcher
 
-
-def _dict(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+    return str(LLMatcher.validate_grammar(json_grammar(schema)))
 
 
 class Worker:
@@ -270,6 +270,9 @@ class Worker:
         self._text = b""
         self._packet = bytearray(PACKET + STEP_HEADER.size)
         self._begin()
+
+    def _text_of(self, token: int) -> bytes:
+        return bytes(self._vocabulary.decode_bytes([token]))
 
     def serve(self) -> NoReturn:
         while True:
@@ -297,17 +300,24 @@ class Worker:
         """Compiles the text, and makes the first mask: a structure may be found to be wrong only there."""
         import llguidance
 
+        from tandem.engine import structure_schemas
+
         before, most = _address_space(), self._given["memory_bytes"]
         resource.setrlimit(resource.RLIMIT_AS, (before + most, before + most))
         limits = llguidance.LLParserLimits(max_lexer_states=self._given["lexer_states"], verbose_errors=False)
         text = self._text.decode("utf-8", "surrogatepass")
-        matcher = llguidance.LLMatcher(self._vocabulary, grammar(kind, text), log_level=0, limits=limits)
-        numbers = None
+        numbers = whole = None
+        made = ""
         if kind == "json_schema":
-            numbers = NumberLimit(
-                self._leading, digits_needed(text), lambda token: self._vocabulary.decode_bytes([token])
-            )
-        self._follower = Follower(matcher, self._given["vocab_size"], self._given["end_ids"], numbers)
+            made, exact = structure_schemas.rewritten(text, compiles)
+            whole = None if exact else Whole(structure_schemas.Rest(text), self._text_of)
+            numbers = NumberLimit(self._leading, digits_needed(text), self._text_of)
+        form = json_grammar(made) if made else grammar(kind, text)
+        matcher = llguidance.LLMatcher(self._vocabulary, form, log_level=0, limits=limits)
+        if made and matcher.is_error():
+            raise ValueError(structure_schemas.blamed(made, matcher.get_error(), fault))
+        end_ids, vocab_size = self._given["end_ids"], self._given["vocab_size"]
+        self._follower = Follower(matcher, vocab_size, end_ids, numbers, whole)
         self._follower.check()
         if not any(self._follower.mask()):
             raise ValueError("no output can match it")
@@ -419,6 +429,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # it ends with the server, which may have requests to finish
     signal.signal(signal.SIGCHLD, lambda *_: None)  # so that it wakes
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    importlib.import_module("tandem.engine.structure_schemas")  # so that forks have it
     try:
         worker = Worker(own, json.load(sys.stdin))
     except BaseException as error:
@@ -432,5 +443,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.path[:] = [each for each in sys.path if each != os.path.dirname(__file__)]  # which has modules of Tandem
+    sys.path[0] = os.path.abspath(f"{os.path.dirname(__file__)}/../..")  # where Tandem is, not its modules
     main()

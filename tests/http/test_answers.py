@@ -11,6 +11,7 @@ import pytest
 from tandem.engine.generator import RequestDefaults
 from tandem.services.http.tools import MarkedCalls, RequiredCalls, folded
 from tandem.speculation.types import SamplingParams
+from tests.http import site as site_module
 from tests.http.site import CHAT, COMPLETIONS, HELLO, Site, door
 from tests.support import ForgetfulRunner, oracle, run
 
@@ -228,6 +229,43 @@ def test_the_output_has_the_structure_that_either_api_asks_for() -> None:
     run(test())
 
 
+def test_a_schema_that_cannot_be_served_blocks_no_other_tool_and_is_named_with_the_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(site_module, "LENGTH", 2048)
+    kids = {"type": "array", "items": {"$ref": "#"}, "maxItems": 0}
+    tree = {"type": "object", "properties": {"v": {"const": 1}, "kids": kids}}
+    odd = {"type": "object", "properties": {"x y": {"type": "sting"}}}
+    again = {"$defs": {"T": {"const": 7}}, "properties": {"t": {"$ref": "#/$defs/T"}}, "required": ["t"]}
+    other = {**again, "$defs": {"T": {"const": 8}}}  # another of the same name
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": parameters}}
+        for name, parameters in {"tree": {**tree, "required": ["v", "kids"]}, "a": again, "b": other}.items()
+    ]
+    bad = {"type": "function", "function": {"name": "bad", "parameters": odd}}
+
+    async def test() -> None:
+        async with door() as site:
+            ask: Any = {"tools": [*tools, bad], "max_tokens": 200}
+            wanted = {"tree": '{"v":1,"kids":[]}', "a": '{"t":7}', "b": '{"t":8}'}
+            for name, arguments in wanted.items():
+                named = await site.chat(tool_choice={"type": "function", "function": {"name": name}}, **ask)
+                assert named["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == arguments
+            several = await site.chat(tool_choice="required", temperature=1, seed=5, **{**ask, "tools": tools})
+            calls = [each["function"] for each in several["choices"][0]["message"]["tool_calls"]]
+            assert len(calls) > 1 and all(each["arguments"] == wanted[each["name"]] for each in calls)
+            for choice in ("required", {"type": "function", "function": {"name": "bad"}}):
+                error = await site.refused(CHAT, {"messages": HELLO, "tool_choice": choice, **ask})
+                assert error["param"] == "tools"
+                assert "at #/$defs/tools.bad/properties/x%20y: Invalid type: sting" in error["message"]
+            twice = {"type": "array", "items": {"const": 1}, "minItems": 2, "uniqueItems": True}
+            form = {"type": "json_schema", "json_schema": {"name": "s", "schema": twice}}
+            error = await site.refused(CHAT, {"messages": HELLO, "response_format": form, "max_tokens": 5})
+            assert "the output breaks it at $: " in error["message"] and error["param"] == "response_format"
+
+    run(test())
+
+
 def test_a_tool_that_must_be_called_is_called_streamed_and_not() -> None:
     async def test() -> None:
         async with door() as site:
@@ -252,11 +290,6 @@ def test_a_tool_that_must_be_called_is_called_streamed_and_not() -> None:
                 await site.client.chat.completions.create(
                     tool_choice={"type": "function", "function": {"name": "sub"}}, **asked
                 )
-            odd = [{"type": "function", "function": {"name": "f", "parameters": {"$defs": 5}}}]
-            assert (
-                "tools"
-                in (await site.refused(CHAT, {"messages": HELLO, "tools": odd, "tool_choice": "required"}))["param"]
-            )
             assert '"tools"' in str(await told_of(site, tools=TOOLS))
             assert '"tools"' not in str(await told_of(site, tools=TOOLS, tool_choice="none"))
 
