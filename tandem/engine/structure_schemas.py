@@ -155,7 +155,11 @@ def blamed(text: str, why: str, fault: Callable[[str], str]) -> str:
     """
     root, why = json.loads(text), why.partition("\n  while processing")[0]
     whole = {"$defs": {"root": moved(root, "#/$defs/root")}}
-    for pointer in reversed([part.pointer for part in _parts(root)][1:]):  # parts come after what they are parts of
+    for pointer, schema, _ in reversed(list(_parts(root))):  # parts come after what they are parts of
+        elsewhere = str(schema.get("$ref", "")).partition("#")[0]
+        if elsewhere and elsewhere in why:  # then nothing beside it compiles either
+            return f"at {pointer}/$ref: {why}"
+    for pointer, _, _ in reversed(list(_parts(root))[1:]):
         if fault(json.dumps({**whole, "$ref": f"#/$defs/root{pointer[1:]}"})).startswith(why):
             return f"at {pointer}: {why}"
     return why

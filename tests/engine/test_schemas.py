@@ -146,7 +146,7 @@ def test_an_output_that_breaks_what_was_left_out_ends_with_its_place() -> None:
     ("schema", "place", "why"),
     [
         ({"type": "foo"}, "#/properties/a/items/anyOf/1", "Invalid type: foo"),
-        ({"$ref": "https://example.com/x"}, "#/properties/a/items/anyOf/1", "not present"),
+        ({"$ref": "https://example.com/x"}, "#/properties/a/items/anyOf/1/$ref", "not present"),
         ({**STRING, "pattern": "(?=("}, "#/properties/a/items/anyOf/1/pattern", "neither llguidance nor Python has it"),
         ({"patternProperties": {"^a": STRING, "b$": {}}}, "#/properties/a/items/anyOf/1", "not disjoint"),
     ],
