@@ -12,7 +12,7 @@ from typing import Any
 from google.protobuf.wrappers_pb2 import StringValue
 
 from tandem.rpc.request_context import Request, begin, current_span, set_prefix_scope, valid_id
-from tandem.services.errors import NotAccepting, NotOffered, NotRead
+from tandem.services.errors import Interrupted, NotAccepting, NotOffered, NotRead
 from tandem.services.generation import GenerateMethod, Generations
 from tandem.services.http import fields, values
 from tandem.services.http.answers import Answer, models
@@ -81,6 +81,9 @@ class HttpService:
             await self._answered(call, exchange, asked)
         except InvalidField as error:
             raise own_name(error, of, given) from None
+        except Interrupted as error:
+            cause = own_name(error.cause, of, given) if isinstance(error.cause, InvalidField) else error.cause
+            raise Interrupted(cause, error.produced) from None
         except NoSuchModel:
             exchange.param = "model"
             raise
