@@ -54,6 +54,11 @@ class Asked:
         """Whether the answer has log-probabilities of the prompts."""
         return self.says("echo") and "logprobs" in self.given
 
+    @property
+    def generates(self) -> bool:
+        """Whether tokens are to be made; else the prompt alone is answered."""
+        return self.given.get("max_tokens") != 0
+
     def prompt_of(self, choice: int) -> int:
         """The index of the prompt that a choice continues."""
         return choice // self.n
@@ -156,7 +161,7 @@ class Asking:
         first = GenerationRequest(
             token_ids=(),
             sampling=sampling,
-            max_new_tokens=given.get("max_completion_tokens", given.get("max_tokens")),
+            max_new_tokens=given.get("max_completion_tokens", given.get("max_tokens") or None),
             stop_token_ids=tuple(given.get("stop_token_ids", ())),
             stop_strings=stop,
             ignore_end_of_sequence=given.get("ignore_eos", False),

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from tandem.services.generation import Generations
 from tandem.speculation.types import (
     Chunk,
+    FinishReason,
+    GenerationEnd,
     GenerationRequest,
     SamplingParams,
+    SpeculationStats,
     Structure,
     StructureKind,
     TokenLogprobs,
@@ -33,6 +36,13 @@ async def scored(requests: Sequence[GenerationRequest], longest_draft: int, run:
                 if isinstance(event, Chunk):
                     found[known[index][0]] += event.logprobs
     return [tuple(each) for each in found]
+
+
+async def nothing(requests: Sequence[GenerationRequest]) -> AsyncGenerator[tuple[int, Chunk | GenerationEnd], None]:
+    """Yields the events of generations without a token."""
+    for index, request in enumerate(requests):
+        yield index, Chunk()
+        yield index, GenerationEnd(FinishReason.LENGTH, len(request.token_ids or ()), 0, SpeculationStats())
 
 
 def _known(request: GenerationRequest, longest_draft: int) -> GenerationRequest:

@@ -20,7 +20,7 @@ from tandem.services.http.body import read_json
 from tandem.services.http.exchange import Exchange
 from tandem.services.http.problems import NoSuchModel
 from tandem.services.http.requests import PROMPTS, Asked, Asking, own_name
-from tandem.services.http.scoring import scored
+from tandem.services.http.scoring import nothing, scored
 from tandem.services.http.tools import ToolUse
 from tandem.services.layers import Call
 from tandem.services.observability.setup import version
@@ -124,7 +124,8 @@ class HttpService:
                         firsts = asked.requests[:: asked.n]
                         answer.score(await scored(firsts, generator.info.max_speculation_length, self._working))
                     with self._working(asked.requests) as work:
-                        async with contextlib.aclosing(work.events()) as events:
+                        made = work.events() if asked.generates else nothing(asked.requests)
+                        async with contextlib.aclosing(made) as events:
                             async for choice, event in events:
                                 call.replied(self._generate.reply(event))
                                 parts = answer.parts(choice, event)

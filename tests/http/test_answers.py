@@ -169,7 +169,48 @@ def test_an_echoed_prompt_is_scored_as_it_would_be_if_it_were_written(stream: bo
             assert told["tokens"] == [*text, *after["choices"][0]["logprobs"]["tokens"]]
             assert told["text_offset"][:4] == [0, 1, 2, 3] and told["top_logprobs"][0] is None
             assert {len(each) for each in told.values()} == {len(text) + 3}
-            assert {len(each) for each in told["top_logprobs"][1:]} <= {1, 2}  # two tokens may have one spelling
+            assert {len(each) for each in told["top_logprobs"][1:]} == {2}
+            scores = {**ask, "max_tokens": 0}
+            if stream:
+                (scored, last) = (each["choices"][0] for each in await site.events(COMPLETIONS, scores))
+            else:
+                scored = last = (await site.completion(**scores))["choices"][0]
+            assert scored["logprobs"] == {name: each[: len(text)] for name, each in told.items()}
+            assert (scored["text"], last["finish_reason"]) == (text, "length")
+
+    run(test())
+
+
+def test_the_likeliest_tokens_are_all_told_and_offsets_are_of_the_characters_that_tokens_are_parts_of() -> None:
+    text = "a日本é"
+
+    async def test() -> None:
+        async with door() as site:
+            chat = await site.chat(max_tokens=5, logprobs=True, top_logprobs=20)
+            plain = (await site.completion(max_tokens=5, logprobs=20))["choices"][0]["logprobs"]
+            for one, its in zip(chat["choices"][0]["logprobs"]["content"], plain["top_logprobs"], strict=True):
+                assert list(its.values()) == [each["logprob"] for each in one["top_logprobs"]] and len(its) == 20
+                assert its[one["token"]] == one["logprob"]  # though others are no text either
+                for name, each in zip(its, one["top_logprobs"], strict=True):
+                    hexed = "".join(f"\\x{byte:02x}" for byte in each["bytes"])
+                    assert name in (each["token"], f"bytes:{hexed}")
+            echoed = (await site.completion(prompt=text, max_tokens=0, echo=True, logprobs=1))["choices"][0]
+            offsets = echoed["logprobs"]["text_offset"]
+            assert offsets == [0, 1, 1, 1, 2, 2, 2, 3, 3] and echoed["text"] == text
+            parts = [text.encode()[at : at + 1] for at in range(9)]
+            assert all(part in text[at].encode() for part, at in zip(parts, offsets, strict=True))
+
+    run(test())
+
+
+def test_what_a_stop_cut_off_counts_as_no_accepted_token() -> None:
+    async def test() -> None:
+        async with door() as site:
+            text = await site.text(max_tokens=40)
+            for at in range(1, 30):
+                answer = await site.completion(max_tokens=40, stop=[text[at : at + 2]])
+                usage = answer["usage"]
+                assert usage["completion_tokens_details"]["accepted_prediction_tokens"] <= usage["completion_tokens"]
 
     run(test())
 
