@@ -9,7 +9,7 @@ from typing import Any
 
 from tandem.hints import meant
 from tandem.services.http import values
-from tandem.services.http.messages import messages
+from tandem.services.http.messages import messages, prediction
 from tandem.services.http.structures import response_format, structured_outputs
 from tandem.services.http.tools import tool_choice, tools
 from tandem.services.http.values import Parse, as_happens, boolean, integer, listed, mapping, never, number, string
@@ -139,6 +139,7 @@ FIELDS: Mapping[str, Field] = {
         request_id=string,
         drafts=values.one_of(*(each.value for each in Drafts)),
         speculation_length=integer(0, MOST),
+        prediction=prediction,
         receipt=boolean,
     ),
     **_served(
@@ -188,7 +189,6 @@ FIELDS: Mapping[str, Field] = {
     **_refused("this server searches nothing", "web_search_options", of=CHAT),
     **_refused("nothing is moderated here", "moderation", of=CHAT),
     **_refused("reasoning has no effort of its own here", "reasoning_effort", "thinking_token_budget", of=CHAT),
-    **_refused("drafts are the server's: see drafts", "prediction", of=CHAT),
     **_refused("prefixes are kept by the server's own rule", "prompt_cache_options", of=CHAT),
     **_refused("the model's own template is used", "chat_template", of=CHAT),
     **_refused("log-probabilities are of the output alone", "prompt_logprobs"),

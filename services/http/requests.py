@@ -153,8 +153,10 @@ class Asking:
             raise InvalidField("n", f"{n} choices of {len(prompts)} prompts are above the limit of {MAX_CHOICES}")
         if last := given.get("truncate_prompt_tokens"):
             prompts = [prompt[-last:] for prompt in prompts]
+        longest, prediction = self._generator.info.max_sequence_length, given.get("prediction", "")
         for prompt in prompts:
-            self._limits.check_prompt(len(prompt), "", self._generator.info.max_sequence_length)
+            self._limits.check_prompt(len(prompt), "", longest)
+        self._limits.check_prompt(0, prediction, longest, "prediction")
         sampling = self._sampling(given, _structure(given, tools))
         stop = (*given.get("stop", ()), *tools.stop)
         check_stops(given.get("stop_token_ids", ()), "stop", stop)
@@ -169,6 +171,7 @@ class Asking:
             adapter=adapter,
             speculation_length=given.get("speculation_length"),
             receipt=given.get("receipt", False),
+            prediction=prediction,
             **members({name: given[name] for name in ("drafts",) if name in given}),
         )
         requests = tuple(

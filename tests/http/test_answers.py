@@ -203,6 +203,26 @@ def test_the_likeliest_tokens_are_all_told_and_offsets_are_of_the_characters_tha
     run(test())
 
 
+def test_a_predicted_output_drafts_and_the_usage_counts_it_alone() -> None:
+    async def test() -> None:
+        async with door() as site:
+            ask: Any = {"max_tokens": 60, "guided_regex": "[a-z]{60}"}
+            plain = await site.chat(**ask, drafts="none")
+            text = plain["choices"][0]["message"]["content"]
+            for content in (text, [{"type": "text", "text": text[:9]}, {"type": "text", "text": text[9:]}], "z" * 20):
+                answer = await site.chat(**ask, prediction={"type": "content", "content": content})
+                assert answer["choices"] == plain["choices"]
+                accepted = answer["usage"]["completion_tokens_details"]["accepted_prediction_tokens"]
+                assert (accepted > 0) == (content != "z" * 20), answer["usage"]
+            assert "zz" not in text
+            events = await site.events(COMPLETIONS, {"prompt": "a", "max_tokens": 5, "prediction": {"content": "b"}})
+            assert events[-1]["choices"][0]["finish_reason"] == "length"
+            error = await site.refused(CHAT, {"messages": HELLO, "drafts": "none", "prediction": {"content": "b"}})
+            assert error["param"] == "prediction"
+
+    run(test())
+
+
 def test_what_a_stop_cut_off_counts_as_no_accepted_token() -> None:
     async def test() -> None:
         async with door() as site:

@@ -58,6 +58,7 @@ SERVED: dict[str, Any] = {
     "request_id": "mine",
     "drafts": "none",
     "speculation_length": 1,
+    "prediction": {"type": "content", "content": [{"type": "text", "text": "abc"}, {"type": "text", "text": "d"}]},
     "receipt": False,  # tests/services/test_receipts.py has a server with keys
     "messages": HELLO,
     "top_logprobs": 2,
@@ -95,6 +96,7 @@ WRONG: dict[str, Any] = {
     "speculation_length": (-1, 99),
     "drafts": ("some", "head"),
     "receipt": ("yes", True),
+    "prediction": ("a", {}, {"type": "text", "content": "a"}, {"type": "content", "content": 5}),
     "request_id": ("a b",),
     "stream": ("yes", 1),
     "echo": ("yes",),
