@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote, unquote
 
 Compiles = Callable[[str], bool]
@@ -27,23 +27,14 @@ _PIECES = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?(?:[=!]|<[=!])|[()]|[^
 _LOOKING = ("(?=", "(?!", "(?<=", "(?<!", r"\b", r"\B")
 
 
-class Part(NamedTuple):
-    """A schema within another. `pointer`: where; `shares`: it describes an object together with others."""
-
-    pointer: str
-    schema: dict[str, Any]
-    shares: bool
+Part = tuple[str, dict[str, Any], bool]
+"""A schema within another: a pointer to it, itself, and whether it describes an object together with others."""
 
 
-class Rewritten(NamedTuple):
-    """`text`: the schema for llguidance. `exact`: it says all that the original does."""
+def rewritten(text: str, compiles: Compiles) -> tuple[str, bool]:
+    """Closes objects, and loosens what cannot be enforced. Returns the schema, and whether it says all of the original.
 
-    text: str
-    exact: bool
-
-
-def rewritten(text: str, compiles: Compiles) -> Rewritten:
-    """Closes objects, and loosens what cannot be enforced. Raises ValueError for what can't be checked either.
+    Raises ValueError for what cannot be checked either.
 
     An object has only the properties that its schema names, unless that says what else it has. One that several
     schemas describe together stays open: each of them would refuse what the others name.
@@ -51,7 +42,7 @@ def rewritten(text: str, compiles: Compiles) -> Rewritten:
     try:
         root = json.loads(text)
     except (ValueError, RecursionError):
-        return Rewritten(text, True)  # llguidance says what is wrong with it
+        return text, True  # llguidance says what is wrong with it
     parts, exact = list(_parts(root)), True
     for pointer, schema, _ in parts:
         large = [key for key in BOUNDS if isinstance(schema.get(key), int | float) and abs(schema[key]) >= LARGE]
@@ -65,7 +56,7 @@ def rewritten(text: str, compiles: Compiles) -> Rewritten:
         properties, required = schema.get("properties"), map(str, _list(schema.get("required")))
         if id(schema) not in shared and isinstance(properties, dict) and properties.keys() >= set(required):
             schema.setdefault("additionalProperties", False)
-    return Rewritten(json.dumps({} if root is True else root), exact)  # llguidance takes options with objects alone
+    return json.dumps({} if root is True else root), exact  # llguidance takes options with objects alone
 
 
 def _parts(root: Any) -> Iterator[Part]:
@@ -81,7 +72,7 @@ def _parts(root: Any) -> Iterator[Part]:
         both = [(f"{at}/allOf/{i}", part) for i, part in enumerate(_list(schema.get("allOf")))]
         both += [(schema["$ref"], referred(root, schema["$ref"]))] if "$ref" in schema else []
         shares |= len(unions) + len(both) + (not schema.keys().isdisjoint(OF_OBJECTS)) > 1
-        yield Part(at, schema, shares)
+        yield at, schema, shares
         waiting += [(where, each, shares) for where, each in both]
         waiting += [(f"{where}/{i}", each, shares) for where, union in unions for i, each in enumerate(union)]
         waiting += [(f"{at}/{key}/{step(n)}", v, False) for key in NAMED for n, v in _dict(schema.get(key)).items()]
@@ -184,11 +175,10 @@ class Rest:
         from referencing import Registry
 
         schema = json.loads(text)
-        for part in _parts(schema):  # draft 4's form, which llguidance takes too
-            for key, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
-                if isinstance(exclusive := part.schema.get(key), bool):
-                    part.schema.pop(key)
-                    part.schema.update({key: part.schema.pop(bound)} if exclusive and bound in part.schema else {})
+        for _, part, _ in _parts(schema):  # draft 4's form, which llguidance takes too
+            for key in ("exclusiveMinimum", "exclusiveMaximum"):
+                if isinstance(part.get(key), bool) and part.pop(key):
+                    part[key] = part.pop(key.removeprefix("exclusive").lower(), None)
         kind = validators.extend(validators.validator_for(schema, Draft202012Validator), {"pattern": _pattern})
         self._validator = kind(schema, registry=Registry())  # which retrieves nothing
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import array
 import contextlib
-import decimal
 import gc
 import importlib
 import json
 import os
+import re
 import resource
 import select
 import signal
@@ -42,6 +42,8 @@ MOST_DIGITS = 20
 EXPONENT_DIGITS = 3
 LONGEST_NUMBER = 400
 """Digits in a row, where the schema itself has such numbers: 1e308 has 309."""
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_NUMBER = re.compile(rb"([0-9][eE][+-]?)?([0-9]*)$")
 
 PACKET = 64 * 1024
 """Most bytes of a text or of tokens in one packet; a socket's buffer holds about three times as many."""
@@ -53,44 +55,44 @@ def step(asked: int, back: int, tokens: Sequence[int], token: int = 0) -> bytes:
     return STEP_HEADER.pack(STEP, asked, back, token) + array.array("I", tokens).tobytes()
 
 
-class NumberLimit:
-    """Bounds the digits of JSON's numbers, which schemas leave without end: so many in a row, and in an exponent three.
+class JsonText:
+    """Reads an output that is JSON. It bounds the digits of numbers, which schemas leave without end.
 
-    `leading[n]`: the tokens that begin with n digits or more, as bits of a mask. It reads the text of what was taken.
+    `leading[n]`: the tokens that begin with n digits or more, as bits of a mask. `most`: digits in a row; an exponent
+    has EXPONENT_DIGITS. `rest` (structure_schemas.Rest) checks an output that is complete; `fault`: what it found last.
     """
 
-    def __init__(self, leading: Sequence[int], most: int, text_of: Callable[[int], bytes]) -> None:
-        self._leading, self._most, self._text_of = leading, most, text_of
-        self._states = [(False, False, 0, False)]  # in a string, after a backslash, digits so far, in an exponent
+    def __init__(self, leading: Sequence[int], most: int, text_of: Callable[[int], bytes], rest: Any = None) -> None:
+        self._leading, self._most, self._text_of, self._rest = leading, most, text_of, rest
+        self._texts: list[bytes] = []
+        self.fault = ""
 
     def take(self, token: int) -> None:
-        string, escaped, digits, exponent = self._states[-1]
-        for byte in self._text_of(token):
-            if string:
-                string, escaped = escaped or byte != ord('"'), byte == ord("\\") and not escaped
-            elif ord("0") <= byte <= ord("9"):
-                digits += 1
-            else:
-                signs = exponent and not digits and byte in b"+-"
-                exponent, string, digits = signs or (digits > 0 and byte in b"eE"), byte == ord('"'), 0
-        self._states.append((string, escaped, digits, exponent))
+        self._texts.append(self._text_of(token))
 
     def back(self, count: int) -> None:
-        del self._states[len(self._states) - count :]
+        del self._texts[len(self._texts) - count :]
 
     def limit(self, mask: bytearray, may_end: bool) -> None:
         """Takes the tokens out of a mask that have too many digits, unless nothing else may come."""
-        string, _, digits, exponent = self._states[-1]
-        over = max(1, (EXPONENT_DIGITS if exponent else self._most) - digits + 1)
-        if string or over >= len(self._leading):
+        outside = _STRINGS.sub(b"", b"".join(self._texts))
+        number = _NUMBER.search(outside)
+        assert number, "it matches what is empty"
+        over = max(1, (EXPONENT_DIGITS if number[1] else self._most) - len(number[2]) + 1)
+        if b'"' in outside or over >= len(self._leading):
             return
         left = int.from_bytes(mask, "little") & ~self._leading[over]
         if left or may_end:
             mask[:] = left.to_bytes(len(mask), "little")
 
+    def complete(self) -> bool:
+        """Whether an output that may end has nothing against it."""
+        self.fault = self._rest.fault(b"".join(self._texts).decode(errors="replace")) if self._rest else ""
+        return not self.fault
+
 
 def leading_digits(vocabulary: Any, vocab_size: int) -> list[int]:
-    """Returns the `leading` of NumberLimit for a vocabulary."""
+    """Returns the `leading` of JsonText for a vocabulary."""
     found: list[int] = [0]
     for token in range(vocab_size):
         text = vocabulary.decode_bytes([token])
@@ -101,55 +103,17 @@ def leading_digits(vocabulary: Any, vocab_size: int) -> list[int]:
 
 
 def digits_needed(schema: str) -> int:
-    """Returns how many digits in a row a number may have: MOST_DIGITS, or as many as one in the schema has."""
-    most = MOST_DIGITS
-
-    def note(text: str) -> int:
-        nonlocal most
-        number = decimal.Decimal(text)
-        if number.is_finite() and number:
-            most = max(most, min(LONGEST_NUMBER, max(number.adjusted() + 1, -int(number.as_tuple().exponent))))
-        return 0
-
-    with contextlib.suppress(ValueError, RecursionError, ArithmeticError):
-        json.loads(schema, parse_int=note, parse_float=note)
-    return most
-
-
-class Whole:
-    """Reads the text of what was taken, for `rest`, which checks outputs that are whole (structure_schemas.Rest)."""
-
-    def __init__(self, rest: Any, text_of: Callable[[int], bytes]) -> None:
-        self._rest, self._text_of = rest, text_of
-        self._texts: list[bytes] = []
-        self.fault = ""
-
-    def take(self, token: int) -> None:
-        self._texts.append(self._text_of(token))
-        self.fault = ""
-
-    def back(self, count: int) -> None:
-        del self._texts[len(self._texts) - count :]
-        self.fault = ""
-
-    def broken(self) -> bool:
-        self.fault = self._rest.fault(b"".join(self._texts).decode(errors="replace"))
-        return bool(self.fault)
+    """Returns how many digits in a row a number may have: MOST_DIGITS, or as many as the schema itself has."""
+    return min(LONGEST_NUMBER, max(MOST_DIGITS, *map(len, re.findall("[0-9]+", schema)), 0))
 
 
 class Follower:
     """Follows an output through a structure. Where it may end, any of `end_ids` may come next, and ends it."""
 
     def __init__(
-        self,
-        matcher: Any,
-        vocab_size: int,
-        end_ids: Sequence[int],
-        numbers: NumberLimit | None = None,
-        whole: Whole | None = None,
+        self, matcher: Any, vocab_size: int, end_ids: Sequence[int], json_text: JsonText | None = None
     ) -> None:
-        self._matcher, self._vocab_size, self._end_ids, self._numbers = matcher, vocab_size, end_ids, numbers
-        self._whole, self._readers = whole, [each for each in (numbers, whole) if each]
+        self._matcher, self._vocab_size, self._end_ids, self._json = matcher, vocab_size, end_ids, json_text
         self._ended = 0  # end-of-sequence tokens taken
 
     def mask(self) -> bytes:
@@ -160,13 +124,13 @@ class Follower:
             self.check()
             mask[: len(made)] = made
         may_end = self._may_end()
-        if self._numbers:
-            self._numbers.limit(mask, may_end)
+        if self._json:
+            self._json.limit(mask, may_end)
         for token in self._end_ids:
             mask[token // 8] &= ~(1 << token % 8)
             mask[token // 8] |= may_end << token % 8
-        if self._whole and self._whole.fault and not any(mask):
-            raise ValueError(f"the output breaks it at {self._whole.fault}")
+        if self._json and self._json.fault and not any(mask):
+            raise ValueError(f"the output breaks it at {self._json.fault}")
         return bytes(mask)
 
     def advance(self, token: int) -> bool:
@@ -176,8 +140,8 @@ class Follower:
             self._ended += may
             return may
         taken = not self._ended and bool(self._matcher.try_consume_tokens([token]))
-        for each in self._readers if taken else ():
-            each.take(token)
+        if taken and self._json:
+            self._json.take(token)
         return taken
 
     def back(self, count: int) -> None:
@@ -185,8 +149,8 @@ class Follower:
         self._ended -= ends
         if count > ends:
             self._matcher.rollback(count - ends)
-            for each in self._readers:
-                each.back(count - ends)
+            if self._json:
+                self._json.back(count - ends)
 
     def check(self) -> None:
         """Raises ValueError if the structure cannot be followed any further."""
@@ -196,7 +160,7 @@ class Follower:
     def _may_end(self) -> bool:
         if self._ended or not self._matcher.is_accepting():
             return self._ended > 0
-        return not (self._whole and self._whole.broken())
+        return self._json is None or self._json.complete()
 
 
 class Bytes:
@@ -229,7 +193,7 @@ def grammar(kind: str, text: str) -> str:
     if kind == "json_schema":
         from tandem.engine.structure_schemas import rewritten
 
-        return json_grammar(rewritten(text, compiles).text)
+        return json_grammar(rewritten(text, compiles)[0])
     if kind == "choice":
         text = "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in json.loads(text))
     return str(LLMatcher.grammar_from_regex(text) if kind == "regex" else LLMatcher.grammar_from_lark(text))
@@ -306,18 +270,16 @@ class Worker:
         resource.setrlimit(resource.RLIMIT_AS, (before + most, before + most))
         limits = llguidance.LLParserLimits(max_lexer_states=self._given["lexer_states"], verbose_errors=False)
         text = self._text.decode("utf-8", "surrogatepass")
-        numbers = whole = None
-        made = ""
+        made, read = "", None
         if kind == "json_schema":
             made, exact = structure_schemas.rewritten(text, compiles)
-            whole = None if exact else Whole(structure_schemas.Rest(text), self._text_of)
-            numbers = NumberLimit(self._leading, digits_needed(text), self._text_of)
+            rest = None if exact else structure_schemas.Rest(text)
+            read = JsonText(self._leading, digits_needed(text), self._text_of, rest)
         form = json_grammar(made) if made else grammar(kind, text)
         matcher = llguidance.LLMatcher(self._vocabulary, form, log_level=0, limits=limits)
         if made and matcher.is_error():
             raise ValueError(structure_schemas.blamed(made, matcher.get_error(), fault))
-        end_ids, vocab_size = self._given["end_ids"], self._given["vocab_size"]
-        self._follower = Follower(matcher, vocab_size, end_ids, numbers, whole)
+        self._follower = Follower(matcher, self._given["vocab_size"], self._given["end_ids"], read)
         self._follower.check()
         if not any(self._follower.mask()):
             raise ValueError("no output can match it")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tandem.speculation.common_prefix import common
-from tandem.speculation.types import Draft, Proposer
+from tandem.speculation.drafters import NgramDrafter
 
 LONGEST = 8
 """Agreeing tokens that are counted; a prediction that was not contradicted yet counts as so many."""
@@ -29,33 +29,26 @@ class _Place(NamedTuple):
     expected: int
 
 
-class PredictionDrafter:
-    """Proposes how the prediction goes on. It can stand for the n-gram lookup of a PolicedLookup.
+class PredictionDrafter(NgramDrafter):
+    """Proposes how the prediction goes on, where lookup proposes how the text does.
 
     Where the output differs, it goes on after the place where most of the last tokens agree; of several, the nearest.
     """
 
     def __init__(self, predicted: Sequence[int]) -> None:
+        super().__init__()
         self._predicted = tuple(predicted)
         self._after = defaultdict[int, list[int]](list)  # by token, the places after it
         for at, token in enumerate(self._predicted, 1):
             self._after[token].append(at)
         self._start = 0
-        self._output: list[int] = []
         self._places = [_Place(0, LONGEST, 0)]  # by output tokens
 
     async def open(self, prompt: Sequence[int]) -> None:
         self._start = len(prompt)
 
-    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
-        _, copied = self.match(tokens, k)
-        return Draft(copied, proposed_by=(Proposer.NGRAM,) * len(copied))
-
-    async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
-        return await self.propose(tokens, 1)
-
     async def close(self) -> None:
-        """Holds nothing that others wait for."""
+        """Forgets nothing: it may be opened again."""
 
     def match(self, tokens: Sequence[int], k: int) -> tuple[int, tuple[int, ...]]:
         """Returns how many of the last tokens agree (0: none), and the `k` predicted tokens after them."""
@@ -68,18 +61,14 @@ class PredictionDrafter:
         copied = self._predicted[place.at : place.at + k] if place.size else ()
         return place.size if copied else 0, copied
 
-    def has(self, tokens: Sequence[int]) -> bool:
-        """Returns whether the noted tokens begin with `tokens`."""
-        return common(self._output, tokens[self._start :]) == max(0, len(tokens) - self._start)
-
     def note(self, tokens: Sequence[int]) -> None:
         """Follows the output, which may have lost tokens."""
-        output = tokens[self._start :]
-        same = common(self._output, output)
-        del self._output[same:], self._places[same + 1 :]
-        for token in output[same:]:
-            self._output.append(token)
-            self._places.append(self._next(token))
+        same = common(self._indexed, tokens)
+        del self._indexed[same:], self._places[1 + max(0, same - self._start) :]
+        for token in tokens[same:]:
+            self._indexed.append(token)
+            if len(self._indexed) > self._start:
+                self._places.append(self._next(token))
 
     def _next(self, token: int) -> _Place:
         at, size, expected = self._places[-1]
@@ -93,5 +82,5 @@ class PredictionDrafter:
 
     def _agreeing(self, at: int) -> int:
         """Returns how many of the output's last tokens stand before a place."""
-        most = min(LONGEST, at, len(self._output))
-        return next((n for n in range(most) if self._predicted[at - 1 - n] != self._output[-1 - n]), most)
+        most = min(LONGEST, at, len(self._indexed) - self._start)
+        return next((n for n in range(most) if self._predicted[at - 1 - n] != self._indexed[-1 - n]), most)
