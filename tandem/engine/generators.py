@@ -136,9 +136,10 @@ def drafted_generator(
 
 def predicted_rounds(target: Loaded, request: GenerationRequest, stats: SpeculationStats, info: ModelInfo) -> Rounds:
     """Returns rounds of a target for which the request's prediction drafts, and nothing else."""
-    verifier, drafter = LocalVerifier(target.engine, request.of_models, stats), PredictionDrafter(request.predicted)
+    verifier = LocalVerifier(target.engine, request.of_models, stats)
     if request.drafts_sample:
-        return DraftThenVerify(verifier, drafter)
+        return DraftThenVerify(verifier, PredictionDrafter(request.predicted))
+    drafter = PredictionDrafter(request.predicted, only_grows=True)
     most = info.max_speculation_length if request.speculation_length is None else request.speculation_length
     stops = None if request.stop_strings else stop_tokens(request, info)
     return UndraftedRounds(verifier, stops, most, PolicedLookup(target.lookup_policy, prediction=drafter))

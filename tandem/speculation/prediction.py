@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tandem.speculation.common_prefix import common
 from tandem.speculation.drafters import NgramDrafter
 
 LONGEST = 8
@@ -35,8 +34,8 @@ class PredictionDrafter(NgramDrafter):
     Where the output differs, it goes on after the place where most of the last tokens agree; of several, the nearest.
     """
 
-    def __init__(self, predicted: Sequence[int]) -> None:
-        super().__init__()
+    def __init__(self, predicted: Sequence[int], only_grows: bool = False) -> None:
+        super().__init__(only_grows=only_grows)
         self._predicted = tuple(predicted)
         self._after = defaultdict[int, list[int]](list)  # by token, the places after it
         for at, token in enumerate(self._predicted, 1):
@@ -63,7 +62,7 @@ class PredictionDrafter(NgramDrafter):
 
     def note(self, tokens: Sequence[int]) -> None:
         """Follows the output, which may have lost tokens."""
-        same = common(self._indexed, tokens)
+        same = self._known(tokens)
         del self._indexed[same:], self._places[1 + max(0, same - self._start) :]
         for token in tokens[same:]:
             self._indexed.append(token)
