@@ -171,15 +171,19 @@ class Rest:
     """Checks whole outputs against the original schema."""
 
     def __init__(self, text: str) -> None:
-        from jsonschema import Draft202012Validator, validators
+        from jsonschema import Draft7Validator, Draft202012Validator, FormatChecker, validators
         from referencing import Registry
 
         schema = json.loads(text)
-        for _, part, _ in _parts(schema):  # draft 4's form, which llguidance takes too
+        for _, part, _ in _parts(schema):  # forms of older drafts, which llguidance takes too
+            if isinstance(part.get("items"), list):
+                part |= {"prefixItems": part["items"], "items": part.get("additionalItems", True)}
             for key in ("exclusiveMinimum", "exclusiveMaximum"):
                 if isinstance(part.get(key), bool) and part.pop(key):
                     part[key] = part.pop(key.removeprefix("exclusive").lower(), None)
-        kind = validators.extend(validators.validator_for(schema, Draft202012Validator), {"pattern": _pattern})
+        Draft202012Validator.check_schema(schema, FormatChecker(()))  # Python does not have all patterns
+        own = {"pattern": _pattern, "dependencies": Draft7Validator.VALIDATORS["dependencies"]}
+        kind = validators.extend(Draft202012Validator, own)
         self._validator = kind(schema, registry=Registry())  # which retrieves nothing
 
     def fault(self, output: str) -> str:
