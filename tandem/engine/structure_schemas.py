@@ -51,6 +51,7 @@ def rewritten(text: str, compiles: Compiles) -> tuple[str, bool]:
         for key in large:
             del schema[key]
         _name_properties(root, schema, compiles)
+        _bound(root, schema)
     shared = {id(schema) for _, schema, shares in parts if shares}
     for _, schema, _ in parts:
         properties, required = schema.get("properties"), map(str, _list(schema.get("required")))
@@ -119,10 +120,25 @@ def without_looking(pattern: str) -> tuple[list[str] | None, str]:
     return ahead if exact else None, rest
 
 
+def _bound(root: Any, schema: dict[str, Any]) -> None:
+    """Bounds multiples, of which a limit of digits may leave none, and lists of values that are all different."""
+    if "multipleOf" in schema:
+        for key, other, bound in (("minimum", "exclusiveMinimum", -(10**15)), ("maximum", "exclusiveMaximum", 10**15)):
+            schema.update({} if key in schema or other in schema else {key: bound})
+    values = _resolved(root, schema.get("items")).get("enum")
+    if schema.get("uniqueItems") and isinstance(values, list):
+        schema["maxItems"] = min(len(values), schema.get("maxItems", len(values)))
+
+
+def _resolved(root: Any, schema: Any) -> dict[str, Any]:
+    """Returns a schema, or the one that it refers to."""
+    found = _dict(schema)
+    return _dict(referred(root, found["$ref"])) if "$ref" in found else found
+
+
 def _name_properties(root: Any, schema: dict[str, Any], compiles: Compiles) -> None:
     """Says what names are allowed by `properties` or `patternProperties`, which llguidance follows."""
-    names = _dict(schema.get("propertyNames"))
-    names = _dict(referred(root, names["$ref"])) if "$ref" in names else names
+    names = _resolved(root, schema.get("propertyNames"))
     listed = names.get("enum", [names["const"]] if "const" in names else None)
     pattern = names.get("pattern")
     if not pattern and not names.keys().isdisjoint(("minLength", "maxLength")):

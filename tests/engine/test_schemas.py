@@ -114,6 +114,12 @@ PASSWORD = r"^(?=.*[A-Z])(?=.*\d)[A-Za-z\d]{3,5}$"
             ['["a","b"]'],
             ['["a","a"]', '["1"]'],
         ),
+        (
+            {"$defs": {"c": {"enum": [1, 2]}}, "uniqueItems": True, "items": {"$ref": "#/$defs/c"}, "type": "array"},
+            ["[2,1]"],
+            ["[1,2,1]", "[1,1]"],
+        ),
+        ({"type": "integer", "multipleOf": 5}, ["123451234512345", "-5"], ["1" * 16 + "5", "4"]),
         ({"type": "integer", "maximum": 2**64 - 1, "minimum": 0}, ["18446744073709551615"], ["-1"]),
         ({"type": "integer", "not": {"const": 5}}, ["55", "6"], ["5"]),
         ({"oneOf": [STRING, {**STRING, "maxLength": 1}]}, ['"ab"'], ['"a"']),
