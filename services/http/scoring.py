@@ -56,5 +56,6 @@ def _known(request: GenerationRequest, longest_draft: int) -> GenerationRequest:
         stop_token_ids=(),
         stop_strings=(),
         ignore_end_of_sequence=True,
+        prediction="",
         speculation_length=None if request.speculation_length == 0 else longest_draft,
     )

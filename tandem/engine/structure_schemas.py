@@ -117,7 +117,7 @@ def without_looking(pattern: str) -> tuple[list[str] | None, str]:
             exact &= begins
         else:
             rest += piece
-    return ahead if exact else None, rest
+    return ahead if exact and not (ahead and "|" in rest) else None, rest  # it may be of one alternative alone
 
 
 def _bound(root: Any, schema: dict[str, Any]) -> None:

@@ -106,6 +106,7 @@ PASSWORD = r"^(?=.*[A-Z])(?=.*\d)[A-Za-z\d]{3,5}$"
         (names(minLength=2, maxLength=3), ['{"ab":1}'], ['{"a":1}', '{"abcd":1}']),
         ({"$defs": {"c": {"enum": ["a"]}}, **names(**{"$ref": "#/$defs/c"})}, ['{"a":1}'], ['{"b":1}']),
         ({**STRING, "pattern": PASSWORD}, ['"aB1"'], ['"ab1"', '"AB"', '"aB1aB1"']),
+        ({**STRING, "pattern": r"^(?=a)[a-z]$|^12$"}, ['"a"', '"12"'], ['"b"', '"1"']),
         ({**STRING, "pattern": r"^(?!no)[a-z]+$"}, ['"yes"'], ['"nope"']),
         ({**STRING, "pattern": r"^(a|b)\1$"}, ['"aa"'], ['"ab"']),
         ({**STRING, "pattern": r"^(?=[\p{L}])[\p{L}\d]+$"}, ['"a1"'], ['"1a"']),
