@@ -31,7 +31,7 @@ from benchmarks.others import watch
 from benchmarks.peak import Meter, Peaks
 from tandem.checkpoints.gguf_blocks import FORMATS
 from tandem.runners.native import build
-from tandem.runners.native.library import Matrix, ModelShape, load_library, pointer
+from tandem.runners.native.library import Matrix, ModelShape, load_library
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.native.tiles import TileState, use_tiles
 
@@ -60,8 +60,7 @@ class Product:
         self._library, self._pool, self._tiles = library, library.tandem_pool(1), tiles
         ones = np.ones(INPUTS, dtype=np.float32)
         shape = ModelShape(0, INPUTS, 1, 1, 64, 64, OUTPUTS, 1, 1, 64, 64, 1, 1e-5, 1.0)
-        table = pointer(ones, ctypes.c_float)
-        self._model = library.tandem_model(self._pool, 0, ctypes.byref(shape), ones.ctypes.data, table, table)
+        self._model = library.tandem_model(self._pool, 0, ctypes.byref(shape), ones.ctypes.data)
         matrix = Matrix(blocks.ctypes.data, None, size.kind, size.kind)
         if not self._model or library.tandem_set_head(self._model, ones.ctypes.data, ctypes.byref(matrix)):
             raise MemoryError("no memory for a matrix")

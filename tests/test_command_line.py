@@ -81,6 +81,7 @@ WITH = {
     "adapter_admins": ["--adapter_root", "."],
     "metrics_host": ["--metrics_port", "7"],
     "http_host": ["--http_port", "0"],
+    "allowed_hosts": ["--http_port", "0"],
     "draft_seconds": ["--draft_host", "127.0.0.1:9"],
     "prefill_min_tokens": ["--prefill", "127.0.0.1:9"],
     "prefill_timeout_s": ["--prefill", "127.0.0.1:9"],

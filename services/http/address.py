@@ -10,14 +10,18 @@ from tandem.installing import install_command
 
 @dataclass(frozen=True, slots=True)
 class HttpAddress:
-    """Where a server listens for OpenAI clients; `port` 0 takes a free one. Raises ValueError."""
+    """Where a server listens for OpenAI clients; `port` 0 takes a free one. Raises ValueError.
+
+    allowed_hosts: further names in Host headers, where no key is asked for.
+    """
 
     port: int
     host: str
+    allowed_hosts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ValueError(f"http_port: {self.port} is outside 0 to 65535")
-        for library in ("uvicorn", "httptools"):
+        for library in ("uvicorn", "h11"):
             if find_spec(library) is None:
                 raise ValueError(f"http_port: {library} is not installed; {install_command('http')}")

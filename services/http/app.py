@@ -11,7 +11,9 @@ import grpc
 
 from tandem.hints import meant
 from tandem.services.health import HealthService
+from tandem.services.http.errors import Refusal, own_refusal
 from tandem.services.http.exchange import Exchange
+from tandem.services.http.hosts import AllowedHosts
 from tandem.services.http.problems import NoSuchPath, WrongMethod
 from tandem.services.http.service import HttpService
 from tandem.services.layers import Call, Layer
@@ -27,7 +29,10 @@ PROBES = ("/health", "/health/live", "/readiness")
 
 
 class HttpApp:
-    """An ASGI application. `layers`: what is done around every call. `grpc_port`: told to those who ask for health."""
+    """An ASGI application. `layers`: what is done around every call. `grpc_port`: shown to whoever asks for health.
+
+    `hosts`: the Host headers that are answered; None: any, where keys or certificates are asked for.
+    """
 
     def __init__(
         self,
@@ -36,8 +41,10 @@ class HttpApp:
         layers: Sequence[Layer],
         health: HealthService,
         grpc_port: int = 0,
+        hosts: AllowedHosts | None = None,
     ) -> None:
         self._health, self._page, self._grpc_port = health, PAGE.read_bytes(), grpc_port
+        self._hosts = hosts
         self._service, self._calls = service, TransportInterceptor(limits, layers)
         self._routes: dict[str, tuple[str, str, Handler]] = {
             "/v1/chat/completions": ("POST", "Generate", service.chat),
@@ -52,13 +59,26 @@ class HttpApp:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         exchange, path = Exchange(scope, receive, send), scope["path"]
-        if path in PROBES:
+        if refusal := self._refusal(exchange):
+            await exchange.answer(refusal.status, refusal.content)
+        elif path in PROBES:
             await self._probe(exchange, path)
         elif path == "/" and scope["method"] in ("GET", "HEAD"):
             policy = (b"content-security-policy", b"frame-ancestors 'none'")
             await exchange.page(200, self._page, ((b"content-type", b"text/html; charset=utf-8"), policy))
         else:
             await self._called(exchange, path, scope["method"])
+
+    def _refusal(self, exchange: Exchange) -> Refusal | None:
+        """What of the headers is refused on any path."""
+        host, expected = exchange.header("host"), exchange.header("expect")
+        if self._hosts and not self._hosts.take(host):
+            return own_refusal(
+                403, "host_not_allowed", f"host: {host!r:.80} is not a name of this server (--allowed_hosts)"
+            )
+        if expected and expected.lower() != "100-continue":
+            return own_refusal(417, "expectation_failed", f"expect: {expected!r:.80} is not served: 100-continue is")
+        return None
 
     async def _probe(self, exchange: Exchange, path: str) -> None:
         """Answers anybody who asks whether this server serves, or that it lives."""

@@ -13,9 +13,6 @@ from tandem.speculation.outcomes import Outcome, outcome_of
 
 RETRY_SECONDS = 1
 """When to try again, where nobody knows better."""
-BODIES = (408, 413, 415)
-"""Statuses of requests whose body was not read."""
-
 _BY_REASON = {
     "MODEL_NOT_FOUND": (404, "model_not_found"),
     "NO_SUCH_PATH": (404, "not_found"),
@@ -46,6 +43,12 @@ class Refusal:
     status: int
     content: dict[str, Any]
     headers: tuple[tuple[str, str], ...] = ()
+
+
+def own_refusal(status: int, code: str, message: str) -> Refusal:
+    """Builds the answer to a request that is refused before it is a call."""
+    kind = _TYPES.get(status, "invalid_request_error")
+    return Refusal(status, {"error": {"message": message, "type": kind, "param": None, "code": code}})
 
 
 def refusal(status: status_pb2.Status) -> Refusal:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -11,11 +12,12 @@ import grpc
 from google.rpc import status_pb2
 
 from tandem.rpc.request_context import REQUEST_ID
-from tandem.services.http.errors import BODIES, Refusal, refusal
+from tandem.services.http.errors import Refusal, refusal
 from tandem.services.http.problems import BodyLate, BodyTooLarge, NotJson
 from tandem.services.security.call_limits import MessageTimeout, WaitLimit
 
 Json = dict[str, Any]
+DISCARD_SECONDS = 1.0
 _DETAILS = "grpc-status-details-bin"
 _EVENTS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store"))
 _JSON = (b"content-type", b"application/json")
@@ -34,6 +36,7 @@ class Exchange:
         self.request_id, self.begun, self.streams = "", False, False
         self.param: str | None = None
         self._status: Any = None
+        self._unread = self.header("transfer-encoding") is not None or self.header("content-length") not in (None, "0")
 
     # --- the request ---
 
@@ -41,6 +44,10 @@ class Exchange:
     def metadata(self) -> list[tuple[str, str]]:
         """The headers, as calls of gRPC have them."""
         return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in self._scope["headers"]]
+
+    def header(self, name: str) -> str | None:
+        """A header; the last one, of several."""
+        return dict(self.metadata).get(name)
 
     async def body(self, most: int, seconds: float) -> bytes:
         """Returns the body. Raises NotJson, BodyTooLarge and BodyLate."""
@@ -63,6 +70,7 @@ class Exchange:
                     if len(found) > most:
                         raise too_large
                     if not message["more_body"]:
+                        self._unread = False
                         return bytes(found)
                     if asyncio.get_running_loop().time() > ends:
                         raise MessageTimeout
@@ -81,10 +89,26 @@ class Exchange:
         return await self.page(status, json.dumps(content, ensure_ascii=False).encode(), (_JSON, *headers))
 
     async def page(self, status: int, data: bytes, headers: Sequence[tuple[bytes, bytes]]) -> int:
+        """Sends an answer. After an error what is left of the request is not read: the connection ends."""
+        ends = status >= 400 and self._unread
         length = (b"content-length", str(len(data)).encode())
-        await self._begin(status, (*headers, length))
-        await self._send({"type": "http.response.body", "body": data})
+        await self._begin(status, (*headers, length, *([(b"connection", b"close")] if ends else [])))
+        await self._send({"type": "http.response.body", "body": data, "more_body": ends})
+        if ends:
+            await self._discard()
+            await self._send({"type": "http.response.body", "body": b""})
         return len(data)
+
+    async def _discard(self) -> None:
+        """Reads for a moment what a client still sends: closing at once would take the answer away from it."""
+        if self.header("expect"):  # it sends nothing until it is asked to
+            return
+        with contextlib.suppress(MessageTimeout), WaitLimit(DISCARD_SECONDS) as waiting:
+            ends = asyncio.get_running_loop().time() + DISCARD_SECONDS
+            while asyncio.get_running_loop().time() < ends:
+                message = await waiting.until(self._receive())
+                if message["type"] == "http.disconnect" or not message["more_body"]:
+                    return
 
     async def events(self, messages: Sequence[Json]) -> int:
         """Sends messages of a stream, which the first of them begins. Returns their size."""
@@ -105,8 +129,6 @@ class Exchange:
         found.content["error"]["param"] = found.content["error"]["param"] or self.param
         if not self.begun:
             headers = [(name.encode(), value.encode()) for name, value in found.headers]
-            if found.status in BODIES:  # the rest of the body is not read
-                headers.append((b"connection", b"close"))
             await self.answer(found.status, found.content, headers)
         elif self.streams:
             await self.events([found.content])

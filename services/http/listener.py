@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import socket
 import ssl
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import uvicorn
 from tandem.rpc.secret_files import signature
 from tandem.services.health_port import AddressInUse
 from tandem.services.http.address import HttpAddress
-from tandem.services.http.protocol import BoundedProtocol
+from tandem.services.http.protocol import HEADER_BYTES, BoundedProtocol
 from tandem.services.security.tls import TlsConfig, check_pair
 
 log = logging.getLogger("tandem.security")
@@ -53,6 +54,7 @@ class Listener:
         config = uvicorn.Config(
             app,
             http=BoundedProtocol,
+            h11_max_incomplete_event_size=HEADER_BYTES,
             ws="none",
             loop="none",
             lifespan="off",
@@ -63,6 +65,7 @@ class Listener:
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=FLUSH_SECONDS,
         )
+        _allow_open_files()
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
         config.load()
         config.ssl = _context(self._tls) if self._tls else None
@@ -77,6 +80,13 @@ class Listener:
             self._server.should_exit = True
             await self._serving
         self._socket.close()
+
+
+def _allow_open_files() -> None:
+    """Raises the limit of open files, often 1024, as far as this process may: accepting stops where all are open."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _bound(address: HttpAddress) -> socket.socket:

@@ -38,12 +38,14 @@ class Norms:
 class FamilyConfig:
     """Sizes and formula of a model.
 
-    ropes: the model's rotary embeddings, each as `rope_parameters` of transformers; rope_of_layer: which of them a
+    ropes: the model's rotary embeddings, each as `rope_parameters` of transformers, with `freq_factors` if frequencies
+    are divided by some, [head_dim / 2] (`rope_freqs.weight` of a GGUF file); rope_of_layer: which of them a
     layer has, NO_ROPE for none (SmolLM3); empty: all have the first. windows: for each layer, how many positions
     attention sees, its own among them, 0 for all; empty: all layers see all. eos: ids that end a sequence. biases: the
     matrices of MATRICES that have one. attention_scale: of scores; None: head_dim ** -0.5. attention_cap, logit_cap:
     the soft caps of scores and of logits, 0 for none. embedding_scale, residual_scale: multiply the embedding and what
     is added to the residual stream; logit_scale multiplies logits. parallel: the MLP reads what attention reads.
+    wide_rope: heads are turned in float32 and rounded once (OLMo2).
     """
 
     model_type: str
@@ -70,6 +72,7 @@ class FamilyConfig:
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     parallel: bool = False
+    wide_rope: bool = False
     eos: tuple[int, ...] = field(default=())
 
     @property
@@ -90,6 +93,14 @@ class FamilyConfig:
         outputs = {"q": queries, "k": keys, "v": keys, "gate": self.intermediate_size, "up": self.intermediate_size}
         inputs = {"o": queries, "down": self.intermediate_size}
         return outputs.get(name, self.hidden_size), inputs.get(name, self.hidden_size)
+
+    def rope_of(self, layer: int) -> int:
+        """The number of a layer's rotary embedding, or NO_ROPE."""
+        return self.rope_of_layer[layer] if self.rope_of_layer else 0
+
+    def window_of(self, layer: int) -> int:
+        """How many positions a layer's attention sees, 0 for all."""
+        return self.windows[layer] if self.windows else 0
 
     @property
     def parameters(self) -> int:

@@ -1,148 +1,241 @@
-"""Reads the configuration of a decoder from config.json. Absent fields have the defaults of transformers.
+"""Reads the configuration of a decoder from config.json.
 
-A field that shapes models of any family, and that nothing here used for this one, is refused by name.
+Absent fields have the defaults of transformers. A field that the reader does not know is refused by its name, unless
+it does not shape inference, or switches something off.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tandem.checkpoints.config_fields import FAMILY, Fields, count, number
 from tandem.checkpoints.family import NO_ROPE, ROPE, FamilyConfig, Norms, UnsupportedFamily
 from tandem.checkpoints.json_files import read_object
 
 SLIDING, FULL = "sliding_attention", "full_attention"
-_KINDS = {FULL, SLIDING}
+_PLAIN = Norms()
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A family: its fields that shape the model beside those of _FIELDS, with the defaults of transformers' class.
+
+    slides: each so manieth layer lacks the window that others have; 0: all have it. rope_by_type: windowed layers have
+    a rotary embedding of their own. biases: matrices that always have one. scaled: the embedding is multiplied by the
+    root of its width.
+    """
+
+    defaults: Mapping[str, Any]
+    norms: Norms = _PLAIN
+    slides: int = 0
+    rope_by_type: bool = False
+    biases: str = ""
+    scaled: bool = False
+
+
+_BIASES = {"attention_bias": False, "mlp_bias": False}
+_QWEN = {
+    **{"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096},
+    **{"use_sliding_window": False, "max_window_layers": 28, "layer_types": None},
+}
+_GEMMA = {
+    **{"max_position_embeddings": 8192, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "hidden_activation": None},
+    **{"tie_word_embeddings": True, "eos_token_id": 1, "attention_bias": False},
+}
+_GEMMA_2 = {
+    **_GEMMA,
+    **{"num_key_value_heads": 4, "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256},
+    **{"sliding_window": 4096, "layer_types": None, "final_logit_softcapping": None},
+}
+_OLMO = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "eos_token_id": 50279, "attention_bias": False}
+_MISTRAL = {
+    **{"max_position_embeddings": 131072, "eos_token_id": 2, "num_key_value_heads": 8},
+    "sliding_window": 4096,
+}
+_OFFSET = Norms(offset=1.0, rounds_once=True)
+_KINDS: Mapping[str, _Kind] = {
+    "llama": _Kind({"max_position_embeddings": 2048, "eos_token_id": 2, **_BIASES}),
+    "mistral": _Kind(_MISTRAL),
+    "ministral": _Kind({**_MISTRAL, "layer_types": None}),
+    "qwen2": _Kind(_QWEN, biases="qkv"),
+    "qwen3": _Kind({**_QWEN, "head_dim": 128, "attention_bias": False}, Norms(heads="head")),
+    "gemma": _Kind({**_GEMMA, "num_key_value_heads": 16}, _OFFSET, scaled=True),
+    "gemma2": _Kind(
+        {**_GEMMA_2, "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},
+        Norms(offset=1.0, rounds_once=True, after=True),
+        slides=2,
+        scaled=True,
+    ),
+    "gemma3_text": _Kind(
+        {
+            **_GEMMA_2,
+            **{"max_position_embeddings": 131072, "rope_theta": 1e6, "rope_local_base_freq": 1e4},
+            "sliding_window_pattern": 6,
+        },
+        Norms(offset=1.0, rounds_once=True, after=True, heads="head"),
+        rope_by_type=True,
+        scaled=True,
+    ),
+    "phi3": _Kind(
+        {
+            **{"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
+            **{"eos_token_id": 32000, "sliding_window": None, "partial_rotary_factor": 1.0},
+        }
+    ),
+    "smollm3": _Kind(
+        {
+            **{"max_position_embeddings": 32768, "num_key_value_heads": 4, "rope_theta": 2e6, "eos_token_id": 128001},
+            **{"no_rope_layers": None, "no_rope_layer_interval": 4, "use_sliding_window": False},
+            **{
+                "max_window_layers": 28,
+                "sliding_window": None,
+                "layer_types": None,
+                "tie_word_embeddings": True,
+                **_BIASES,
+            },
+        }
+    ),
+    "olmo2": _Kind(_OLMO, Norms(rounds_once=True, before=False, after=True, heads="row")),
+    "olmo3": _Kind(
+        {**_OLMO, "rope_theta": 5e5, "rope_local_base_freq": 5e5, "sliding_window": 4096, "layer_types": None},
+        Norms(rounds_once=True, before=False, after=True, heads="row"),
+        slides=4,
+        rope_by_type=True,
+    ),
+    "granite": _Kind(
+        {
+            **{"max_position_embeddings": 2048, "eos_token_id": 2, **_BIASES, "embedding_multiplier": 1.0},
+            **{"logits_scaling": 1.0, "residual_multiplier": 1.0, "attention_multiplier": 1.0},
+        }
+    ),
+    "stablelm": _Kind(
+        {
+            **{"max_position_embeddings": 4096, "num_key_value_heads": 32, "eos_token_id": 0, "layer_norm_eps": 1e-5},
+            **{"partial_rotary_factor": 0.25, "use_qkv_bias": False, "use_parallel_residual": False},
+        },
+        Norms("layer", rounds_once=True),
+    ),
+    "seed_oss": _Kind(
+        {
+            **{"max_position_embeddings": 524288, "num_key_value_heads": 8, "head_dim": 128, "eos_token_id": 2},
+            **{"attention_bias": True, "attention_out_bias": False, "mlp_bias": False},
+        }
+    ),
+    "exaone4": _Kind(
+        {
+            **{"max_position_embeddings": 2048, "num_key_value_heads": 32, "rms_norm_eps": 1e-5, "eos_token_id": 2},
+            **{"sliding_window": 4096, "sliding_window_pattern": 4, "layer_types": None},
+        },
+        Norms(before=False, after=True, heads="head"),
+    ),
+}
+FAMILY = tuple(_KINDS)
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_FIELDS = {
+    *(*_SIZES, "model_type", "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps"),
+    *("hidden_act", "tie_word_embeddings", "eos_token_id", "rope_theta", "rope_scaling", "rope_parameters"),
+    *("original_max_position_embeddings", "quantization_config", "compression_config"),
+}
+_OF_ROPE = {
+    *("rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "max_position_embeddings"),
+    *("low_freq_factor", "high_freq_factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
+    *("truncate", "long_factor", "short_factor", "partial_rotary_factor", "freq_factors"),
+}
+_ELSEWHERE = {
+    *("architectures", "auto_map", "transformers_version", "transformers.js_config", "torch_dtype", "dtype"),
+    *("bos_token_id", "pad_token_id", "decoder_start_token_id", "sep_token_id", "unk_token_id", "pretraining_tp"),
+    *("initializer_range", "initializer_factor", "output_hidden_states", "output_attentions", "return_dict"),
+    *("return_dict_in_generate", "output_scores", "id2label", "label2id", "problem_type", "finetuning_task"),
+    *("chunk_size_feed_forward", "pruned_heads", "tokenizer_class", "prefix", "task_specific_params", "use_cache"),
+    *("torchscript", "max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups"),
+    *("diversity_penalty", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty"),
+    *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences"),
+    *("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "use_bfloat16"),
+    *("exponential_decay_length_penalty", "remove_invalid_values", "tf_legacy_loss", "is_llama_config", "name"),
+    *("unsloth_fixed", "unsloth_version", "attn_implementation", "cache_implementation", "model_max_length"),
+}
+"""Fields that do not shape inference: they are of training, of generation, of classes, or name tokens and files."""
+_NEUTRAL = {"full_attn_mod": 1, "interpolate_factor": 1, "rotary_scaling_factor": 1, "sliding_window_size": 4096}
+"""Fields that files have and transformers does not read, and what they say where they change nothing."""
 
 
 def read_family(folder: Path) -> FamilyConfig:
     """The configuration in a folder. Raises UnsupportedFamily, ValueError naming the field, or OSError."""
-    return family_of(read_object(folder / "config.json"))
+    config = read_object(folder / "config.json")
+    made = family_of(config)
+    parts = [rope.get("partial_rotary_factor", 1.0) for rope in made.ropes]
+    if "partial_rotary_factor" not in _KINDS[made.model_type].defaults and parts != [1.0] * len(parts):
+        raise UnsupportedFamily(f"models of type {made.model_type} with partial_rotary_factor {parts[0]!r:.60}")
+    return made
 
 
 def family_of(config: Mapping[str, Any]) -> FamilyConfig:
     """The configuration that config.json says. Raises UnsupportedFamily, or ValueError naming the field."""
-    kind = config.get("model_type")
-    if kind not in FAMILY:
-        raise UnsupportedFamily(f"models of type {kind!s:.60} (there are {', '.join(FAMILY)})")
-    fields = Fields(str(kind), config)
-    sizes = {name: fields.whole(name) for name in _SIZES}
-    heads, keys, head_dim = sizes["num_attention_heads"], fields.get("num_key_value_heads"), fields.get("head_dim")
+    name = str(config.get("model_type"))
+    if name not in _KINDS:
+        raise UnsupportedFamily(f"models of type {name:.60} (there are {', '.join(FAMILY)})")
+    kind = _KINDS[name]
+    _check_used(name, config, {*_FIELDS, *kind.defaults})
+    said = {**kind.defaults, **config}
+    sizes = {each: _count(each, said.get(each)) for each in _SIZES}
+    heads = sizes["num_attention_heads"]
+    keys = said.get("num_key_value_heads")
+    head_dim = said.get("head_dim")
     if head_dim is None:
         if sizes["hidden_size"] % heads:
             raise ValueError(f"hidden_size: {sizes['hidden_size']} is not a multiple of {heads} heads")
         head_dim = sizes["hidden_size"] // heads
-    activation = fields.get("hidden_act", "silu")
-    if activation not in _ACTIVATIONS:
+    activation = _activation(name, said)
+    if activation not in ("silu", "gelu", "gelu_pytorch_tanh"):
         raise UnsupportedFamily(f"activation {activation!s:.60}")
-    ropes, length = _ropes(fields)
+    epsilon = "layer_norm_eps" if kind.norms.kind == "layer" else "rms_norm_eps"
+    windows = _windows(kind, said, sizes["num_hidden_layers"])
+    scalar = said.get("query_pre_attn_scalar")
+    by_scalar = None if scalar is None else _number("query_pre_attn_scalar", scalar) ** -0.5
+    multiplier = said.get("attention_multiplier")
+    embedding_scale = _number("embedding_multiplier", said.get("embedding_multiplier", 1.0))
     made = FamilyConfig(
-        model_type=str(kind),
+        model_type=name,
         vocab_size=sizes["vocab_size"],
         hidden_size=sizes["hidden_size"],
         intermediate_size=sizes["intermediate_size"],
         num_hidden_layers=sizes["num_hidden_layers"],
         num_attention_heads=heads,
-        num_key_value_heads=heads if keys is None else count("num_key_value_heads", keys),
-        head_dim=count("head_dim", head_dim),
-        max_position_embeddings=length,
-        rms_norm_eps=fields.real("layer_norm_eps" if kind == "stablelm" else "rms_norm_eps", _EPSILON.get(kind, 1e-6)),
-        hidden_act=_ACTIVATIONS[activation],
-        tie_word_embeddings=bool(fields.get("tie_word_embeddings", False)),
-        biases=_biases(fields),
-        norms=_NORMS.get(str(kind), Norms()),
-        ropes=ropes,
-        windows=_windows(fields, sizes["num_hidden_layers"]),
-        eos=end_ids(fields.get("eos_token_id")),
+        num_key_value_heads=heads if keys is None else _count("num_key_value_heads", keys),
+        head_dim=_count("head_dim", head_dim),
+        max_position_embeddings=_count("max_position_embeddings", said["max_position_embeddings"]),
+        rms_norm_eps=_number(epsilon, said.get(epsilon, 1e-6)),
+        hidden_act=activation,
+        tie_word_embeddings=bool(said.get("tie_word_embeddings", False)),
+        biases=_biases(kind, said),
+        norms=kind.norms,
+        ropes=_ropes(kind, said),
+        rope_of_layer=_rope_of_layer(kind, said, windows, sizes["num_hidden_layers"]),
+        windows=windows if any(windows) else (),
+        attention_scale=by_scalar if multiplier is None else _number("attention_multiplier", multiplier),
+        attention_cap=_number("attn_logit_softcapping", said.get("attn_logit_softcapping") or 0.0),
+        logit_cap=_number("final_logit_softcapping", said.get("final_logit_softcapping") or 0.0),
+        embedding_scale=float(sizes["hidden_size"]) ** 0.5 if kind.scaled else embedding_scale,
+        residual_scale=_number("residual_multiplier", said.get("residual_multiplier", 1.0)),
+        logit_scale=1 / _number("logits_scaling", said.get("logits_scaling", 1.0)),
+        parallel=bool(said.get("use_parallel_residual")),
+        wide_rope=name in ("olmo2", "olmo3"),
+        eos=end_ids(said.get("eos_token_id")),
     )
-    made = _OWN.get(str(kind), _as_it_is)(made, fields)
-    fields.refuse_unread()
     if made.num_attention_heads % made.num_key_value_heads:
         raise ValueError(f"num_key_value_heads: {made.num_key_value_heads} do not divide {heads} heads")
     return made
 
 
-_EPSILON = {"phi3": 1e-5, "olmo2": 1e-5, "olmo3": 1e-5, "stablelm": 1e-5}
-_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
-_ACTIVATIONS |= {"gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh"}
-_AFTER = Norms(rounds_once=True, before=False, after=True, heads="row")
-_NORMS: Mapping[str, Norms] = {
-    "qwen3": Norms(heads="head"),
-    "gemma": Norms(offset=1.0, rounds_once=True),
-    "gemma2": Norms(offset=1.0, rounds_once=True, after=True),
-    "gemma3_text": Norms(offset=1.0, rounds_once=True, after=True, heads="head"),
-    "olmo2": _AFTER,
-    "olmo3": _AFTER,
-    "stablelm": Norms(kind="layer"),
-}
-
-
-def _as_it_is(made: FamilyConfig, fields: Fields) -> FamilyConfig:
-    return made
-
-
-def _gemma(made: FamilyConfig, fields: Fields) -> FamilyConfig:
-    """Gemma's scales and soft caps. The embedding's factor is rounded to the weights' dtype by whoever multiplies."""
-    if fields.get("use_bidirectional_attention") not in (None, False):
-        raise UnsupportedFamily(f"{fields.kind} with use_bidirectional_attention")
-    scale = None if fields.kind == "gemma" else fields.real("query_pre_attn_scalar", 256.0) ** -0.5
-    attention, logits = (fields.get(f"{name}_logit_softcapping") for name in ("attn", "final"))
-    return replace(
-        made,
-        attention_scale=scale,
-        embedding_scale=math.sqrt(made.hidden_size),
-        attention_cap=0.0 if attention is None else number("attn_logit_softcapping", attention),
-        logit_cap=0.0 if logits is None else number("final_logit_softcapping", logits),
-    )
-
-
-def _granite(made: FamilyConfig, fields: Fields) -> FamilyConfig:
-    return replace(
-        made,
-        attention_scale=fields.real("attention_multiplier", 1.0),
-        embedding_scale=fields.real("embedding_multiplier", 1.0),
-        residual_scale=fields.real("residual_multiplier", 1.0),
-        logit_scale=1.0 / fields.real("logits_scaling", 1.0),
-    )
-
-
-def _smollm3(made: FamilyConfig, fields: Fields) -> FamilyConfig:
-    """Every fourth layer has no rotary embedding, unless the file says which."""
-    layers, step = made.num_hidden_layers, fields.whole("no_rope_layer_interval")
-    given = fields.get("no_rope_layers") or [int((layer + 1) % step != 0) for layer in range(layers)]
-    if not isinstance(given, list) or len(given) != layers or not set(given) <= {0, 1}:
-        raise ValueError(f"no_rope_layers: {given!r:.60} is not a list of 0 and 1 for {layers} layers")
-    return replace(made, rope_of_layer=tuple(0 if each else NO_ROPE for each in given))
-
-
-def _by_kind(made: FamilyConfig, fields: Fields) -> FamilyConfig:
-    """Layers with a window have a rotary embedding of their own, where there are two."""
-    if len(made.ropes) == 1:
-        return made
-    return replace(made, rope_of_layer=tuple(int(bool(window)) for window in made.windows))
-
-
-def _stablelm(made: FamilyConfig, fields: Fields) -> FamilyConfig:
-    for name in ("qk_layernorm", "use_parallel_residual"):
-        if fields.get(name):
-            raise UnsupportedFamily(f"stablelm with {name}")
-    return made
-
-
-_OWN: Mapping[str, Callable[[FamilyConfig, Fields], FamilyConfig]] = {
-    "gemma": _gemma,
-    "gemma2": _gemma,
-    "gemma3_text": lambda made, fields: _by_kind(_gemma(made, fields), fields),
-    "granite": _granite,
-    "olmo3": _by_kind,
-    "smollm3": _smollm3,
-    "stablelm": _stablelm,
-}
+def _check_used(name: str, config: Mapping[str, Any], used: set[str]) -> None:
+    """Raises UnsupportedFamily for a field that the reader does not know, and that is not off."""
+    for field, value in config.items():
+        apart = field in _ELSEWHERE or field.startswith("_") or "dropout" in field or field.endswith("pdrop")
+        off = value is None or value is False or value == _NEUTRAL.get(field)
+        if field not in used and not apart and not off:
+            raise UnsupportedFamily(f"models of type {name} with {field} {value!r:.60} in their configuration")
 
 
 def end_ids(value: Any) -> tuple[int, ...]:
@@ -153,113 +246,108 @@ def end_ids(value: Any) -> tuple[int, ...]:
     return ids
 
 
-def _biases(fields: Fields) -> frozenset[str]:
-    kind = fields.kind
-    if kind == "qwen2":
-        return frozenset("qkv")
-    if kind == "mistral" or kind == "phi3":
-        return frozenset()
-    if kind == "stablelm":
-        return frozenset("qkv" if fields.get("use_qkv_bias") else "")
-    of_attention = fields.get("attention_bias")
-    of_output = fields.get("attention_out_bias") if kind == "seed_oss" else of_attention
-    of_mlp = kind in ("llama", "granite", "smollm3", "seed_oss") and fields.get("mlp_bias")
-    names = ("gate", "up", "down") if of_mlp else ()
-    return frozenset({*("qkv" if of_attention else ""), *("o" if of_output else ""), *names})
+def _activation(name: str, said: Mapping[str, Any]) -> Any:
+    """The activation; Gemma's first files say GELU and mean its approximation by tanh."""
+    field = "hidden_activation" if name in ("gemma2", "gemma3_text") else "hidden_act"
+    found = said.get(field) or "silu"
+    found = "gelu_pytorch_tanh" if found == "gelu" and name == "gemma" else found
+    return {"swish": "silu", "gelu_new": "gelu_pytorch_tanh"}.get(found, found)
 
 
-_ALL_SLIDE = ("mistral", "phi3")  # with a window, and no list of layers
-_IF_ASKED = ("qwen2", "qwen3", "smollm3")  # whose window is in use only if they say so
+def _biases(kind: _Kind, said: Mapping[str, Any]) -> frozenset[str]:
+    of_all = bool(said.get("attention_bias"))
+    with_bias = {*kind.biases, *("qkv" if of_all or said.get("use_qkv_bias") else "")}
+    if said.get("attention_out_bias", of_all):
+        with_bias.add("o")
+    return frozenset({*with_bias, *(("gate", "up", "down") if said.get("mlp_bias") else ())})
 
 
-def _windows(fields: Fields, layers: int) -> tuple[int, ...]:
-    """The window of each layer, 0 where it sees all; () if all do."""
-    kind = fields.kind
-    window = (
-        fields.get("sliding_window") if kind in (*_ALL_SLIDE, *_IF_ASKED, "gemma2", "gemma3_text", "olmo3") else None
+def _windows(kind: _Kind, said: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+    """The window of each layer, 0 for none."""
+    window = said.get("sliding_window") if said.get("use_sliding_window", True) else None
+    types = said.get("layer_types")
+    if types is None:
+        return (0,) * layers if window is None else _by_default(kind, said, _count("sliding_window", window), layers)
+    if not isinstance(types, list) or len(types) != layers or not set(types) <= {FULL, SLIDING}:
+        raise ValueError(f"layer_types: {types!r:.60} is not a list of names of {layers} layers' attention")
+    return tuple(_count("sliding_window", window) if window and each == SLIDING else 0 for each in types)
+
+
+def _by_default(kind: _Kind, said: Mapping[str, Any], window: int, layers: int) -> tuple[int, ...]:
+    """Like _windows: which layers have the window where no list says it."""
+    if "no_rope_layers" in said:
+        return tuple(0 if turns else window for turns in _turning(said, layers))
+    first, each = said.get("max_window_layers", 0), said.get("sliding_window_pattern", kind.slides)
+    if type(each) is not int:
+        raise ValueError(f"sliding_window_pattern: {each!r:.60} is not a whole number")
+    return tuple(0 if layer < first or (each and (layer + 1) % each == 0) else window for layer in range(layers))
+
+
+def _turning(said: Mapping[str, Any], layers: int) -> Sequence[Any]:
+    """Whether each layer has a rotary embedding."""
+    interval = said.get("no_rope_layer_interval", 4)
+    given = said["no_rope_layers"] or [int((layer + 1) % interval != 0) for layer in range(layers)]
+    if not isinstance(given, list) or len(given) != layers:
+        raise ValueError(f"no_rope_layers: {given!r:.60} is not a list of {layers} numbers")
+    return given
+
+
+def _rope_of_layer(kind: _Kind, said: Mapping[str, Any], windows: Sequence[int], layers: int) -> tuple[int, ...]:
+    if kind.rope_by_type:  # the first is that of layers that see all
+        types = said.get("layer_types")
+        return tuple(int(each == SLIDING) for each in types) if types else tuple(int(each > 0) for each in windows)
+    if "no_rope_layers" in said:
+        return tuple(0 if turns else NO_ROPE for turns in _turning(said, layers))
+    if said.get("model_type") == "exaone4" and said.get("sliding_window") is not None:
+        return tuple(0 if window else NO_ROPE for window in windows)
+    return ()
+
+
+def _ropes(kind: _Kind, said: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """The parameters of the rotary embeddings, which older files spread over several fields."""
+    scaling, given = (said.get(name) or {} for name in ("rope_scaling", "rope_parameters"))
+    for name, value in (("rope_scaling", scaling), ("rope_parameters", given)):
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{name}: {value!r:.60} is not an object")
+    if not kind.rope_by_type:
+        return (_rope(said, scaling or given, said.get("rope_theta")),)
+    if unknown := sorted(given.keys() - {FULL, SLIDING}):
+        raise UnsupportedFamily(f"rotary embeddings by layer with {unknown[0]}")
+    whole, own = (dict(given.get(name) or {}) for name in (FULL, SLIDING))
+    return (
+        _rope(said, {**whole, **scaling}, said["rope_theta"]),
+        _rope(said, own, said["rope_local_base_freq"]),
     )
-    if kind in _IF_ASKED and not fields.get("use_sliding_window"):
-        fields.get("max_window_layers"), fields.get("layer_types")
-        return ()
-    if window is None:
-        fields.get("layer_types")
-        return ()
-    window = count("sliding_window", window)
-    kinds = fields.get("layer_types")
-    if kinds is None:
-        kinds = [SLIDING if slides else FULL for slides in _usual(fields, layers)]
-    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= _KINDS:
-        raise ValueError(f"layer_types: {kinds!r:.60} is not a list of names of {layers} layers' attention")
-    return tuple(window if each == SLIDING else 0 for each in kinds)
 
 
-def _usual(fields: Fields, layers: int) -> list[bool]:
-    """Which layers have a window where the file does not list them."""
-    kind = fields.kind
-    if kind in _ALL_SLIDE:
-        return [True] * layers
-    if kind.startswith("qwen"):
-        full = fields.get("max_window_layers", 28)
-        return [layer >= full for layer in range(layers)]
-    if kind == "smollm3":
-        rope = fields.get("no_rope_layers") or [
-            int((n + 1) % fields.whole("no_rope_layer_interval")) for n in range(layers)
-        ]
-        return [not each for each in rope]
-    usual = {"gemma2": 2, "gemma3_text": 6, "olmo3": 4}[kind]
-    step = count(
-        "sliding_window_pattern", fields.get("sliding_window_pattern", fields.get("_sliding_window_pattern", usual))
-    )
-    return [bool((layer + 1) % step) for layer in range(layers)]
-
-
-def _ropes(fields: Fields) -> tuple[tuple[dict[str, Any], ...], int]:
-    """The rotary embeddings, of layers with a window second if there are two; and the positions that they reach."""
-    given: dict[str, Any] = {}
-    for name in ("rope_scaling", "rope_parameters"):
-        said = fields.get(name) or {}
-        if not isinstance(said, Mapping):
-            raise ValueError(f"{name}: {said!r:.60} is not an object")
-        given |= said
+def _rope(said: Mapping[str, Any], given: Mapping[str, Any], theta: Any) -> dict[str, Any]:
     if any(isinstance(value, Mapping) for value in given.values()):
-        if fields.kind not in ("gemma3_text", "olmo3") or not set(given) <= _KINDS:
-            raise UnsupportedFamily("rotary embeddings that differ by layer")
-        found = [_rope(fields, given.get(kind) or {}) for kind in (FULL, SLIDING)]
-    elif fields.kind == "gemma3_text":
-        local = {"rope_type": "default", "rope_theta": fields.real("rope_local_base_freq", 10000.0)}
-        found = [_rope(fields, given), local]
-    elif fields.kind == "olmo3":  # scaling is of the layers without a window
-        plain = {"rope_type": "default", "rope_theta": given.get("rope_theta") or fields.get("rope_theta") or 10000.0}
-        found = [_rope(fields, given), plain]
-    else:
-        found = [_rope(fields, given)]
-    return tuple(dict(each) for each in found), _positions(fields, found[0])
-
-
-def _positions(fields: Fields, rope: Mapping[str, Any]) -> int:
-    """How many positions the scaling reaches: that of YaRN and of NTK counts from the original context."""
-    positions = fields.whole("max_position_embeddings")
-    factor = rope.get("factor")
-    if rope["rope_type"] in ("yarn", "dynamic") and isinstance(factor, int | float) and math.isfinite(factor):
-        return max(positions, int(float(rope.get("original_max_position_embeddings", positions)) * factor))
-    return positions
-
-
-def _rope(fields: Fields, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of one rotary embedding, which older files spread over several fields."""
+        raise UnsupportedFamily("rotary embeddings that differ by layer")
+    for name, value in given.items():
+        if name not in _OF_ROPE and value is not None and value is not False:
+            raise UnsupportedFamily(f"rotary embeddings with {name} {value!r:.60}")
     rope = dict(given)
-    rope.setdefault("rope_theta", fields.get("rope_theta") or ROPE["rope_theta"])
+    rope.setdefault("rope_theta", theta or ROPE["rope_theta"])
     rope.setdefault("rope_type", rope.get("type", "default"))
-    if rope["rope_type"] == "su":  # what Phi-3's first files called it
-        rope["rope_type"] = "longrope"
-    part = fields.get("partial_rotary_factor")
-    if part is not None and fields.kind in ("stablelm", "phi3"):
+    if said["model_type"] == "phi3" and rope["rope_type"] in ("su", "yarn"):
+        rope["rope_type"] = "longrope"  # as transformers reads the first files of Phi-3
+    if (part := said.get("partial_rotary_factor")) is not None:
         rope.setdefault("partial_rotary_factor", part)
-    own = fields.get("original_max_position_embeddings")
     if rope["rope_type"] in ("llama3", "yarn", "longrope", "dynamic"):
-        positions = fields.get("max_position_embeddings")
-        if own is not None:
+        if (own := said.get("original_max_position_embeddings")) is not None:
             rope["original_max_position_embeddings"] = own
-        rope.setdefault("original_max_position_embeddings", positions)
-        rope.setdefault("max_position_embeddings", positions)  # what yarn without a factor reads
+        rope.setdefault("original_max_position_embeddings", said["max_position_embeddings"])
+        rope.setdefault("max_position_embeddings", said["max_position_embeddings"])  # what yarn without a factor reads
     return rope
+
+
+def _count(name: str, value: Any) -> int:
+    if type(value) is not int or not 0 < value < 2**31:
+        raise ValueError(f"{name}: {value!r:.60} is not a whole number above 0")
+    return value
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{name}: {value!r:.60} is not a number")
+    return float(value)

@@ -149,7 +149,9 @@ class GgufWeights:
             return Place(_GGUF.get(name, name))
         layer, part, kind = found.groups()
         if (matrix := _MATRIX.fullmatch(part)) is None:
-            return Place(f"blk.{layer}.{self._norm(part)}.{kind}")
+            own = f"blk.{layer}.{self._norm(part)}.{kind}"
+            other = own.replace(".ffn_norm.", ".post_attention_norm.")  # what Seed-OSS has in its place
+            return Place(own if own in self.blocks else other)
         own = f"blk.{layer}.{MATRIX_NAMES[matrix[1]]}.{kind}"
         together = f"blk.{layer}.{'attn_qkv' if matrix[1] in 'qkv' else 'ffn_up'}.{kind}"
         if matrix[1] in "qkv" and own not in self.blocks and together in self.blocks:

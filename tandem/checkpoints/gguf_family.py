@@ -34,8 +34,8 @@ _GRANITE = {
     "logit_scale": "logits_scaling",
 }
 _KINDS = {
-    **{name: name for name in ("llama", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "smollm3", "olmo2", "granite")},
-    **{"gemma3": "gemma3_text", "stablelm": "stablelm"},
+    **{name: name for name in ("llama", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "smollm3", "olmo2")},
+    **{"granite": "granite", "gemma3": "gemma3_text", "stablelm": "stablelm", "seed_oss": "seed_oss"},
 }
 """The architectures that are read, and what transformers calls them."""
 _IGNORED = ("rope.scaling.finetuned", "rope.scaling.yarn_ext_factor", "interleave_mode")
@@ -102,7 +102,7 @@ def config_of_gguf(file: StoredWeights) -> dict[str, Any]:
     config |= _heads(keys, config)
     config |= _rotary(file, keys, config)
     config |= _OWN.get(architecture, _nothing)(keys, config)
-    config["eos_token_id"] = list(_end_ids(values))
+    config |= {"eos_token_id": list(_end_ids(values)), "pad_token_id": values.get("tokenizer.ggml.padding_token_id")}
     keys.refuse_unread()
     return config
 
@@ -194,7 +194,7 @@ def _gemma(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
 def _phi3(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
     window = keys.get("attention.sliding_window")
     keys.get("attention.sliding_window_pattern")
-    return {"sliding_window": window or None, "original_max_position_embeddings": None}
+    return {"sliding_window": window or None}
 
 
 def _olmo2(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:

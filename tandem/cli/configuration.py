@@ -55,7 +55,9 @@ def role_config(args: Options, model: str | None) -> RoleConfig:
             args,
             startup=startup,
             security=server_security(args),
-            http=None if args.http_port is None else HttpAddress(args.http_port, args.http_host),
+            http=None
+            if args.http_port is None
+            else HttpAddress(args.http_port, args.http_host, split_list(args.allowed_hosts)),
             ending=ShutdownDeadline(),
         ),
         models=model_config(args, model),
@@ -85,6 +87,13 @@ def request_defaults(args: Options) -> RequestDefaults:
     """Returns what the operator gives for requests that leave it out. Raises ValueError."""
     given = {name: f"--{name}" for name in (*SAMPLING_FIELDS, "max_new_tokens") if name in args.given}
     return RequestDefaults(sampling(args), args.max_new_tokens, given)
+
+
+def http_address(args: Options) -> HttpAddress | None:
+    """Returns where a server listens for OpenAI clients, or None. Raises ValueError."""
+    if args.http_port is None:
+        return None
+    return HttpAddress(args.http_port, args.http_host, split_list(args.allowed_hosts))
 
 
 def draft_address(given: str | None) -> str | None:

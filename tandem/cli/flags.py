@@ -283,6 +283,12 @@ class Options:
         group="OpenAI clients (docs/openai.md)",
     )
     http_host: HOST = option("address for that port", SERVERS, default="127.0.0.1")
+    allowed_hosts: str = option(
+        "further names, of Host headers, by which browsers may call that port where no key is asked for; * for any",
+        SERVERS,
+        default="",
+        metavar="NAME,...",
+    )
 
     tls_cert: FILE | None = option(
         "the server's certificate (PEM, with its chain); turns TLS on",

@@ -21,7 +21,7 @@ EXTRAS = {
     "torch": ("accelerate", "torch", "transformers"),
     "config": ("yaml",),
     "comparison": ("jinja2", "matplotlib", "rich"),
-    "http": ("httptools", "uvicorn"),
+    "http": ("h11", "uvicorn"),
     "metrics": ("prometheus_client",),
     "mtls": ("cryptography",),
     "ray": ("ray",),

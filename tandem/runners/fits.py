@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
 class UnsupportedModel(ValueError):
     """The slot cache cannot serve this model."""
+
+
+def context_length(positions: int, ropes: Sequence[Mapping[str, Any]]) -> int:
+    """The positions that a model has, as its rotary embeddings extend those of its configuration."""
+    seen = {"yarn": "original_max_position_embeddings", "dynamic": "max_position_embeddings"}
+    factors = [
+        float(rope.get("factor") or 1) * (rope.get(seen[kind]) or positions)
+        for rope in ropes
+        if (kind := str(rope.get("rope_type"))) in seen
+    ]
+    return max([positions, *map(int, factors)])
 
 
 def check_fits(config: Any, max_length: int, ranks: int = 1) -> None:
@@ -15,10 +27,8 @@ def check_fits(config: Any, max_length: int, ranks: int = 1) -> None:
     if heads % ranks:
         raise UnsupportedModel(f"tp_degree: {ranks} does not divide the model's {heads} key-value heads")
     positions = getattr(config, "max_position_embeddings", None)
-    if windows := [each for each in getattr(config, "windows", ()) if 0 < each < max_length]:
-        raise UnsupportedModel(
-            f"attention with a window of {windows[0]} does not fit a slot cache of {max_length} tokens"
-        )
+    ropes = getattr(config, "ropes", None) or [getattr(config, "rope_parameters", None) or {}]
+    positions = positions and context_length(positions, ropes)
     if positions and max_length > positions:
         raise UnsupportedModel(f"sequence_length: {max_length} is above the model's {positions} positions")
     window = getattr(config, "sliding_window", None)

@@ -6,17 +6,20 @@ memory is taken whole, so that the operator decides.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 from typing import Any
 
+from tandem.checkpoints.family_configs import family_of
 from tandem.checkpoints.gguf_blocks import StoredWeights
 from tandem.checkpoints.gguf_family import family_of_gguf
 from tandem.checkpoints.hub_files import configuration_folder
 from tandem.checkpoints.json_files import read_object
 from tandem.checkpoints.locate import Checkpoint
 from tandem.host.memory import free_bytes, given_on_demand
+from tandem.runners.fits import context_length
 from tandem.runners.loading import Execution, Shape, prepared_platform
 from tandem.runners.torch.platforms import compile_order
 
@@ -51,7 +54,9 @@ def own_sizes(
     if platform.device != "cpu" or graphs or free is None:
         return shape
     configs = [_config(checkpoint) for checkpoint in checkpoints]
-    lengths, sizes = ([each for each in map(of, configs) if each] for of in (own_length, _position_bytes))
+    native = runs_native(execution)
+    lengths = [length for config in configs if (length := own_length(config, native))]
+    sizes = [size for config in configs if (size := _position_bytes(config))]
     if not configs or len(lengths) < len(configs) or len(sizes) < len(configs):
         return shape
     if head:
@@ -67,8 +72,15 @@ def own_sizes(
     return replace(shape, max_length=length, slots=slots)
 
 
-def own_length(config: dict[str, Any]) -> int | None:
-    """Returns the positions that a model has, or those of its window if it has one; None if it does not say."""
+def own_length(config: dict[str, Any], native: bool = True) -> int | None:
+    """Returns the positions that a model has; None if it does not say.
+
+    Those of its window if it has one, unless it runs `native`: then it is of a family that native steps have.
+    """
+    with contextlib.suppress(ValueError):
+        known = config.get("ropes") or family_of(config).ropes
+        if native and (count := _count(config, "max_position_embeddings")):
+            return context_length(count, known)
     positions, window = _count(config, "max_position_embeddings"), _count(config, "sliding_window")
     kinds = config.get("layer_types") or (["sliding_attention"] if config.get("use_sliding_window", True) else [])
     return min(positions, window) if positions and window and "sliding_attention" in kinds else positions
@@ -78,7 +90,8 @@ def _config(checkpoint: Checkpoint) -> dict[str, Any]:
     """Reads config.json; {} if it cannot be read, which is said where the model is loaded."""
     try:
         if checkpoint.gguf_file:
-            return asdict(family_of_gguf(StoredWeights(checkpoint.gguf_file)))
+            family = family_of_gguf(StoredWeights(checkpoint.gguf_file))
+            return {each.name: getattr(family, each.name) for each in fields(family)}
         return read_object(configuration_folder(checkpoint) / "config.json")
     except Exception as error:
         log.debug("%s: its configuration cannot be read: %s", checkpoint.name, error)

@@ -92,7 +92,7 @@ def test_a_package_that_an_image_lacks_is_missed() -> None:
 @pytest.mark.parametrize("image", ["torchneuron", "nxdi"])
 def test_an_image_has_what_a_server_imports_for_openai_clients_and_structures(image: str) -> None:
     present = in_image.closure([*in_image.BASES[image], *in_image.installs(image)])
-    assert {"httptools", "uvicorn", "llguidance"} <= present
+    assert {"h11", "uvicorn", "llguidance"} <= present
 
 
 @pytest.mark.parametrize("image", ["torchneuron", "nxdi"])

@@ -144,7 +144,7 @@ async def raw(site: Site, *parts: bytes) -> bytes:
 
 def test_bodies_and_headers_that_are_too_large_or_late_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "HEADER_SECONDS", 0.2)
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 
     async def test() -> None:
         security = Security(limits=ServerLimits(message_seconds=0.2), max_message_bytes=2048)

@@ -190,8 +190,8 @@ def test_a_port_that_is_taken_is_told_before_models_load(tmp_path: Path) -> None
 
 
 def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "httptools", None)
-    with pytest.raises(ValueError, match=r"httptools is not installed; make setup"):
+    monkeypatch.setitem(sys.modules, "h11", None)
+    with pytest.raises(ValueError, match=r"h11 is not installed; make setup"):
         HttpAddress(0, "127.0.0.1")
 
 

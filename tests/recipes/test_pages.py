@@ -114,7 +114,7 @@ def test_what_a_page_installs_is_all_that_servers_and_comparisons_import(page: P
         words = [f"requirements-{kind}.txt", *shlex.split(rest)]
         present = in_image.closure([*base, *in_image.asked(words)])
         wanted = {"grpcio", "numpy", "protobuf", "transformers", "safetensors", "tokenizers", "jinja2", "matplotlib"}
-        wanted |= {"rich", "httptools", "uvicorn", "llguidance", "prometheus-client", "cryptography"}
+        wanted |= {"rich", "h11", "uvicorn", "llguidance", "prometheus-client", "cryptography"}
         assert wanted - present == set(), page
 
 

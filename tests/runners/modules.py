@@ -9,6 +9,7 @@ import torch
 
 from tandem.checkpoints.family import UnsupportedFamily
 from tandem.checkpoints.family_configs import family_of
+from tandem.checkpoints.family_weights import rows_together
 from tandem.checkpoints.numbers import Stored
 from tandem.runners.eagle.hidden_states import TargetFeatures, of_native
 from tandem.runners.native import NativeUnavailable
@@ -32,7 +33,11 @@ class ModuleWeights:
             self.config = family_of(module.config.to_dict())
         except UnsupportedFamily as error:
             raise NativeUnavailable(str(error)) from None
-        self._tensors = module.state_dict()
+        self._tensors = dict(module.state_dict())
+        for name, tensor in list(self._tensors.items()):
+            for whole, parts in (("qkv_proj", "qkv"), ("gate_up_proj", ("gate", "up"))):
+                for part in parts if whole in name else ():
+                    self._tensors[name.replace(whole, f"{part}_proj")] = tensor[rows_together(self.config, part)]
         self.dtype = dtype_of(next(module.parameters()))
 
     def __contains__(self, name: object) -> bool:

@@ -90,3 +90,12 @@ def test_a_window_bounds_the_length_where_it_is_used() -> None:
     assert own_length({**windowed, "layer_types": ["full_attention"] * 2}) == 32768
     assert own_length({**windowed, "layer_types": ["full_attention", "sliding_attention"]}) == 4096
     assert own_length({"sliding_window": 4096}) is None
+
+
+def test_a_window_of_a_native_family_and_its_scaling_bound_nothing() -> None:
+    sizes = dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"), 64)
+    model = {"model_type": "mistral", "num_attention_heads": 8, **sizes}
+    model |= {"max_position_embeddings": 32768, "sliding_window": 4096}
+    assert own_length(model) == 32768 and own_length(model, native=False) == 4096
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    assert own_length({**model, "rope_scaling": yarn}) == 131072

@@ -12,7 +12,7 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from tandem.checkpoints.family import UnsupportedFamily
-from tandem.checkpoints.family_configs import family_of, read_family
+from tandem.checkpoints.family_configs import FAMILY, family_of, read_family
 from tandem.checkpoints.family_weights import FamilyWeights, FolderWeights, GgufWeights, check_complete
 from tandem.checkpoints.head_weights import read_head_weights
 from tandem.checkpoints.locate import EMBEDDED_DRAFT, EMBEDDED_HEAD, CheckpointError, find
@@ -34,6 +34,7 @@ from tests.runners.modules import ModuleWeights, native_of
 from tests.runners.test_native import LLAMA3, SIZES, every_dtype, every_model, module_of, native, sequence
 from tests.runners.tiny import model_folder
 
+_UNSUPPORTED = ("models", "activation", "differ", "rotary")
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 ROPES: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default", "rope_theta": 100000.0},
@@ -93,19 +94,28 @@ def test_a_folders_configuration_is_that_of_transformers(name: str, tmp_path: Pa
     check_complete(ModuleWeights(module))
 
 
-@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("kind", FAMILY)
 def test_fields_that_are_absent_have_the_defaults_of_transformers(kind: str) -> None:
     sizes = {name: SIZES[name] for name in ("vocab_size", "hidden_size", "intermediate_size")}
     sizes |= {"num_hidden_layers": 32, "num_attention_heads": 32, "hidden_size": 4096}
     ours = family_of({"model_type": kind, **sizes})
     theirs: Any = transformers.AutoConfig.for_model(kind, **sizes)
-    for field in ("num_key_value_heads", "head_dim", "rms_norm_eps", "tie_word_embeddings", "max_position_embeddings"):
-        assert getattr(ours, field) == getattr(theirs, field, 128), field
+    for field in ("num_key_value_heads", "tie_word_embeddings", "max_position_embeddings"):
+        assert getattr(ours, field) == getattr(theirs, field), field
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or 128)
+    assert ours.rms_norm_eps == (getattr(theirs, "rms_norm_eps", None) or theirs.layer_norm_eps)
+    assert ours.hidden_act == (getattr(theirs, "hidden_activation", None) or theirs.hidden_act)
     window = getattr(theirs, "sliding_window", None) or 0
     kinds = getattr(theirs, "layer_types", None) or ["sliding_attention"] * 32
+    own = theirs.rope_parameters
+    by_kind = {each: own.get(each, own) for each in ("full_attention", "sliding_attention")}
+    turning = getattr(theirs, "no_rope_layers", None) or [kind != "exaone4" or each[0] == "s" for each in kinds]
+    for layer, each in enumerate(kinds):
+        rope = ours.rope_of(layer)
+        assert turning[layer] == (rope >= 0)
+        assert rope < 0 or {"partial_rotary_factor": 1.0, **ours.ropes[rope]}.items() >= by_kind[each].items()
     wanted = [window if each == "sliding_attention" else 0 for each in kinds]
     assert list(ours.windows or [0] * 32) == wanted
-    assert ours.ropes[0]["rope_theta"] == theirs.rope_parameters["rope_theta"]
     assert list(ours.eos) == ([] if theirs.eos_token_id is None else [theirs.eos_token_id])
 
 
@@ -116,6 +126,8 @@ def test_fields_that_are_absent_have_the_defaults_of_transformers(kind: str) -> 
         ({"model_type": None}, "models of type None"),
         ({"hidden_act": "relu2"}, "activation relu2"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "differ by layer"),
+        ({"attention_multiplier": 0.5}, "models of type llama with attention_multiplier 0.5"),
+        ({"rope_parameters": {"mrope_section": [2, 2, 4]}}, "rotary embeddings with mrope_section"),
         ({"rope_parameters": [1]}, r"rope_parameters: \[1\] is not an object"),
         ({"num_hidden_layers": "2"}, "num_hidden_layers: '2' is not a whole number above 0"),
         ({"num_key_value_heads": 4}, "num_key_value_heads: 4 do not divide 6 heads"),
@@ -128,7 +140,7 @@ def test_fields_that_are_absent_have_the_defaults_of_transformers(kind: str) -> 
 def test_a_configuration_that_is_not_served_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         family_of({"model_type": "llama", **SIZES, **changes})
-    assert isinstance(caught.value, UnsupportedFamily) == (message.split()[0] in ("models", "activation", "differ"))
+    assert isinstance(caught.value, UnsupportedFamily) == (message.split()[0] in _UNSUPPORTED)
 
 
 def test_weights_that_are_missing_or_of_another_shape_are_named(tmp_path: Path) -> None:

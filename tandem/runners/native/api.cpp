@@ -28,8 +28,8 @@ void* tandem_pool(int threads) try { return new Pool(threads); } catch (...) { r
 void tandem_pool_free(void* pool) { delete static_cast<Pool*>(pool); }
 
 // `dtype`: 0 float32, 1 bfloat16.
-void* tandem_model(void* pool, int dtype, const Shape* shape, const void* embedding, const float* cosines, const float* sines) try {
-    return (dtype ? bfloat16_model : float32_model)(*static_cast<Pool*>(pool), *shape, embedding, cosines, sines);
+void* tandem_model(void* pool, int dtype, const Shape* shape, const void* embedding) try {
+    return (dtype ? bfloat16_model : float32_model)(*static_cast<Pool*>(pool), *shape, embedding);
 } catch (...) { return nullptr; }
 void tandem_model_free(void* model) { delete static_cast<Model*>(model); }
 

@@ -13,7 +13,7 @@ static_assert(SPAN % (VECTORS * WIDTH) == 0);
 template <class D> struct Query {
     const typename D::stored* from;  // [head_dim]
     typename D::stored* to;          // [head_dim]
-    int position;                    // attends to positions 0 .. position
+    int begin, position;             // attends to positions begin .. position
 };
 
 // A thread's own memory for the scores of QUERIES queries over `length` positions.
@@ -28,6 +28,8 @@ template <class D> struct Scores {
 template <class D> struct Seen {
     const LayerCache<D>& cache;
     int slot, head, head_dim, first, last;  // first, last: the lowest and the highest position of a query
+    int begin, whole;                       // the lowest and the highest position that a query begins at
+    float cap;                              // of scores, 0 for none
 };
 
 // Scores of N queries for B registers of positions from `block` on, of one span; `top`: the largest ones so far, lane by lane.
@@ -64,8 +66,10 @@ inline void score(const Seen<D>& seen, int block, float scale, const Query<D>* q
 #pragma GCC unroll 4
         for (int b = 0; b < B; b++) {
             const int position = block * LANES + b * WIDTH;
-            const vi seen_by = load<vi>(&lanes) + position <= queries[q].position;
-            const vf scaled = select(seen_by, dot[q][b] * scale, vf{} - INFINITY);
+            const vi at = load<vi>(&lanes) + position;
+            vf scaled = dot[q][b] * scale;
+            if (seen.cap) scaled = seen.cap * hyperbolic_tangent_of_register(scaled / seen.cap);
+            scaled = select((at <= queries[q].position) & (at >= queries[q].begin), scaled, vf{} - INFINITY);
             top[q] = select(scaled > top[q], scaled, top[q]);
             store(&scratch.scores[q * scratch.stride + position], scaled);
         }
@@ -75,7 +79,7 @@ inline void score(const Seen<D>& seen, int block, float scale, const Query<D>* q
 template <class D, int N, int W>
 inline void gather(const Seen<D>& seen, int d, const Query<D>* queries, const Scores<D>& scratch, const float* total) {
     typedef typename D::unit unit;
-    const int whole = (seen.first + 1) / D::PER_UNIT;
+    const int begin = (seen.whole + D::PER_UNIT - 1) / D::PER_UNIT, whole = std::max((seen.first + 1) / D::PER_UNIT, begin);
     vf out[N][W];
 #pragma GCC unroll 4
     for (int q = 0; q < N; q++)
@@ -83,10 +87,23 @@ inline void gather(const Seen<D>& seen, int d, const Query<D>* queries, const Sc
         for (int w = 0; w < W; w++) out[q][w] = vf{};
     // Positions that all queries see need no look at each; what stands behind a query's own is another sequence's,
     // and not even times 0 may it count: it may be NaN.
-    for (int i = 0; i < whole;) {
+    auto each_looked_at = [&](int i) __attribute__((always_inline)) {  // else the sums lie in memory
+        const unit* values = seen.cache.values(seen.slot, seen.head, i) + d;
+#pragma GCC unroll 4
+        for (int q = 0; q < N; q++) {
+            const int behind = queries[q].position - i * D::PER_UNIT, before = queries[q].begin - i * D::PER_UNIT;
+            if (behind < 0 || before >= D::PER_UNIT) continue;
+            const vu halves = vu{} + ((D::PER_UNIT == 2 && behind == 0 ? 0xffffu : 0xffffffffu) & (before == 1 ? 0xffff0000u : 0xffffffffu));
+            const auto weight = D::everywhere(load<unit>(&scratch.weights[q * scratch.stride + i * D::PER_UNIT]));
+#pragma GCC unroll 4
+            for (int w = 0; w < W; w++) out[q][w] = D::multiply_add(out[q][w], weight, load<vu>(values + w * WIDTH) & halves);
+        }
+    };
+    for (int i = seen.begin / D::PER_UNIT; i < std::min(begin, seen.last / D::PER_UNIT + 1); i++) each_looked_at(i);
+    for (int i = begin; i < whole;) {
         const unit* values = seen.cache.values(seen.slot, seen.head, i) + d;
         const unit* soon = seen.cache.values(seen.slot, seen.head, std::min(whole - 1, i + AHEAD * LANES / D::PER_UNIT)) + d;
-        for (const int end = std::min(whole, i + LANES / D::PER_UNIT); i < end; i++, values += seen.head_dim, soon += seen.head_dim) {
+        for (const int end = std::min(whole, (i / (LANES / D::PER_UNIT) + 1) * (LANES / D::PER_UNIT)); i < end; i++, values += seen.head_dim, soon += seen.head_dim) {
             vu value[W];
 #pragma GCC unroll 4
             for (int w = 0; w < W; w++) {
@@ -101,18 +118,7 @@ inline void gather(const Seen<D>& seen, int d, const Query<D>* queries, const Sc
             }
         }
     }
-    for (int i = whole; i <= seen.last / D::PER_UNIT; i++) {
-        const unit* values = seen.cache.values(seen.slot, seen.head, i) + d;
-#pragma GCC unroll 4
-        for (int q = 0; q < N; q++) {
-            const int behind = queries[q].position - i * D::PER_UNIT;
-            if (behind < 0) continue;
-            const vu seen_half = vu{} + (D::PER_UNIT == 2 && behind == 0 ? 0xffffu : 0xffffffffu);
-            const auto weight = D::everywhere(load<unit>(&scratch.weights[q * scratch.stride + i * D::PER_UNIT]));
-#pragma GCC unroll 4
-            for (int w = 0; w < W; w++) out[q][w] = D::multiply_add(out[q][w], weight, load<vu>(values + w * WIDTH) & seen_half);
-        }
-    }
+    for (int i = whole; i <= seen.last / D::PER_UNIT; i++) each_looked_at(i);
 #pragma GCC unroll 4
     for (int q = 0; q < N; q++)
 #pragma GCC unroll 4

@@ -3,8 +3,8 @@
 
 namespace tandem {
 
-Model* bfloat16_model(Pool& pool, const Shape& shape, const void* embedding, const float* cosines, const float* sines) {
-    return new Typed<Bfloat16>(pool, shape, embedding, cosines, sines);
+Model* bfloat16_model(Pool& pool, const Shape& shape, const void* embedding) {
+    return new Typed<Bfloat16>(pool, shape, embedding);
 }
 
 }  // namespace tandem

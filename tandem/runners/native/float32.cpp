@@ -3,8 +3,8 @@
 
 namespace tandem {
 
-Model* float32_model(Pool& pool, const Shape& shape, const void* embedding, const float* cosines, const float* sines) {
-    return new Typed<Float32>(pool, shape, embedding, cosines, sines);
+Model* float32_model(Pool& pool, const Shape& shape, const void* embedding) {
+    return new Typed<Float32>(pool, shape, embedding);
 }
 
 }  // namespace tandem

@@ -44,7 +44,7 @@ class NativeHead(NativeSteps):
         slots, length, _ = features.values.shape
         sizes = _shape(config, len(embedding.values), int(slots), int(length), most_tokens, threads.count)
         tables = rotary_tables(config.rope, config.head_dim, int(length), dtype)
-        super().__init__(threads, dtype, sizes, embedding, tables, config.vocab_size, head.token_ids.tolist())
+        super().__init__(threads, dtype, sizes, embedding, [tables], config.vocab_size, head.token_ids.tolist())
         self.packing, self.features, self._kept_states = packing, features, kept_states
         self._pack(head)
 
@@ -66,7 +66,8 @@ class NativeHead(NativeSteps):
         made = {
             name: self.packing.matrix(0, name, linear(head, module, self.dtype)) for name, module in LINEARS.items()
         }
-        weights = LayerWeights(own, inner, None, None, *(matrix for matrix, _ in made.values()))
+        matrices = {name: matrix for name, (matrix, _) in made.items()}
+        weights = LayerWeights(before_attention=own, before_mlp=inner, **matrices, **self.sight(0))
         self.done(self.library.tandem_set_layer(self.handle, 0, ctypes.byref(weights)))
         output, _kept = self.packing.output(linear(head, "lm_head", self.dtype), None)
         self.done(self.library.tandem_set_head(self.handle, last, ctypes.byref(output)))

@@ -53,12 +53,17 @@ def each_within(rows: Sequence[Row], step: Callable[[Sequence[Row]], Sequence[Re
 
 
 class ModelShape(ctypes.Structure):
-    """Shape of transformer.h. `outputs`, `vocabulary`: rows of head and embedding. `length`: positions of a slot."""
+    """Shape of transformer.h. `outputs`, `vocabulary`: rows of head and embedding. `length`: positions of a slot.
+
+    What follows `scale` is the form of its layers: zeros are that of a Llama.
+    """
 
     _fields_ = (
         *((name, c_int32) for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate")),
         *((name, c_int32) for name in ("outputs", "vocabulary", "slots", "length", "most_tokens", "threads")),
-        *((name, c_float) for name in ("epsilon", "scale")),
+        *((name, c_float) for name in ("epsilon", "scale", "norm_offset", "attention_cap", "logit_cap")),
+        *((name, c_float) for name in ("embedding_scale", "residual_scale", "logit_scale")),
+        *((name, c_int32) for name in ("activation", "layer_norm", "rounds_once", "row_norms", "wide_rope")),
     )
 
 
@@ -68,14 +73,19 @@ class Matrix(ctypes.Structure):
     _fields_ = (("weights", c_void_p), ("bias", c_void_p), ("stored", c_int32), ("packed", c_int32))
 
 
-NORMS = ("attention_norm", "mlp_norm", "q_norm", "k_norm")
+NORMS = ("before_attention", "before_mlp", "q_norm", "k_norm", "after_attention", "after_mlp")
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 
 
 class LayerWeights(ctypes.Structure):
     """LayerWeights of transformer.h: addresses of norms, None for those that the model lacks, and matrices."""
 
-    _fields_ = (*((name, c_void_p) for name in NORMS), *((name, Matrix) for name in MATRICES))
+    _fields_ = (
+        *((name, c_void_p) for name in NORMS),
+        *((name, Matrix) for name in MATRICES),
+        *((name, c_void_p) for name in ("cosines", "sines")),
+        *((name, c_int32) for name in ("turned", "window")),
+    )
 
 
 class LowRank(ctypes.Structure):
@@ -195,7 +205,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "tandem_instructions": (ctypes.c_char_p, ()),
     "tandem_pool": (c_void_p, (c_int,)),
     "tandem_pool_free": (None, (c_void_p,)),
-    "tandem_model": (c_void_p, (c_void_p, c_int, POINTER(ModelShape), c_void_p, POINTER(c_float), POINTER(c_float))),
+    "tandem_model": (c_void_p, (c_void_p, c_int, POINTER(ModelShape), c_void_p)),
     "tandem_model_free": (None, (c_void_p,)),
     "tandem_set_layer": (c_int, (c_void_p, c_int, POINTER(LayerWeights))),
     "tandem_set_head": (c_int, (c_void_p, c_void_p, POINTER(Matrix))),

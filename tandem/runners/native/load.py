@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from tandem.checkpoints.family import FamilyConfig
 from tandem.checkpoints.family_weights import FamilyWeights, check_complete
 from tandem.checkpoints.numbers import Floats, Stored
 from tandem.runners.fits import check_fits
@@ -16,10 +18,13 @@ from tandem.runners.native.certificate import certificate
 from tandem.runners.native.library import load_library
 from tandem.runners.native.model import NativeModel, check
 from tandem.runners.native.reference import PARTS, Product, Reference, chance_inputs, columns, side_by_side
+from tandem.runners.native.rotary import BY_LENGTH
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.native.steps import NotNative, Threads
 from tandem.runners.native.weights import UNQUANTISED, Packing
 from tandem.runners.protocol import TAIL, Limits, RunnerIdentity
+
+log = logging.getLogger("tandem.engine")
 
 # How far native logits may be from the reference's, relative to their spread. bfloat16 is off by about 0.03; a wrong
 # formula by 0.3 and more.
@@ -66,7 +71,9 @@ def load_native(
         if recertify is not None:
             passed = certificate(identity, library, threads, limits, verifies, draft_vocab, again=recertify)
         pool = Threads(load_library(library), threads)
-        model = NativeModel(weights, dtype, pool, limits.slots, length, most_tokens, draft_vocab, packing)
+        longest = limits.max_length
+        model = NativeModel(weights, dtype, pool, limits.slots, length, most_tokens, draft_vocab, packing, longest)
+        _say_ropes(weights.config, longest)
         if not (passed and passed.holds):
             check_steps(model, weights)
     except CannotBuild as error:
@@ -74,6 +81,12 @@ def load_native(
     except (NotNative, OSError) as error:
         raise NativeUnavailable(str(error)) from None
     return NativeRunner(model, limits, identity, verifies, passed)
+
+
+def _say_ropes(config: FamilyConfig, longest: int) -> None:
+    """Logs which frequencies a model has whose rotary embedding depends on the length."""
+    for kind in sorted({rope["rope_type"] for rope in config.ropes} & set(BY_LENGTH)):
+        log.info("rotary embedding %s: its frequencies are those of sequences of %d positions, always", kind, longest)
 
 
 def check_steps(model: NativeModel, weights: FamilyWeights) -> Distances:
@@ -91,9 +104,9 @@ def check_steps(model: NativeModel, weights: FamilyWeights) -> Distances:
 
 
 def _compared(model: NativeModel, weights: FamilyWeights, chance: np.random.Generator) -> Distances:
-    reference = Reference(weights, model.dtype, model.packing, model.library)
+    reference = Reference(weights, model.dtype, model.packing, model.library, model.configured)
     tokens = chance.integers(0, model.vocab_size, _PROBE)
-    worst, x = 0.0, Stored(model.embedding.dtype, model.embedding.values[tokens]).floats()
+    worst, x = 0.0, reference.embedded(Stored(model.embedding.dtype, model.embedding.values[tokens]))
     for index in range(weights.config.num_hidden_layers):
         matrices = reference.layer(index)
         for part, names in enumerate(PARTS):
@@ -102,7 +115,7 @@ def _compared(model: NativeModel, weights: FamilyWeights, chance: np.random.Gene
         x = reference.passed(index, matrices, x)
     head = reference.head(model.embedding)
     worst = max(worst, _product_distance(model, -1, 0, [head], ("head",), chance))
-    own = columns(head(reference.last_norm(x)), model.draft_vocab)
+    own = columns(reference.last(head(reference.last_norm(x))), model.draft_vocab)
     native = model.feed([0], [0], [tokens.tolist()])
     assert native is not None
     return Distances(spread_distance(native, own), worst)

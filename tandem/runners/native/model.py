@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-from tandem.checkpoints.family import FamilyConfig, Norms
+import numpy as np
+from numpy.typing import NDArray
+
+from tandem.checkpoints.family import FamilyConfig
 from tandem.checkpoints.family_weights import EMBEDDING, HEAD, NORM, FamilyWeights, matrix_name
 from tandem.checkpoints.numbers import DTYPES as NAMES
+from tandem.checkpoints.numbers import of_floats
 from tandem.runners.native.features import NativeFeatures, features_of
-from tandem.runners.native.library import MATRICES, NORMS, LayerWeights, ModelShape, ints
+from tandem.runners.native.library import MATRICES, LayerWeights, ModelShape, ints
 from tandem.runners.native.rotary import rotary_tables
 from tandem.runners.native.steps import DTYPES, NativeSteps, NotNative, Threads, check_rope, check_sizes
 from tandem.runners.native.weights import UNQUANTISED, Linear, Packing
 
-_TODAY: dict[str, Any] = {  # forms that the C++ step has; windows are checked by length (fits.py)
-    **{"rope_of_layer": (), "attention_scale": None, "attention_cap": 0.0, "logit_cap": 0.0, "embedding_scale": 1.0},
-    **{"residual_scale": 1.0, "logit_scale": 1.0, "parallel": False, "hidden_act": "silu"},
-}
-_NORMS = ("input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "self_attn.k_norm")
+ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "gelu")
+"""As they are numbered in vectors.h."""
 
 
 class NativeModel(NativeSteps):
     """The steps of one model in `dtype`, whose weights are copied, except the embedding, which is shared.
 
-    `most_tokens`: tokens that one step may feed in total.
+    `most_tokens`: tokens that one step may feed in total. `configured`: the length that a sequence may have.
     """
 
     def __init__(
@@ -39,13 +39,16 @@ class NativeModel(NativeSteps):
         most_tokens: int,
         draft_vocab: Sequence[int] | None = None,
         packing: Packing = UNQUANTISED,
+        configured: int = 0,
     ) -> None:
         config = weights.config
         check(config, dtype)
         outputs = config.vocab_size if draft_vocab is None else len(draft_vocab)
         sizes = _shape(config, outputs, slots, length, most_tokens, threads.count)
+        sizes.embedding_scale = _but_one(embedding_scale(config, dtype))
         embedding = weights.stored(EMBEDDING).to(dtype)
-        tables = rotary_tables(config.ropes[0], config.head_dim, length, dtype)
+        self.configured, kept = configured, "float32" if config.wide_rope else dtype
+        tables = [rotary_tables(rope, config.head_dim, length, kept, configured) for rope in config.ropes]
         super().__init__(threads, dtype, sizes, embedding.own(), tables, config.vocab_size, draft_vocab)
         self.packing, self._cache = packing, (slots, length)
         self._pack(weights, packing)
@@ -57,22 +60,23 @@ class NativeModel(NativeSteps):
             self.done(self.library.tandem_set_layer(self.handle, index, ctypes.byref(layer)))
         wanted = None if self.draft_vocab is None else self.draft_vocab.tolist()
         head, _kept = packing.output(self._head(weights), wanted)
-        norm = weights.stored(NORM).to(self.dtype)
-        self.done(self.library.tandem_set_head(self.handle, norm.values.ctypes.data, ctypes.byref(head)))
+        norm = norm_weight(weights, NORM, self.dtype)
+        self.done(self.library.tandem_set_head(self.handle, norm.ctypes.data, ctypes.byref(head)))
 
     def _layer(self, weights: FamilyWeights, index: int, packing: Packing) -> tuple[LayerWeights, object]:
         """What the library packs for a layer, and what keeps its memory."""
-        names = (f"model.layers.{index}.{name}.weight" for name in _NORMS)
-        norms = [weights.stored(name).to(self.dtype) if name in weights else None for name in names]
-        if not weights.config.norms.heads:
-            norms[2:] = None, None
+        config, of = weights.config, f"model.layers.{index}."
+        norms = {
+            place: norm_weight(weights, f"{of}{name}.weight", self.dtype) for place, name in norms_of(config).items()
+        }
         made = {
             name: packing.matrix(index, name, linear(weights, matrix_name(index, name), self.dtype, name))
             for name in MATRICES
         }
-        addresses = [None if norm is None else norm.values.ctypes.data for norm in norms]
-        packed = {name: matrix for name, (matrix, _) in made.items()}
-        return LayerWeights(**dict(zip(NORMS, addresses, strict=True)), **packed), (norms, made)
+        parts: dict[str, Any] = {place: norm.ctypes.data for place, norm in norms.items()}
+        parts |= {name: matrix for name, (matrix, _) in made.items()}
+        parts |= self.sight(config.rope_of(index), config.window_of(index))
+        return LayerWeights(**parts), (norms, made)
 
     def _head(self, weights: FamilyWeights) -> Linear:
         if weights.config.tie_word_embeddings:
@@ -96,30 +100,65 @@ def linear(weights: FamilyWeights, name: str, dtype: str, matrix: str = "") -> L
     return Linear(shape, lambda: weights.stored(name).to(dtype), own)
 
 
+def norms_of(config: FamilyConfig) -> dict[str, str]:
+    """Names of a layer's norms, those of heads among them, by their places in LayerWeights."""
+    return config.norm_names | {f"{name}_norm": f"self_attn.{name}_norm" for name in "qk" if config.norms.heads}
+
+
+def norm_weight(weights: FamilyWeights, name: str, dtype: str) -> NDArray[Any]:
+    """The weights of a norm, and its biases behind them if it has some."""
+    names = [name, name.removesuffix("weight") + "bias"] if weights.config.norms.kind == "layer" else [name]
+    return np.concatenate([weights.stored(each).to(dtype).values for each in names])
+
+
 def check(config: FamilyConfig, dtype: str) -> None:
     """Raises NotNative unless the C++ step computes what this model computes."""
     if dtype not in DTYPES:
         raise NotNative(f"weights in {dtype} (there are float32 and bfloat16)")
-    if config != replace(config, **_TODAY) or config.norms not in (Norms(), Norms(heads="head")):
-        raise NotNative(f"models of type {config.model_type} with norms, scales or embeddings of their own")
-    check_rope(config.ropes[0])
+    if config.hidden_act not in ACTIVATIONS:
+        raise NotNative(f"hidden_act {config.hidden_act} (there are {', '.join(ACTIVATIONS)})")
+    if config.parallel:
+        raise NotNative("attention and MLP that read the same input (parallel)")
+    for rope in config.ropes:
+        check_rope(rope)
     check_sizes(config.hidden_size, config.head_dim, config.intermediate_size)
 
 
 def _shape(config: FamilyConfig, outputs: int, slots: int, length: int, most_tokens: int, threads: int) -> ModelShape:
+    norms, scale = config.norms, config.attention_scale
     return ModelShape(
-        config.num_hidden_layers,
-        config.hidden_size,
-        config.num_attention_heads,
-        config.num_key_value_heads,
-        config.head_dim,
-        config.intermediate_size,
-        outputs,
-        config.vocab_size,
-        slots,
-        length,
-        most_tokens,
-        threads,
-        config.rms_norm_eps,
-        config.head_dim**-0.5,
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        intermediate=config.intermediate_size,
+        outputs=outputs,
+        vocabulary=config.vocab_size,
+        slots=slots,
+        length=length,
+        most_tokens=most_tokens,
+        threads=threads,
+        epsilon=config.rms_norm_eps,
+        scale=config.head_dim**-0.5 if scale is None else scale,
+        norm_offset=norms.offset,
+        attention_cap=config.attention_cap,
+        logit_cap=config.logit_cap,
+        residual_scale=_but_one(config.residual_scale),
+        logit_scale=_but_one(config.logit_scale),
+        activation=ACTIVATIONS.index(config.hidden_act),
+        layer_norm=norms.kind == "layer",
+        rounds_once=norms.rounds_once,
+        row_norms=norms.heads == "row",
+        wide_rope=config.wide_rope,
     )
+
+
+def embedding_scale(config: FamilyConfig, dtype: str) -> float:
+    """The scale of the embedding as Gemma has it, in the numbers of `dtype`; those of others are whole numbers."""
+    return float(of_floats(np.array([config.embedding_scale], np.float32)).to(dtype).floats()[0])
+
+
+def _but_one(scale: float) -> float:
+    """A scale as the library takes it: 0 where none is needed."""
+    return 0.0 if scale == 1 else scale

@@ -93,7 +93,9 @@ def _wanted(source: FamilyWeights, weights: str) -> dict[str, tuple[str, str]]:
 def _write(library: Any, source: FamilyWeights, wanted: Mapping[str, tuple[str, str]], folder: Path) -> None:
     def load(key: str) -> NDArray[np.uint8]:
         place, form = wanted[key.rpartition(".")[0]]
-        own = source.scaled.blocks(place) if form == "q8_0" and isinstance(source, FolderWeights) else None
+        own = None
+        if form == "q8_0" and isinstance(source, FolderWeights) and place in source.scaled:
+            own = source.scaled.blocks(place)
         dense = source.stored(place).floats()
         return (near(own, dense) if own else encoded(library, dense, form)).rows
 

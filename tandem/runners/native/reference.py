@@ -7,16 +7,18 @@ layer at a time is dequantised.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tandem.checkpoints.family import NO_ROPE
 from tandem.checkpoints.family_weights import HEAD, NORM, FamilyWeights, matrix_name
 from tandem.checkpoints.gguf_blocks import FORMATS, Blocks
 from tandem.checkpoints.numbers import Floats, Stored, of_floats
 from tandem.runners.native.library import MATRICES
-from tandem.runners.native.model import linear
+from tandem.runners.native.model import embedding_scale, linear, norms_of
 from tandem.runners.native.rotary import rotary_tables
 from tandem.runners.native.weights import DENSE, Linear, Packing, decoded, encoded
 
@@ -64,11 +66,14 @@ class Product:
 
 
 class Reference:
-    """A model in float32, layer by layer. `packing`: how its matrices are packed."""
+    """A model in float32, layer by layer. `packing`: how its matrices are packed. `configured`: see NativeModel."""
 
-    def __init__(self, weights: FamilyWeights, dtype: str, packing: Packing, library: object) -> None:
+    def __init__(
+        self, weights: FamilyWeights, dtype: str, packing: Packing, library: object, configured: int = 0
+    ) -> None:
         self.weights, self.config, self._dtype = weights, weights.config, dtype
-        self._packing, self._library = packing, library
+        self._packing, self._library, self._configured = packing, library, configured
+        self._names = norms_of(self.config)
         self.round = rounding(dtype)
 
     def layer(self, index: int) -> Mapping[str, Product]:
@@ -92,38 +97,73 @@ class Reference:
 
     def passed(self, index: int, matrices: Matrices, x: Floats) -> Floats:
         """The residual stream [tokens, hidden] behind a layer."""
-        x = self.round(x + matrices["o"](self._attention(index, matrices, self._normed(index, "input_layernorm", x))))
-        inner = self._normed(index, "post_attention_layernorm", x)
-        return self.round(x + matrices["down"](gated(matrices["gate"](inner), matrices["up"](inner), self.round)))
+        added = matrices["o"](self._attention(index, matrices, self._normed(index, "before_attention", x)))
+        x = self._joined(x, self._normed(index, "after_attention", added))
+        inner = self._normed(index, "before_mlp", x)
+        made = gated(matrices["gate"](inner), matrices["up"](inner), self.round, self.config.hidden_act)
+        return self._joined(x, self._normed(index, "after_mlp", matrices["down"](made)))
+
+    def embedded(self, rows: Stored) -> Floats:
+        """The residual stream before the first layer, of rows of the embedding."""
+        return self.round(rows.floats() * np.float32(embedding_scale(self.config, self._dtype)))
+
+    def last(self, logits: Floats) -> Floats:
+        """Logits as the model gives them, of the products of its output matrix."""
+        cap = np.float32(self.config.logit_cap)
+        made = self.round(logits * np.float32(self.config.logit_scale))
+        return self.round(self.round(np.tanh(self.round(made / cap))) * cap) if cap else made
+
+    def _joined(self, x: Floats, added: Floats) -> Floats:
+        return self.round(x + self.round(added * np.float32(self.config.residual_scale)))
 
     def _attention(self, index: int, matrices: Matrices, x: Floats) -> Floats:
         """What attention gives [tokens, heads * head_dim], before the matrix o."""
-        turns = rotary_tables(self.config.ropes[0], self.config.head_dim, len(x), self._dtype)
-        q, k = (turned(self._heads(index, name, matrices[name](x)), turns, self.round) for name in "qk")
-        return attended(q, k, split(matrices["v"](x), self.config.head_dim), self.round)
+        config, rope = self.config, self.config.rope_of(index)
+        q, k = (self._heads(index, name, matrices[name](x)) for name in "qk")
+        if rope != NO_ROPE:
+            kept = "float32" if config.wide_rope else self._dtype
+            turns = rotary_tables(config.ropes[rope], config.head_dim, len(x), kept, self._configured)
+            q, k = (self.round(turned(each, turns, rounding(kept))) for each in (q, k))
+        v = split(matrices["v"](x), config.head_dim)
+        return attended(q, k, v, self.round, config.attention_scale, config.attention_cap, config.window_of(index))
 
     def last_norm(self, x: Floats) -> Floats:
-        return normed(x, self._vector(NORM), self.config.rms_norm_eps, self.round)
+        return self._by(NORM, x)
 
-    def _normed(self, index: int, name: str, x: Floats) -> Floats:
-        weight = self._vector(f"model.layers.{index}.{name}.weight")
-        return normed(x, weight, self.config.rms_norm_eps, self.round)
+    def _normed(self, index: int, place: str, x: Floats) -> Floats:
+        """`x` after the norm at a place of the layer, if there is one."""
+        name = self._names.get(place)
+        return x if name is None else self._by(f"model.layers.{index}.{name}.weight", x)
+
+    def _by(self, name: str, x: Floats) -> Floats:
+        norms, weight, epsilon = self.config.norms, self._vector(name), self.config.rms_norm_eps
+        if norms.kind == "layer":
+            x = x - x.mean(-1, keepdims=True)
+        elif not norms.rounds_once:
+            return normed(x, weight, epsilon, self.round)
+        bias = self._vector(name.removesuffix("weight") + "bias") if norms.kind == "layer" else 0
+        return self.round(normed(x, weight + np.float32(norms.offset), epsilon, rounding("float32")) + bias)
 
     def _vector(self, name: str) -> Floats:
         return self.weights.stored(name).to(self._dtype).floats()
 
     def _heads(self, index: int, name: str, x: Floats) -> Floats:
         """Queries or keys [heads, tokens, head_dim] of x [tokens, heads * head_dim], normed where they are."""
-        found = split(x, self.config.head_dim)
-        return self._normed(index, f"self_attn.{name}_norm", found) if self.config.norms.heads else found
+        by_row = self.config.norms.heads == "row"
+        found = split(self._normed(index, f"{name}_norm", x) if by_row else x, self.config.head_dim)
+        return found if by_row else self._normed(index, f"{name}_norm", found)
 
 
-def attended(q: Floats, k: Floats, v: Floats, round: Round) -> Floats:
+def attended(
+    q: Floats, k: Floats, v: Floats, round: Round, scale: float | None = None, cap: float = 0.0, window: int = 0
+) -> Floats:
     """Causal attention [tokens, heads * head_dim] of queries, keys and values [heads, tokens, head_dim]."""
     groups = len(q) // len(k)
     k, v = np.repeat(k, groups, 0), np.repeat(v, groups, 0)
-    scores = round(round(q @ k.swapaxes(1, 2)) * np.float32(q.shape[-1] ** -0.5))
-    scores = np.where(np.tri(q.shape[1], dtype=np.bool_), scores, np.float32(-np.inf))
+    scores = round(round(q @ k.swapaxes(1, 2)) * np.float32(q.shape[-1] ** -0.5 if scale is None else scale))
+    scores = round(np.tanh(scores / np.float32(cap)) * np.float32(cap)) if cap else scores
+    behind = np.arange(q.shape[1])[:, None] - np.arange(q.shape[1])
+    scores = np.where((behind >= 0) & (behind < (window or len(behind))), scores, np.float32(-np.inf))
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     made = round(round(weights / weights.sum(-1, keepdims=True)) @ v)
     return made.swapaxes(0, 1).reshape(q.shape[1], -1)
@@ -135,21 +175,26 @@ def split(x: Floats, head_dim: int) -> Floats:
 
 
 def turned(x: Floats, turns: tuple[Floats, Floats], round: Round) -> Floats:
-    """x [.., tokens, head_dim] after the rotary embedding of `turns`, each [tokens, head_dim / 2]."""
-    (cosines, sines), half = turns, x.shape[-1] // 2
-    first, second = x[..., :half], x[..., half:]
+    """x [.., tokens, head_dim] after the rotary embedding of `turns`, each [tokens, values that turn / 2]."""
+    (cosines, sines), half = turns, turns[0].shape[-1]
+    first, second = x[..., :half], x[..., half : 2 * half]
     along, across = ((round(first * by), round(second * by)) for by in (cosines, sines))
-    return round(np.concatenate([along[0] - across[1], along[1] + across[0]], -1))
+    return round(np.concatenate([along[0] - across[1], along[1] + across[0], x[..., 2 * half :]], -1))
 
 
 def normed(x: Floats, weight: Floats, epsilon: float, round: Round) -> Floats:
     return round(round(x / np.sqrt(np.square(x).mean(-1, keepdims=True) + np.float32(epsilon))) * weight)
 
 
-def gated(gate: Floats, up: Floats, round: Round) -> Floats:
-    """The SiLU of the gate times up."""
+def gated(gate: Floats, up: Floats, round: Round, activation: str = "silu") -> Floats:
+    """The activation of the gate times up."""
+    if activation == "gelu":
+        tails = np.vectorize(math.erfc, otypes=[np.float32])
+        return round(round(gate * tails(gate * np.float32(-(0.5**0.5))) / 2) * up)
+    by_tanh = activation == "gelu_pytorch_tanh"
+    power = np.float32(-((8 / math.pi) ** 0.5)) * (gate + np.float32(0.044715) * gate**3) if by_tanh else -gate
     with np.errstate(over="ignore"):  # of a large negative number: the quotient is 0
-        return round(round(gate / (1 + np.exp(-gate))) * up)
+        return round(round(gate / (1 + np.exp(power))) * up)
 
 
 def rounding(dtype: str) -> Round:

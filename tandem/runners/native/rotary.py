@@ -15,14 +15,24 @@ import numpy as np
 from tandem.checkpoints.numbers import Floats, of_floats
 
 ONE = np.float32(1)
-TYPES = ("default", "linear", "llama3", "yarn")
+TYPES = ("default", "linear", "llama3", "yarn", "longrope", "dynamic")
+BY_LENGTH = ("longrope", "dynamic")
+"""Types whose frequencies transformers chooses by the longest sequence of a step; here the configured length does."""
 
 
-def rotary_tables(rope: Mapping[str, Any], head_dim: int, length: int, dtype: str) -> tuple[Floats, Floats]:
-    """Cosines and sines, each float32 [length, head_dim / 2], of numbers that `dtype` has. Raises ValueError."""
+def rotary_tables(
+    rope: Mapping[str, Any], head_dim: int, length: int, dtype: str, configured: int = 0
+) -> tuple[Floats, Floats]:
+    """Cosines and sines, each float32 [length, values that turn / 2], of numbers that `dtype` has. Raises ValueError.
+
+    `configured`: the length that a sequence may have.
+    """
     try:
-        frequencies, scale = _frequencies(rope, head_dim)
-    except (KeyError, TypeError, ArithmeticError) as error:
+        turned = int(head_dim * rope.get("partial_rotary_factor", 1.0))
+        frequencies, scale = _frequencies(rope, turned, configured)
+        if (factors := rope.get("freq_factors")) is not None:  # a GGUF's, as of Llama 3.1
+            frequencies = np.divide(frequencies, np.asarray(factors, dtype=np.float32))
+    except (KeyError, TypeError, ArithmeticError, ValueError) as error:
         raise ValueError(f"rope_parameters: {type(error).__name__}: {error}") from None
     angles = (np.arange(length, dtype=np.float32)[:, None] * frequencies[None]).astype(np.float64)
     cosines, sines = (
@@ -31,15 +41,19 @@ def rotary_tables(rope: Mapping[str, Any], head_dim: int, length: int, dtype: st
     return np.ascontiguousarray(cosines), np.ascontiguousarray(sines)
 
 
-def _frequencies(rope: Mapping[str, Any], dim: int) -> tuple[Floats, float]:
+def _frequencies(rope: Mapping[str, Any], dim: int, configured: int) -> tuple[Floats, float]:
     """Angles per position, float32 [dim / 2], and what cosines and sines are multiplied by."""
     kind = rope.get("rope_type", "default")
-    periods = _periods(float(rope["rope_theta"]), dim)
+    base = float(rope["rope_theta"])
+    if kind == "dynamic":
+        seen, factor = float(rope["max_position_embeddings"]), float(rope["factor"])
+        base *= (factor * max(configured, seen) / seen - (factor - 1)) ** (dim / (dim - 2))
+    periods = _periods(base, dim)
+    if kind == "longrope":
+        return _longrope(rope, periods, configured)
     if kind == "yarn":
         return _yarn(rope, periods, dim)
     plain = ONE / periods
-    if (given := rope.get("freq_factors")) is not None:  # a GGUF's, as of Llama 3.1
-        plain = np.divide(plain, np.asarray(given, dtype=np.float32))
     if kind == "linear":
         return plain / np.float32(rope["factor"]), 1.0
     if kind == "llama3":
@@ -82,6 +96,16 @@ def _yarn(rope: Mapping[str, Any], periods: Floats, dim: int) -> tuple[Floats, f
     kept = ONE - ramp
     made: Floats = ONE / (np.float32(factor) * periods) * (ONE - kept) + ONE / periods * kept
     return made, _yarn_scale(rope, factor)
+
+
+def _longrope(rope: Mapping[str, Any], periods: Floats, configured: int) -> tuple[Floats, float]:
+    seen, scale = float(rope["original_max_position_embeddings"]), rope.get("attention_factor")
+    factors = np.asarray(rope["long_factor" if configured > seen else "short_factor"], dtype=np.float32)
+    if scale is None:
+        factor = rope.get("factor") or float(rope["max_position_embeddings"]) / seen
+        scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(seen))
+    made: Floats = ONE / (factors * periods)
+    return made, float(scale)
 
 
 def _yarn_scale(rope: Mapping[str, Any], factor: float) -> float:

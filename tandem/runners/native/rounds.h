@@ -111,8 +111,8 @@ private:
 };
 
 // Models in each number format, from files of their own.
-Model* float32_model(Pool& pool, const Shape& shape, const void* embedding, const float* cosines, const float* sines);
-Model* bfloat16_model(Pool& pool, const Shape& shape, const void* embedding, const float* cosines, const float* sines);
+Model* float32_model(Pool& pool, const Shape& shape, const void* embedding);
+Model* bfloat16_model(Pool& pool, const Shape& shape, const void* embedding);
 
 // Who draws the draft tokens. Of the rows r where rows[r] (null: none), draw(r, at, best) gives the next one, or -1 to end
 // the draft; of others they are as sampled[r] says (null: greedy). `logits` has room for all rows; those of row r lie at

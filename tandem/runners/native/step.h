@@ -56,7 +56,9 @@ template <class D> void Transformer<D>::work(int thread) {
     Place place{thread};
     if (front_) take_in(thread, place);
     else share(place, step_.tokens, &layers_[0].qkv, [&](int t) {
-        std::memcpy(&x_[t * hidden_], embedding_ + size_t(step_.ids[t]) * shape.hidden, shape.hidden * sizeof(stored));
+        stored* x = &x_[t * hidden_];
+        std::memcpy(x, embedding_ + size_t(step_.ids[t]) * shape.hidden, shape.hidden * sizeof(stored));
+        for (int i = 0; shape.embedding_scale && i < shape.hidden; i += LANES) D::keep(x + i, D::wide(x + i) * shape.embedding_scale);
     });
     for (size_t i = 0; i < layers_.size(); i++) {
         copy_out(int(i), place);
@@ -111,7 +113,8 @@ template <class D> void Transformer<D>::work_layer(int index, const Linear<D>* t
     Layer& layer = layers_[index];
     int tokens = step_.tokens;
     const int turned = shape.heads + shape.kv_heads;
-    Activations from{x_.data(), hidden_, &layer.attention_norm};
+    auto by = [](const Buffer<stored>& norm) { return norm.size() ? &norm : nullptr; };
+    Activations from{x_.data(), hidden_, by(layer.attention_norm)};
     if (front_) from = {front_->both.data(), 2 * size_t(shape.hidden)};
     shrink(index, QKV, &layer.qkv, from, thread, place);
     Input<D> in = input(place, thread, layer.qkv, from, tokens);
@@ -119,6 +122,11 @@ template <class D> void Transformer<D>::work_layer(int index, const Linear<D>* t
         extend(index, QKV, panel, t, first, last);
         D::keep(&qkv_[t * wide_ + panel * PANEL], first);
         D::keep(&qkv_[t * wide_ + panel * PANEL + LANES], last);
+    });
+    if (shape.row_norms) share(place, tokens, nullptr, [&](int t) {
+        stored *q = &qkv_[t * wide_], *k = q + size_t(shape.heads) * shape.head_dim;
+        norm(q, layer.q_norm.data(), shape.heads * shape.head_dim, q);
+        norm(k, layer.k_norm.data(), shape.kv_heads * shape.head_dim, k);
     });
     const int parts = tokens < 4 * threads_ ? turned : 1;  // of a token's heads: pieces, but not too many
     share(place, tokens * parts, nullptr, [&](int i) {
@@ -131,26 +139,40 @@ template <class D> void Transformer<D>::work_layer(int index, const Linear<D>* t
     });
     auto add = [&](Stacked which, int panel, int t, v16f first, v16f last) {
         extend(index, which, panel, t, first, last);
-        stored* x = &x_[t * hidden_ + panel * PANEL];
-        D::keep(x, D::wide(x) + first);
-        D::keep(x + LANES, D::wide(x + LANES) + last);
+        const size_t at = t * hidden_ + panel * PANEL;
+        if (layer.attention_after.size()) return D::keep(&added_[at], first), D::keep(&added_[at + LANES], last);
+        join(&x_[at], first);
+        join(&x_[at + LANES], last);
+    };
+    auto norm_and_add = [&](const Buffer<stored>& weight, const Linear<D>* next) {
+        if (weight.size()) share(place, tokens, next, [&](int t) {
+            stored *added = &added_[t * hidden_], *x = &x_[t * hidden_];
+            norm(added, weight.data(), shape.hidden, added);
+            for (int i = 0; i < shape.hidden; i += LANES) join(x + i, D::wide(added + i));
+        });
     };
     from = {attended_.data(), size_t(shape.heads) * shape.head_dim};
     shrink(index, O, &layer.o, from, thread, place);
     in = input(place, thread, layer.o, from, tokens);
     multiply(place, layer.o, &layer.gate_up, in, tokens, [&](int panel, int t, v16f first, v16f last) { add(O, panel, t, first, last); });
-    from = {x_.data(), hidden_, &layer.mlp_norm};
+    norm_and_add(layer.attention_after, &layer.gate_up);
+    from = {x_.data(), hidden_, by(layer.mlp_norm)};
     shrink(index, GATE_UP, &layer.gate_up, from, thread, place);
     in = input(place, thread, layer.gate_up, from, tokens);
     multiply(place, layer.gate_up, &layer.down, in, tokens, [&](int panel, int t, v16f gate, v16f up) {
         extend(index, GATE_UP, panel, t, gate, up);
-        v16f silu = D::rounded(gate / (1.0f + exponential(-gate)));
-        D::keep(&gated_[t * inner_ + panel * LANES], silu * up);
+        D::keep(&gated_[t * inner_ + panel * LANES], D::rounded(activated(shape.activation, gate)) * up);
     });
     from = {gated_.data(), inner_};
     shrink(index, DOWN, &layer.down, from, thread, place);
     in = input(place, thread, layer.down, from, tokens);
     multiply(place, layer.down, then, in, tokens, [&](int panel, int t, v16f first, v16f last) { add(DOWN, panel, t, first, last); });
+    norm_and_add(layer.mlp_after, then);
+}
+
+// Adds to the residual stream.
+template <class D> void Transformer<D>::join(stored* x, v16f value) const {
+    D::keep(x, D::wide(x) + (shape.residual_scale ? D::rounded(value * shape.residual_scale) : value));
 }
 
 // Few tokens are normed and quantised by every thread for itself, which is cheaper than a phase of its own.
@@ -170,20 +192,34 @@ template <class D> Input<D> Transformer<D>::input(Place& place, int thread, cons
 }
 
 template <class D> void Transformer<D>::norm(const stored* from, const stored* weight, int width, stored* to) const {
+    if (shape.layer_norm) return layer_norm(from, weight, width, to);
     v16f squares{};
     for (int i = 0; i < width; i += LANES) squares = fused(D::wide(from + i), D::wide(from + i), squares);
     const v16f factor = all(1.0f / std::sqrt(sum(squares) / width + shape.epsilon));
-    for (int i = 0; i < width; i += LANES) D::keep(to + i, D::wide(weight + i) * D::rounded(D::wide(from + i) * factor));
+    if (shape.rounds_once)
+        for (int i = 0; i < width; i += LANES) D::keep(to + i, (D::wide(weight + i) + shape.norm_offset) * (D::wide(from + i) * factor));
+    else
+        for (int i = 0; i < width; i += LANES) D::keep(to + i, D::wide(weight + i) * D::rounded(D::wide(from + i) * factor));
+}
+
+template <class D> void Transformer<D>::layer_norm(const stored* from, const stored* weight, int width, stored* to) const {
+    v16f total{}, squares{};
+    for (int i = 0; i < width; i += LANES) total += D::wide(from + i);
+    const v16f mean = all(sum(total) / width);
+    for (int i = 0; i < width; i += LANES) squares = fused(D::wide(from + i) - mean, D::wide(from + i) - mean, squares);
+    const v16f factor = all(1.0f / std::sqrt(sum(squares) / width + shape.epsilon));
+    for (int i = 0; i < width; i += LANES) D::keep(to + i, (D::wide(from + i) - mean) * factor * D::wide(weight + i) + D::wide(weight + width + i));
 }
 
 // Turns a query, or a key (heads from `heads` on), by its position; keys and values go into the cache.
 template <class D> void Transformer<D>::rotate(Layer& layer, int token, int head) {
-    const int dim = shape.head_dim, half = dim / 2, position = step_.positions[token];
+    const int dim = shape.head_dim, half = layer.turned, position = step_.positions[token];
     stored* x = &qkv_[token * wide_ + size_t(head) * dim];
     const bool is_key = head >= shape.heads;
     const Buffer<stored>& weight = is_key ? layer.k_norm : layer.q_norm;
-    if (weight.size()) norm(x, weight.data(), dim, x);
-    const float *cosines = cosines_ + size_t(position) * half, *sines = sines_ + size_t(position) * half;
+    if (weight.size() && !shape.row_norms) norm(x, weight.data(), dim, x);
+    const float *cosines = layer.cosines + size_t(position) * half, *sines = layer.sines + size_t(position) * half;
+    auto product = [&](v16f value, v16f by) { return shape.wide_rope ? value * by : D::rounded(value * by); };
     for (int i = 0; i < half; i += LANES) {
         const int lanes = std::min(LANES, half - i);  // fewer at the end of heads like 48 or 80 wide
         stored near[LANES] = {}, far[LANES] = {};
@@ -193,8 +229,8 @@ template <class D> void Transformer<D>::rotate(Layer& layer, int token, int head
         std::memcpy(&cosine, cosines + i, lanes * sizeof(float));
         std::memcpy(&sine, sines + i, lanes * sizeof(float));
         v16f a = D::wide(near), b = D::wide(far);
-        D::keep(near, D::rounded(a * cosine) + D::rounded(-b * sine));
-        D::keep(far, D::rounded(b * cosine) + D::rounded(a * sine));
+        D::keep(near, product(a, cosine) + product(-b, sine));
+        D::keep(far, product(b, cosine) + product(a, sine));
         std::memcpy(x + i, near, lanes * sizeof(stored));
         std::memcpy(x + half + i, far, lanes * sizeof(stored));
     }
@@ -218,19 +254,28 @@ template <class D> void Transformer<D>::attend_group(Layer& layer, const Group& 
     int count = 0;
     for (int i = 0; i < group.tokens * shared; i++) {
         const int token = group.first + i % group.tokens, query = head * shared + i / group.tokens;
-        queries[count++] = {&qkv_[token * wide_ + size_t(query) * dim], &attended_[(size_t(token) * shape.heads + query) * dim], step_.positions[token]};
+        queries[count++] = {&qkv_[token * wide_ + size_t(query) * dim], &attended_[(size_t(token) * shape.heads + query) * dim],
+                            layer.window ? std::max(0, step_.positions[token] - layer.window + 1) : 0, step_.positions[token]};
         if (count == QUERIES || i + 1 == group.tokens * shared) {
-            attend<D>(*layer.cache, step_.slots[token], head, dim, shape.scale, queries, count, scores_[thread]);
+            attend<D>({*layer.cache, step_.slots[token], head, dim, 0, 0, 0, 0, shape.attention_cap}, shape.scale, queries, count, scores_[thread]);
             count = 0;
         }
     }
+}
+
+// Logits scaled and capped, rounded after each operation as transformers does; outputs that stand for none stay -inf.
+template <class D> v16f Transformer<D>::final_logits(v16f value) const {
+    if (shape.logit_scale) value = D::rounded(value * shape.logit_scale);
+    if (!shape.logit_cap) return value;
+    const v16f capped = D::rounded(D::rounded(hyperbolic_tangent(D::rounded(value / shape.logit_cap))) * shape.logit_cap);
+    return select(value == v16f{} - INFINITY, value, capped);
 }
 
 template <class D> void Transformer<D>::choose(int thread, int panel, int wanted, v16f first, v16f last) {
     Running& best = running_[thread][wanted];
     const v16i lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     for (int part = 0; part < 2; part++) {
-        v16f value = part ? last : first;
+        v16f value = final_logits(part ? last : first);
         best.take(value, lanes + (panel * PANEL + part * LANES));
         if (step_.logits) {
             int at = panel * PANEL + part * LANES, room = std::min(LANES, shape.outputs - at);

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tandem.checkpoints.family import NO_ROPE
 from tandem.checkpoints.numbers import Floats, Stored
 from tandem.runners.native.features import NativeFeatures
 from tandem.runners.native.library import Ints, ModelShape, RowBatch, ints, pointer, zeros
@@ -49,8 +50,8 @@ class NativeSteps:
     """Runs rows of tokens at positions of slots; returns the best tokens, or float32 logits [.., vocabulary].
 
     A subclass packs the weights. Methods that TorchModel has too behave the same.
-    `sizes`: what the library is told. `tables`: cosines and sines, each float32 [length, head_dim / 2]. `embedding`:
-    [vocabulary, hidden], shared, not copied. `draft_vocab`: the tokens of the outputs; None: each its own.
+    `sizes`: as the library has them. `tables`: cosines and sines of each rotary embedding, float32 [length, turned].
+    `embedding`: [vocabulary, hidden], shared, not copied. `draft_vocab`: the tokens of the outputs; None: each its own.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class NativeSteps:
         dtype: str,
         sizes: ModelShape,
         embedding: Stored,
-        tables: tuple[NDArray[np.float32], NDArray[np.float32]],
+        tables: Sequence[tuple[Floats, Floats]],
         vocab_size: int,
         draft_vocab: Sequence[int] | None = None,
     ) -> None:
@@ -73,22 +74,29 @@ class NativeSteps:
         self.own_features: NativeFeatures | None = None
         self._scratch = np.empty((0, self.outputs), dtype=np.float32)
         self._wide = np.empty((0, vocab_size), dtype=np.float32)
-        self.embedding, self._kept = embedding, (embedding, *tables)
+        self.embedding, self._tables = embedding, tables
         self.handle = self.library.tandem_model(
             threads.handle,
             DTYPES[dtype],
             ctypes.byref(sizes),
             embedding.values.ctypes.data,
-            *(pointer(table, c_float) for table in tables),
         )
         if not self.handle:
             raise NotNative("memory: the KV slots do not fit")
         weakref.finalize(self, self.library.tandem_model_free, self.handle)
 
     @property
-    def rotary(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Cosines and sines of the rotary embedding, each [length, head_dim / 2]."""
-        return self._kept[1], self._kept[2]
+    def rotary(self) -> tuple[Floats, ...]:
+        """Cosines and sines of each rotary embedding, each [length, turned]."""
+        return tuple(table for tables in self._tables for table in tables)
+
+    def sight(self, rope: int, window: int = 0) -> dict[str, int]:
+        """What LayerWeights says of a layer with the rotary embedding of a number, NO_ROPE for none, and a window."""
+        if rope == NO_ROPE:
+            return {"window": window}
+        cosines, sines = self._tables[rope]
+        tables = {"cosines": cosines.ctypes.data, "sines": sines.ctypes.data}
+        return {**tables, "turned": cosines.shape[1], "window": window}
 
     @property
     def weight_bytes(self) -> int:
@@ -203,7 +211,7 @@ class NativeSteps:
 def check_rope(rope: Mapping[str, Any]) -> None:
     """Raises NotNative for rotary embeddings that are not one table for all sequences."""
     kind = rope.get("rope_type", "default")
-    if kind not in TYPES or rope.get("partial_rotary_factor", 1.0) != 1.0:
+    if kind not in TYPES:
         raise NotNative(f"rotary embedding of type {kind}")
 
 

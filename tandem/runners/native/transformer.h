@@ -1,5 +1,4 @@
-// One decoder of the Llama family (Llama, Mistral, Qwen2, Qwen3): tokens at positions of slots in, logits or best tokens
-// out. Values are rounded where transformers rounds them. A step is one function that all threads run together.
+// One decoder whose form is described by Shape and LayerWeights: tokens at positions of slots in, logits or best tokens out. Values are rounded where transformers rounds them. A step is one function that all threads run together.
 #pragma once
 #include "adapters.h"
 #include "attention.h"
@@ -15,12 +14,19 @@ namespace tandem {
 struct Shape {
     int32_t layers, hidden, heads, kv_heads, head_dim, intermediate, outputs, vocabulary, slots, length, most_tokens, threads;
     float epsilon, scale;
+    // The form of its layers; zeros are that of a Llama. Scales and caps: 0 for none. norm_offset: of norms that round once.
+    float norm_offset, attention_cap, logit_cap, embedding_scale, residual_scale, logit_scale;
+    int32_t activation, layer_norm, rounds_once, row_norms, wide_rope;  // row_norms: of all queries, and of all keys
 };
 
-// Norms are in the model's dtype; those of heads may be null.
+// Norms are in the model's dtype, biases behind them if they have some; those that the model lacks are null. Tables of cosines
+// and sines are [length, turned], and must outlive the model: values i and i + turned of a head turn together. `window`: how
+// many positions attention sees.
 struct LayerWeights {
-    const void *attention_norm, *mlp_norm, *q_norm, *k_norm;
+    const void *attention_norm, *mlp_norm, *q_norm, *k_norm, *attention_after, *mlp_after;
     Matrix q, k, v, o, gate, up, down;
+    const float *cosines, *sines;
+    int32_t turned, window;
 };
 
 // What makes the model an EAGLE-3 head, whose one layer reads an embedding beside a hidden state: `fuse` [hidden,
@@ -61,8 +67,8 @@ template <class D> class Transformer {
     typedef typename D::stored stored;
 
 public:
-    // Tables of cosines and sines are [length, head_dim / 2]; they and the embedding [vocabulary, hidden] must outlive this.
-    Transformer(Pool& pool, const Shape& shape, const void* embedding, const float* cosines, const float* sines);
+    // The embedding [vocabulary, hidden] must outlive this.
+    Transformer(Pool& pool, const Shape& shape, const void* embedding);
     void set_layer(int layer, const LayerWeights& weights);
     void set_head(const void* norm, const Matrix& head);
     // Makes this a head; comes before set_layer.
@@ -92,7 +98,9 @@ private:
 
     struct Layer {
         Linear<D> qkv, o, gate_up, down;
-        Buffer<stored> attention_norm, mlp_norm, q_norm, k_norm;
+        Buffer<stored> attention_norm, mlp_norm, q_norm, k_norm, attention_after, mlp_after;
+        const float *cosines, *sines;
+        int turned, window;
         std::unique_ptr<LayerCache<D>> cache;
     };
     struct Group {  // neighbouring tokens of one slot whose queries a thread takes together
@@ -133,11 +141,14 @@ private:
     void finish(Place& place, int pieces, const Linear<D>* then);
     Input<D> input(Place& place, int thread, const Linear<D>& layer, const Activations& from, int tokens);
     void norm(const stored* from, const stored* weight, int width, stored* to) const;
+    void layer_norm(const stored* from, const stored* weight, int width, stored* to) const;
+    void join(stored* x, v16f value) const;
+    v16f final_logits(v16f value) const;
     void rotate(Layer& layer, int token, int head);
     void attend_group(Layer& layer, const Group& group, int head, int thread);
     void choose(int thread, int panel, int wanted, v16f first, v16f last);
     void make_phases() {
-        phases_ = Buffer<std::atomic<int>>(((adapters_.empty() ? 10 : 14) * layers_.size() + 4 + taps_.size() + (front_ ? 3 : 0)) * phase_size());
+        phases_ = Buffer<std::atomic<int>>(((adapters_.empty() ? 13 : 17) * layers_.size() + 4 + taps_.size() + (front_ ? 3 : 0)) * phase_size());
     }
     void group();
     void settle();
@@ -146,13 +157,12 @@ private:
     Arena weights_;
     SlotMemory slots_;
     const stored* embedding_;
-    const float *cosines_, *sines_;
     std::vector<Layer> layers_;
     Linear<D> head_;
     std::unique_ptr<Front<D>> front_;
     Buffer<stored> final_norm_;
     size_t hidden_, wide_, inner_;
-    Buffer<stored> x_, qkv_, attended_, gated_;
+    Buffer<stored> x_, qkv_, attended_, gated_, added_;  // added_: what is normed before it is added to x_
     std::vector<Buffer<stored>> normed_;
     std::vector<Buffer<Group8>> groups8_;  // input of a layer with blocks, each thread's own or in the first for all
     std::vector<Scores<D>> scores_;
@@ -170,10 +180,9 @@ private:
 };
 
 template <class D>
-Transformer<D>::Transformer(Pool& pool, const Shape& given, const void* embedding, const float* cosines, const float* sines)
+Transformer<D>::Transformer(Pool& pool, const Shape& given, const void* embedding)
     : shape(given), pool_(pool), slots_(given.slots, given.length, size_t(2) * given.layers * given.kv_heads * given.head_dim * sizeof(stored)),
-      embedding_(static_cast<const stored*>(embedding)), cosines_(cosines), sines_(sines),
-      layers_(given.layers), hidden_(up(given.hidden, PANEL)),
+      embedding_(static_cast<const stored*>(embedding)), layers_(given.layers), hidden_(up(given.hidden, PANEL)),
       wide_(up(size_t(given.heads + 2 * given.kv_heads) * given.head_dim, PANEL)), inner_(up(given.intermediate, LANES)),
       x_(given.most_tokens * hidden_), qkv_(given.most_tokens * wide_),
       attended_(size_t(given.most_tokens) * given.heads * given.head_dim), gated_(given.most_tokens * inner_),
@@ -189,11 +198,15 @@ Transformer<D>::Transformer(Pool& pool, const Shape& given, const void* embeddin
 
 template <class D> void Transformer<D>::set_layer(int index, const LayerWeights& w) {
     Layer& layer = layers_[index];
-    const int dim = shape.head_dim, kv = shape.kv_heads * dim;
-    layer.attention_norm = copied<stored>(w.attention_norm, shape.hidden);
-    layer.mlp_norm = copied<stored>(w.mlp_norm, shape.hidden);
-    layer.q_norm = copied<stored>(w.q_norm, dim);
-    layer.k_norm = copied<stored>(w.k_norm, dim);
+    const int dim = shape.head_dim, kv = shape.kv_heads * dim, width = shape.hidden * (shape.layer_norm ? 2 : 1);
+    layer.attention_norm = copied<stored>(w.attention_norm, width);
+    layer.mlp_norm = copied<stored>(w.mlp_norm, width);
+    layer.attention_after = copied<stored>(w.attention_after, width);
+    layer.mlp_after = copied<stored>(w.mlp_after, width);
+    layer.q_norm = copied<stored>(w.q_norm, shape.row_norms ? shape.heads * dim : dim);
+    layer.k_norm = copied<stored>(w.k_norm, shape.row_norms ? kv : dim);
+    layer.cosines = w.cosines, layer.sines = w.sines, layer.turned = w.turned, layer.window = w.window;
+    if (w.attention_after && !added_.size()) added_ = Buffer<stored>(x_.size());
     layer.qkv = Stack<D>{{{w.q, shape.heads * dim}, {w.k, kv}, {w.v, kv}}, shape.hidden * (front_ ? 2 : 1)}.packed(weights_);
     layer.o = Stack<D>{{{w.o, shape.hidden}}, shape.heads * dim}.packed(weights_);
     // 16 outputs of the gate beside the same 16 of up: a panel has all that their product needs.
@@ -206,7 +219,7 @@ template <class D> void Transformer<D>::set_layer(int index, const LayerWeights&
 }
 
 template <class D> void Transformer<D>::set_head(const void* norm, const Matrix& head) {
-    final_norm_ = copied<stored>(norm, shape.hidden);
+    final_norm_ = copied<stored>(norm, shape.hidden * (shape.layer_norm ? 2 : 1));
     head_ = Stack<D>{{{head, shape.outputs}}, shape.hidden}.packed(weights_, -INFINITY);
 }
 
