@@ -45,13 +45,14 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
-def check_family(config: Mapping[str, Any], untested: bool = False) -> None:
+def check_family(folder: str, config: Mapping[str, Any], untested: bool = False) -> None:
     """Raises CheckpointError for a family that cannot be served, or was not tested, unless `untested` is allowed."""
     kind = str(config.get("model_type"))[:60]
     family = FAMILIES.get(kind)
     if family and family.refused:
-        raise CheckpointError(f"model_type: nothing here serves {kind}: {family.refused}")
+        raise CheckpointError(f"{folder}: model_type: nothing here serves {kind}: {family.refused}")
     if family is None and not untested:
         raise CheckpointError(
-            f"model_type: {kind} was never tested here (docs/models.md lists what was); --untested_model tries it"
+            f"{folder}: model_type: {kind} is not among the families that were tested (docs/models.md); "
+            "--untested_model tries it in module code"
         )

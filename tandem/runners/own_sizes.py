@@ -13,10 +13,10 @@ from typing import Any
 
 from tandem.checkpoints.gguf_blocks import StoredWeights
 from tandem.checkpoints.gguf_family import family_of_gguf
-from tandem.checkpoints.hub_files import configuration_folder
-from tandem.checkpoints.json_files import read_object
+from tandem.checkpoints.hub_files import read_configuration
 from tandem.checkpoints.locate import Checkpoint
 from tandem.host.memory import free_bytes, given_on_demand
+from tandem.runners.fits import stretched
 from tandem.runners.loading import Execution, Shape, prepared_platform
 from tandem.runners.torch.platforms import compile_order
 
@@ -26,6 +26,7 @@ SHARE = 4
 """All slots at full length take at most this part of the free memory (one of so many)."""
 MOST_SLOTS = 8
 """Certifying the steps of 16 slots at start takes 0.8 s longer than that of 4."""
+ORIGINAL = "original_max_position_embeddings"
 _STEP = 64  # positions that native slots have in common
 _NUMBER_BYTES = 4  # of a key or value, at most
 
@@ -68,10 +69,19 @@ def own_sizes(
 
 
 def own_length(config: dict[str, Any]) -> int | None:
-    """Returns the positions that a model has, or those of its window if it has one; None if it does not say."""
-    positions, window = _count(config, "max_position_embeddings"), _count(config, "sliding_window")
-    kinds = config.get("layer_types") or (["sliding_attention"] if config.get("use_sliding_window", True) else [])
-    return min(positions, window) if positions and window and "sliding_attention" in kinds else positions
+    """Returns the positions that a model has; None if it does not say.
+
+    Those of longrope and of dynamic scaling are the original ones: their frequencies are those of the sequence length
+    for all prompts, so that only an operator who needs longer prompts gives up those of short ones.
+    """
+    positions, said = _count(config, "max_position_embeddings"), config.get("ropes") or (None,)
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or said[0]
+    rope = rope if isinstance(rope, dict) else {}
+    kind = rope.get("rope_type") or rope.get("type")
+    if kind == "dynamic" or not positions:
+        return positions
+    original = (_count(config, ORIGINAL) or _count(rope, ORIGINAL)) if kind == "longrope" else None
+    return min(positions, original) if original else stretched(positions, rope)
 
 
 def _config(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -79,7 +89,7 @@ def _config(checkpoint: Checkpoint) -> dict[str, Any]:
     try:
         if checkpoint.gguf_file:
             return asdict(family_of_gguf(StoredWeights(checkpoint.gguf_file).header))
-        return read_object(configuration_folder(checkpoint) / "config.json")
+        return read_configuration(checkpoint)
     except Exception as error:
         log.debug("%s: its configuration cannot be read: %s", checkpoint.name, error)
         return {}

@@ -42,11 +42,12 @@ def configuration(folder: Path) -> Any:
 def module_from(folder: Path, config: Any, weights: ScaledWeights, dtype: torch.dtype) -> Any:
     """A module with slot attention whose parameters are `weights` in `dtype`, like load_module's; on the CPU.
 
-    Raises ValueError if the weights lack some.
+    Raises ValueError if the weights lack some, or have some that nothing uses.
     """
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM, GenerationConfig
 
+    from tandem.runners.torch.accounting import refuse_weights
     from tandem.runners.torch.kernels import ATTENTION, register_attention
 
     register_attention()
@@ -55,9 +56,10 @@ def module_from(folder: Path, config: Any, weights: ScaledWeights, dtype: torch.
     names = [name for name in module.state_dict() if name in weights]
     module.load_state_dict({name: weights[name].to(dtype) for name in names}, strict=False, assign=True)
     module.tie_weights()
-    missing = sorted(name for name, p in module.named_parameters() if p.is_meta)
-    if missing:
-        raise ValueError(f"weights lack {', '.join(missing[:3])}")
+    refuse_weights(
+        missing=[name for name, parameter in module.named_parameters() if parameter.is_meta],
+        unused=set(weights.weights) - {*names},
+    )
     if (folder / "generation_config.json").is_file():
         module.generation_config = GenerationConfig.from_pretrained(folder)
     return module.eval().requires_grad_(False)
