@@ -28,9 +28,14 @@ _SHAPELESS = frozenset(
 """Fields that files have and that do not shape a forward pass in any family, or that transformers itself reads."""
 
 
-def refuse_weights(missing: Collection[str], unused: Collection[str]) -> None:
-    """Raises UnsupportedModel if the file lacks weights of the module, or has others that the module does not use."""
-    for what, names in (("weights lack", missing), ("the module has no place for the weights", unused)):
+def refuse_weights(missing: Collection[str], unused: Collection[str] = (), resized: Collection[str] = ()) -> None:
+    """Raises UnsupportedModel if the file lacks weights, has some that the module does not use, or of other shapes."""
+    found = {
+        "weights lack": missing,
+        "the module has no place for the weights": unused,
+        "config.json contradicts the shape of the weights": resized,
+    }
+    for what, names in found.items():
         if names:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             raise UnsupportedModel(f"{what} {', '.join(sorted(names)[:3])}{more}")

@@ -53,13 +53,13 @@ def module_from(folder: Path, config: Any, weights: ScaledWeights, dtype: torch.
     register_attention()
     with init_empty_weights(include_buffers=False):
         module: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION)
-    names = [name for name in module.state_dict() if name in weights]
+    shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    names = [name for name in shapes if name in weights]
+    unused, resized = set(weights.weights) - {*names}, [name for name in names if weights.shape(name) != shapes[name]]
+    refuse_weights((), unused, resized)
     module.load_state_dict({name: weights[name].to(dtype) for name in names}, strict=False, assign=True)
     module.tie_weights()
-    refuse_weights(
-        missing=[name for name, parameter in module.named_parameters() if parameter.is_meta],
-        unused=set(weights.weights) - {*names},
-    )
+    refuse_weights([name for name, parameter in module.named_parameters() if parameter.is_meta])
     if (folder / "generation_config.json").is_file():
         module.generation_config = GenerationConfig.from_pretrained(folder)
     return module.eval().requires_grad_(False)

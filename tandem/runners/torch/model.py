@@ -201,7 +201,13 @@ def load_module(
 
     register_attention()
     module, info = AutoModelForCausalLM.from_pretrained(
-        **source, **(shard or {}), dtype=dtype, attn_implementation=ATTENTION, output_loading_info=True
+        **source,
+        **(shard or {}),
+        dtype=dtype,
+        attn_implementation=ATTENTION,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # refused below, by name
+        trust_remote_code=False,
     )
-    refuse_weights(missing=info["missing_keys"], unused=info["unexpected_keys"])
+    refuse_weights(info["missing_keys"], info["unexpected_keys"], [name for name, *_ in info["mismatched_keys"]])
     return module.to(device).requires_grad_(False)
