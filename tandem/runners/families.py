@@ -24,22 +24,25 @@ class Family:
 _NATIVE, _MODULE, _EXPERTS = Family(native=True), Family(), Family(experts=True)
 _LATENT = Family(refused="keys and values have sizes of their own (latent attention)")
 _STATE = Family(refused="its layers keep a state that cannot be rolled back")
+_IMAGES = Family(refused="a model of images and text, whose text part is not loaded alone")
 _OWN = Family(refused="its attention is not transformers' attention interface")
 
 FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _NATIVE),
-    **dict.fromkeys(("apertus", "arcee", "bitnet", "cohere", "cohere2", "cwm", "ernie4_5", "exaone4"), _MODULE),
-    **dict.fromkeys(("gemma", "gemma2", "gemma3_text", "glm", "glm4", "gpt2", "gpt_neox", "granite"), _MODULE),
-    **dict.fromkeys(("helium", "hunyuan_v1_dense", "ministral", "ministral3", "nemotron", "olmo", "olmo2"), _MODULE),
-    **dict.fromkeys(
-        ("olmo3", "opt", "phi", "phi3", "seed_oss", "smollm3", "stablelm", "starcoder2", "vaultgemma"), _MODULE
-    ),
-    **dict.fromkeys(("ernie4_5_moe", "flex_olmo", "glm4_moe", "gpt_oss", "granitemoe", "mixtral", "olmoe"), _EXPERTS),
-    **dict.fromkeys(("phimoe", "qwen2_moe", "qwen3_moe"), _EXPERTS),
+    **dict.fromkeys(("apertus", "arcee", "biogpt", "bitnet", "cohere", "cohere2", "cwm", "diffllama"), _MODULE),
+    **dict.fromkeys(("ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "gpt2"), _MODULE),
+    **dict.fromkeys(("gpt_bigcode", "gpt_neox", "granite", "helium", "hunyuan_v1_dense", "jais2"), _MODULE),
+    **dict.fromkeys(("ministral", "ministral3", "nanochat", "nemotron", "olmo", "olmo2", "olmo3", "opt"), _MODULE),
+    **dict.fromkeys(("persimmon", "phi", "phi3", "seed_oss", "smollm3", "stablelm", "starcoder2"), _MODULE),
+    **dict.fromkeys(("vaultgemma"), _MODULE),
+    **dict.fromkeys(("afmoe", "ernie4_5_moe", "exaone_moe", "flex_olmo", "glm4_moe", "gpt_oss"), _EXPERTS),
+    **dict.fromkeys(("granitemoe", "jetmoe", "minimax_m2", "mixtral", "olmoe", "phimoe", "qwen2_moe"), _EXPERTS),
+    **dict.fromkeys(("qwen3_moe", "solar_open"), _EXPERTS),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "longcat_flash", "minicpm3", "youtu"), _LATENT),
     **dict.fromkeys(("bamba", "falcon_h1", "jamba", "mamba", "mamba2", "minimax", "olmo_hybrid"), _STATE),
     **dict.fromkeys(("qwen3_5_text", "qwen3_next", "recurrent_gemma", "rwkv", "zamba2"), _STATE),
     **dict.fromkeys(("bloom", "codegen", "falcon", "gpt_neo", "gptj", "mpt"), _OWN),
+    **dict.fromkeys(("gemma3", "gemma3n", "gemma4", "llama4", "mistral3", "qwen2_vl", "qwen3_vl"), _IMAGES),
     "gemma4_text": Family(refused="its layers differ in the sizes of their keys"),
     "llama4_text": Family(refused="its attention is cut into chunks"),
 }

@@ -57,8 +57,12 @@ SIZES: dict[str, Any] = {
     "pad_token_id": 0,
 }
 OTHERS: dict[str, dict[str, Any]] = {
+    "gemma2": {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 500.0},
+    "vaultgemma": {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 500.0},
     "granite": {"attention_multiplier": 0.3, "embedding_multiplier": 2.0, "logits_scaling": 3.0},
     "phi": {"partial_rotary_factor": 0.5},
+    "phimoe": {"sliding_window": None},  # with a window, which its attention does not get, it is refused
+    "qwen2_moe": {"use_sliding_window": False},
     "stablelm": {"use_qkv_bias": True, "qk_layernorm": True, "use_parallel_residual": True},
 }
 SERVED = [kind for kind, family in FAMILIES.items() if not family.refused]
@@ -109,7 +113,7 @@ def at_home(module: Any, prompt: list[int], count: int) -> list[int]:
     return out[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("kind", daily(SERVED, 4, 3))
+@pytest.mark.parametrize("kind", daily(SERVED, 1, SERVED.index("gpt_oss")))
 def test_a_family_decodes_as_transformers_does_beyond_its_windows(kind: str, tmp_path: Path) -> None:
     module = made(kind, tmp_path)
     expected = [at_home(module, prompt, 40) for prompt in PROMPTS]

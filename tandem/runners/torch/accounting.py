@@ -13,8 +13,8 @@ from tandem.runners.fits import UnsupportedModel
 
 _SHAPELESS = frozenset(
     """
-    architectures auto_map dtype model_type quantization_config rope_scaling rope_theta torch_dtype
-    transformers_version transformers.js_config
+    architectures auto_map dtype model_type original_max_position_embeddings quantization_config rope_scaling
+    rope_theta torch_dtype transformers_version transformers.js_config
     activation_dropout attention_dropout attention_probs_dropout_prob attn_pdrop classifier_dropout embd_pdrop
     hidden_dropout hidden_dropout_prob resid_pdrop resid_dropout residual_dropout router_jitter_noise
     initializer_factor initializer_range output_router_logits router_aux_loss_coef use_cache
