@@ -25,13 +25,8 @@ def configuration_folder(checkpoint: Checkpoint) -> Path:
 
 
 def read_configuration(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What config.json says. Raises CheckpointError."""
-    try:
-        return read_object(configuration_folder(checkpoint) / "config.json")
-    except (OSError, ValueError) as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(f"{checkpoint.folder}: cannot be loaded: {first_line(error)}") from None
+    """What config.json says. Raises ValueError."""
+    return read_object(configuration_folder(checkpoint) / "config.json")
 
 
 def weights_folder(checkpoint: Checkpoint) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -10,13 +10,15 @@ class UnsupportedModel(ValueError):
     """The slot cache cannot serve this model."""
 
 
-def stretched(positions: int | None, rope: Any) -> int | None:
-    """The positions that a model's `positions` become by the scaling of its rotary embedding, yarn or dynamic."""
-    said = rope if isinstance(rope, Mapping) else {}
-    factor, kind = said.get("factor"), said.get("rope_type", said.get("type"))
-    if not positions or kind not in ("yarn", "dynamic") or not isinstance(factor, int | float):
-        return positions
-    return max(positions, int(factor * (said.get("original_max_position_embeddings") or positions)))
+def context_length(positions: int, ropes: Sequence[Mapping[str, Any]]) -> int:
+    """The positions that a model has, as its rotary embeddings extend those of its configuration."""
+    seen = {"yarn": "original_max_position_embeddings", "dynamic": "max_position_embeddings"}
+    factors = [
+        float(rope.get("factor") or 1) * (rope.get(seen[kind]) or positions)
+        for rope in ropes
+        if (kind := str(rope.get("rope_type"))) in seen
+    ]
+    return max([positions, *map(int, factors)])
 
 
 def check_fits(config: Any, max_length: int, ranks: int = 1) -> None:
@@ -27,8 +29,9 @@ def check_fits(config: Any, max_length: int, ranks: int = 1) -> None:
     heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
     if heads % ranks:
         raise UnsupportedModel(f"tp_degree: {ranks} does not divide the model's {heads} key-value heads")
-    ropes = getattr(config, "ropes", None) or (getattr(config, "rope_parameters", None),)
-    positions = stretched(getattr(config, "max_position_embeddings", None), ropes[0])
+    positions = getattr(config, "max_position_embeddings", None)
+    ropes = getattr(config, "ropes", None) or [getattr(config, "rope_parameters", None) or {}]
+    positions = positions and context_length(positions, ropes)
     if windows := [each for each in getattr(config, "windows", ()) if 0 < each < max_length]:
         raise UnsupportedModel(
             f"attention with a window of {windows[0]} does not fit a slot cache of {max_length} tokens"

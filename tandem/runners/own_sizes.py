@@ -16,7 +16,7 @@ from tandem.checkpoints.gguf_family import family_of_gguf
 from tandem.checkpoints.hub_files import read_configuration
 from tandem.checkpoints.locate import Checkpoint
 from tandem.host.memory import free_bytes, given_on_demand
-from tandem.runners.fits import stretched
+from tandem.runners.fits import context_length
 from tandem.runners.loading import Execution, Shape, prepared_platform
 from tandem.runners.torch.platforms import compile_order
 
@@ -71,17 +71,16 @@ def own_sizes(
 def own_length(config: dict[str, Any]) -> int | None:
     """Returns the positions that a model has; None if it does not say.
 
-    Those of longrope and of dynamic scaling are the original ones: their frequencies are those of the sequence length
-    for all prompts, so that only an operator who needs longer prompts gives up those of short ones.
+    Those of longrope and dynamic scaling are the original ones: longer lengths change the tokens of short prompts too.
     """
-    positions, said = _count(config, "max_position_embeddings"), config.get("ropes") or (None,)
-    rope = config.get("rope_scaling") or config.get("rope_parameters") or said[0]
-    rope = rope if isinstance(rope, dict) else {}
-    kind = rope.get("rope_type") or rope.get("type")
-    if kind == "dynamic" or not positions:
+    positions = _count(config, "max_position_embeddings")
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or next(iter(config.get("ropes", ())), None)
+    if not positions or not isinstance(rope, dict):
         return positions
-    original = (_count(config, ORIGINAL) or _count(rope, ORIGINAL)) if kind == "longrope" else None
-    return min(positions, original) if original else stretched(positions, rope)
+    kind = rope.get("rope_type") or rope.get("type")
+    if kind == "longrope":
+        return _count(config, ORIGINAL) or _count(rope, ORIGINAL) or positions
+    return positions if kind == "dynamic" else context_length(positions, [{**rope, "rope_type": kind}])
 
 
 def _config(checkpoint: Checkpoint) -> dict[str, Any]:

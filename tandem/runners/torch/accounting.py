@@ -25,7 +25,7 @@ _SHAPELESS = frozenset(
     use_flash_attn use_flash_attention use_flash_attention_2 validate_runner_input
     """.split()  # noqa: SIM905
 )
-"""Fields that files have and that do not shape a forward pass in any family, or that transformers itself reads."""
+"""Fields that shape a forward pass in no family, or that transformers itself reads."""
 
 
 def refuse_weights(missing: Collection[str], unused: Collection[str] = (), resized: Collection[str] = ()) -> None:
@@ -42,10 +42,7 @@ def refuse_weights(missing: Collection[str], unused: Collection[str] = (), resiz
 
 
 def refuse_fields(said: Mapping[str, Any], module: Any) -> None:
-    """Raises UnsupportedModel for a field of config.json that neither the family's configuration nor its code names.
-
-    Fields without a value (null, false, 0, empty) and names with an underscore in front shape nothing.
-    """
+    """Raises UnsupportedModel for a field with a value that neither the family's configuration nor its code names."""
     from transformers import GenerationConfig
 
     config = type(module.config)

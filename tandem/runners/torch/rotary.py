@@ -28,12 +28,9 @@ def _fixed(part: Any, kind: str, length: int, layer: str | None = None) -> str:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     buffer = getattr(part, f"{layer}_inv_freq" if layer else "inv_freq")
-    of_layer = {"layer_type": layer} if layer else {}
-    buffer.copy_(ROPE_INIT_FUNCTIONS[kind](part.config, buffer.device, seq_len=length, **of_layer)[0])
+    buffer.copy_(ROPE_INIT_FUNCTIONS[kind](part.config, buffer.device, seq_len=length, layer_type=layer)[0])
     rope = part.config.rope_parameters[layer] if layer else part.config.rope_parameters
     original = rope.get("original_max_position_embeddings") or part.config.max_position_embeddings
-    log.info(
-        "rotary embedding: %s has the frequencies of sequence_length %d for all prompts, %s the original %d positions",
-        *(kind, length, "beyond" if length > original else "within", original),
-    )
+    place = f"{'beyond' if length > original else 'within'} the original {original}"
+    log.info("rotary embedding: %s has the frequencies of sequence_length %d, %s, for all prompts", kind, length, place)
     return "fixed"
