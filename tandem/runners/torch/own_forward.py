@@ -17,7 +17,7 @@ from tandem.runners.torch.model import TorchModel
 HALF = 8  # tokens of a step
 WINDOW = 3  # what windows are cut to, so that few tokens reach beyond them
 EXACT = (1e-3, 1.0)  # the most that logits may differ by, relative, and at which share of the positions
-ROUNDED = (0.1, 0.25)  # in 16 bits a router's near ties send the other positions to other experts
+ROUNDED = (0.3, 0.25)  # in 16 bits a router's near ties send the other positions to other experts
 
 
 @torch.inference_mode()
