@@ -28,7 +28,7 @@ help:
 	@echo 'make compare     run the architectures on the embedded models and compare them'
 	@echo 'make serve       serve the embedded models to OpenAI clients, at http://127.0.0.1:8080/v1'
 	@echo 'make test        run the tests, without those of make thorough'
-	@echo 'make thorough    run the tests that take long: real models in every format, planted mistakes, graphs, gateways,'
+	@echo 'make thorough    run the tests that take long: real models in every format, planted mistakes, graphs,'
 	@echo '                 Ray Serve, the comparison of the seeds, recipe pages walked, the commands of README and of the'
 	@echo '                 pages for users as written, native steps under sanitizers, every lie of a server'
 	@echo 'make clients     install OpenAI clients and load tools of others in an environment of their own (some 2 GB), run them unmodified'

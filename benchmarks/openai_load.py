@@ -1,6 +1,6 @@
 """Puts the load tools of others on Tandem's architectures over HTTP: `python -m benchmarks.openai_load`.
 
-guidellm and aiperf run unmodified, each in an environment of its own, against the same gateway (smg) before each
+guidellm and aiperf run unmodified, each in an environment of its own, against the HTTP port of each
 architecture, and against vLLM's OpenAI server if there is one. Their own figures are printed side by side.
 See benchmarks/README.md.
 """

@@ -16,7 +16,6 @@ from tandem.engine.slots import reserved_places
 from tandem.rpc import wire
 from tandem.services.errors import Interrupted, NotRead, QueueFull
 from tandem.services.lifecycle import Lifecycle
-from tandem.services.load import TokenRate
 from tandem.services.receipts import Receipts, generated
 from tandem.services.security.call_limits import origin
 from tandem.services.security.identity import caller
@@ -55,7 +54,6 @@ class GenerateMethod:
     ) -> None:
         self.generator, self.lifecycle, self.limits = generator, lifecycle, limits or ServerLimits()
         self.receipts = receipts
-        self.produced = TokenRate()
         self._reply_type, self._observe, self.queue, self._watch = reply_type, observe, queue, watch
         self._running = self.limits.running()
         self._under_way = UnderWay()
@@ -105,7 +103,6 @@ class GenerateMethod:
                     put(event)
                     if isinstance(event, Chunk):
                         produced += event.token_ids
-                        self.produced.add(len(event.token_ids))
                         if watcher:
                             watcher.chunk(event)
                         continue

@@ -32,7 +32,6 @@ from tandem.engine.loading import (
 from tandem.engine.model_config import ModelConfig, beside_target
 from tandem.engine.prefix_cache import share_prefixes
 from tandem.engine.rank_processes import RankProcesses, lose_engine_with_ranks
-from tandem.engine.slots import SlotPool
 from tandem.engine.step_watch import StepBound, StepWatch
 from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, PREFILL, TARGET
 from tandem.rpc.first_contact import foresee
@@ -42,19 +41,17 @@ from tandem.runners.backends import backend_named
 from tandem.runners.own_sizes import own_sizes, runs_native
 from tandem.services.adapter_admin import AdapterAdminService
 from tandem.services.draft_worker import DraftWorkerService
-from tandem.services.engine_port.port import Register
 from tandem.services.fused_server import FusedSpeculativeServerService
 from tandem.services.generation import GenerateMethod
 from tandem.services.http.service import HttpService
 from tandem.services.lifecycle import Lifecycle
-from tandem.services.load import ServerLoad
 from tandem.services.observability.setup import Observability
 from tandem.services.prefill_role import connect_remote_prefill, prefill
 from tandem.services.receipts import Receipts
 from tandem.services.request_defaults import defaults_in_force
 from tandem.services.role_config import RoleConfig
 from tandem.services.security.call_limits import whose
-from tandem.services.server import HostedService
+from tandem.services.server import HostedService, Register
 from tandem.services.sessions.proposals import Proposals
 from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.retry import Persistence
@@ -144,20 +141,6 @@ class ServerParts:
             runners = [each.runner for each in (owner, *others) if each]
             limit_kv_memory(owner.slots, self.batcher, runners, self.config.kv_cache_mb * MIB)
 
-    def engine(self, generate: GenerateMethod, slots: SlotPool | None = None, adapter: str = "") -> Register | None:
-        """Returns what registers the service for gateways. `slots`: of the engine whose load counts.
-
-        `adapter`: the one that all requests there have.
-        """
-        if self.config.serve.engine is None:
-            return None
-        from smg_grpc_proto.generated.vllm_engine_pb2_grpc import add_VllmEngineServicer_to_server
-
-        from tandem.services.engine_port.service import EngineService
-
-        load = ServerLoad(generate.generator.info.kv_slots, lambda: generate.under_way, slots)
-        return partial(add_VllmEngineServicer_to_server, EngineService(generate, load, adapter))
-
     def http(self, generate: GenerateMethod, adapters: Callable[[], Mapping[str, str]]) -> HttpService | None:
         """Returns what answers OpenAI clients, if they may call. `adapters` returns those that requests may name."""
         if self.config.serve.http is None:
@@ -166,11 +149,8 @@ class ServerParts:
         return HttpService(generate, adapters, self.config.serve.security.max_message_bytes, metrics)
 
     def of_target(self, generate: GenerateMethod, engine: Engine) -> dict[str, Any]:
-        """Returns what a target's service has besides: its other ports, one for each adapter at start among them."""
-        each = {name: self.engine(generate, engine.slots, name) for name in ("", *engine.adapters.revisions)}
+        """Returns the parts of a target's HostedService beside its gRPC service."""
         return {
-            "engine_port": each[""],
-            "adapter_ports": {name: it for name, it in each.items() if name and it},
             "http": self.http(generate, lambda: engine.adapters.revisions),
             "lost": engine.lost,
             "beside": self.beside(engine.adapters),
@@ -332,7 +312,6 @@ async def _draft_worker(parts: ServerParts) -> HostedService:
         partial(add_DraftWorkerServicer_to_server, DraftWorkerService(info, generate, proposals)),
         closing,
         engine,
-        engine_port=parts.engine(generate) if generate else None,
         http=parts.http(generate, lambda: dict(info.adapters)) if generate else None,
         lost=_only_model(drafting),
         background={"the expiry of sessions": proposals.checkout.expire_forever},

@@ -21,7 +21,6 @@ from grpc_reflection.v1alpha import reflection
 
 from tandem.engine.step_watch import StepWatch
 from tandem.runners.startup import Startup
-from tandem.services.engine_port.port import EngineAddress, EnginePorts, Register
 from tandem.services.health import NOT_SERVING, SERVING, HealthService
 from tandem.services.health_port import ProbePort, bind
 from tandem.services.http.address import HttpAddress
@@ -37,6 +36,7 @@ if TYPE_CHECKING:  # uvicorn need not be installed
     from tandem.services.http.http_port import HttpPort
 
 log = logging.getLogger("tandem.server")
+Register = Callable[[grpc.aio.Server], None]
 
 _OPTIONS = (
     ("grpc.so_reuseport", 0),  # a port that is taken is an error, not a second server
@@ -48,9 +48,8 @@ _OPTIONS = (
 class ServeConfig:
     """Where and how a server listens. `port` 0 takes a free one; `ready_file` gets the address once ready.
 
-    `security`: access control. `health_port`: a separate port for health checks only. `engine`: where gateways of
-    OpenAI clients may call; `http`: where those clients may themselves. `startup` records the stages of start-up.
-    `ending` kills the process if it does not end by itself in time.
+    `security`: access control. `health_port`: a separate port for health checks only. `http`: where OpenAI clients may
+    call. `startup` records the stages of start-up. `ending` kills the process if it does not end by itself in time.
     """
 
     host: str
@@ -60,7 +59,6 @@ class ServeConfig:
     startup: Startup
     security: Security
     health_port: int | None = None
-    engine: EngineAddress | None
     http: HttpAddress | None = None
     ending: ShutdownDeadline
 
@@ -70,8 +68,6 @@ class ServeConfig:
         if self.health_port is not None and not 1 <= self.health_port <= 65535:
             raise ValueError(f"health_port: {self.health_port} is outside 1 to 65535")
         self.security.check_host(self.host)
-        if self.engine is not None:
-            self.security.check_clear_text("engine_host", self.engine.host)
         if self.http is not None:
             self.security.check_host(self.http.host, "http_host")
 
@@ -80,16 +76,12 @@ class ServeConfig:
 class HostedService:
     """A role's service: its name, how to register it, and its background tasks by name.
 
-    `engine_port` registers VllmEngine on the port for gateways, `adapter_ports` on those of adapters. `http`: what
-    OpenAI clients are answered by. `beside`: further
-    services on the same port, by their full names. `ready` is called once the server listens; its result is added to
-    the ready file.
+    `http` answers OpenAI clients. `beside`: further services on the same port, by their full names. `ready` is called
+    once the server listens; its result is added to the ready file.
     """
 
     service: str
     register: Register
-    engine_port: Register | None = None
-    adapter_ports: Mapping[str, Register] = field(default_factory=dict)
     http: HttpService | None = None
     beside: Mapping[str, Register] = field(default_factory=dict)
     background: Mapping[str, Work] = field(default_factory=dict)
@@ -133,7 +125,6 @@ async def serve(
     server = config.security.server(outermost, options=_OPTIONS)
     port = bind("port", f"{config.host}:{config.port}", partial(config.security.add_port, server))
     probes = ProbePort(config.host, config.health_port, config.security.limits)
-    engine = EnginePorts(config.engine, config.security, outermost, _OPTIONS) if config.engine else None
     http = bound_http_port(config, outermost, port)
     ending.begin()
     stopping = _stop_signals(ending, config.drain_seconds)
@@ -149,18 +140,16 @@ async def serve(
     with config.startup.stage("listening"):
         health = await _listen(server, hosted, names)
         await probes.start(health)
-        if engine and hosted.engine_port:
-            await engine.start(hosted.engine_port, hosted.adapter_ports, health)
         if http and hosted.http:
             await http.start(hosted.http, health)
     supervisor = hosted.start(lifecycle, health, *names)
-    _announce(config, port, hosted, engine, http)
+    _announce(config, port, hosted, http)
     await first(stopping, hosted.lost, supervisor.gave_up)
     lifecycle.accepting = False
     health.set(NOT_SERVING, *names)
     ending.within(config.drain_seconds + STOP_SECONDS, f"it did not stop after {config.drain_seconds:g} s of draining")
     await _drain(lifecycle, hosted, config.drain_seconds)
-    await _end(server, probes, supervisor, hosted, engine, http)
+    await _end(server, probes, supervisor, hosted, http)
     return int(hosted.lost.is_set() or supervisor.gave_up.is_set())
 
 
@@ -169,15 +158,12 @@ async def _end(
     probes: ProbePort,
     supervisor: Supervisor,
     hosted: HostedService,
-    engine: EnginePorts | None,
     http: HttpPort | None,
 ) -> None:
     """Stops each part within a time limit; parts that do not end are abandoned."""
     await bounded(server.stop(grace=0.5), "the server's port")
     if http:
         await bounded(http.stop(), "the HTTP port")
-    if engine:
-        await bounded(engine.stop(), "the engine port")
     await bounded(probes.stop(), "the health port")
     await bounded(supervisor.stop(), "background tasks")
     if hosted.close:
@@ -246,9 +232,7 @@ def bound_http_port(config: ServeConfig, outermost: Sequence[Layer], grpc_port: 
     return HttpPort(config.http, config.security, outermost, grpc_port)
 
 
-def _announce(
-    config: ServeConfig, port: int, hosted: HostedService, engine: EnginePorts | None, http: HttpPort | None
-) -> None:
+def _announce(config: ServeConfig, port: int, hosted: HostedService, http: HttpPort | None) -> None:
     seconds = config.startup.total()
     for note in config.startup.notes:
         log.info("start-up: %s", note)
@@ -256,11 +240,6 @@ def _announce(
     config.security.log_access(config.host)
     log.info("%s is ready on %s:%d after %.1f s", hosted.service, config.host, port, seconds)
     more = hosted.ready()
-    if config.engine and engine:
-        log.info("VllmEngine is ready on %s:%d, for gateways (--role gateway)", config.engine.host, engine.port)
-        for name, number in engine.adapters.items():
-            log.info("adapter %s is a model of its own for gateways on %s:%d", name, config.engine.host, number)
-        more = {**more, "engine_port": engine.port, "adapter_ports": engine.adapters}
     if config.http and http and hosted.http:
         more = {**more, "http_host": config.http.host, "http_port": http.port, "model": hosted.http.model}
         _invite(config.security, http.url, hosted.http.model)

@@ -57,7 +57,7 @@ Python 3.14: every pin but the generator of the stubs has a wheel for it (x86-64
 1.71.2 has none, so `make proto` needs 3.13 or older. With 3.14.10, gcc 16 and torch 2.13.0 on a CPU the 779 tests of
 `tests/speculation`, the 163 of `tests/engine` (the native runner was compiled there) and 168 of the 169 of `tests/rpc`
 passed on 22 November 2026. The other one, of traces, expected rounds, and the request had chosen a run. All other tests
-(runners, services, the gateway, Ray, a comparison) and `make setup` have not been run on 3.14.
+(runners, services, Ray, a comparison) and `make setup` have not been run on 3.14.
 
 | package | pinned | licence | why |
 |---|---|---|---|

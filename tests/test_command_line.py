@@ -80,7 +80,6 @@ VALUES = {
 WITH = {
     "adapter_admins": ["--adapter_root", "."],
     "metrics_host": ["--metrics_port", "7"],
-    "engine_host": ["--engine_port", "0"],
     "http_host": ["--http_port", "0"],
     "draft_seconds": ["--draft_host", "127.0.0.1:9"],
     "prefill_min_tokens": ["--prefill", "127.0.0.1:9"],
@@ -99,7 +98,6 @@ NEEDED = {
     "check": ["--receipt", "receipt.json", "--prompt", "prompt.txt"],
     "plan": ["--instance", "trn2.48xlarge"],
     "advise": ["--report", "comparison.json"],
-    "gateway": ["--workers", "h:1"],
     "convert": ["--convert", "fp8", "--model", "m", "--output", "o"],
 }
 CALLS = ("tls_ca", "tls_client_cert", "tls_client_key", "tls_server_name", "token_file", "token_env")
@@ -279,9 +277,7 @@ def test_help_with_a_role_shows_that_roles_flags_alone(role: str, capsys: pytest
         ),
         ("draft --prompt x --pipeline never", "did you mean never-waiting?"),
         ("plan --instance trn2.48xlarg --model m", "; did you mean trn2.48xlarge?"),
-        ("gateway --workers h:1 --model x", "model: --role gateway does not take it; these do: "),
-        ("gateway", "workers: give --workers HOST:PORT,..., of servers; one server has its own --http_port"),
-        ("serve --workers h:1", "workers: --role fused_target does not take it; these do: gateway"),
+        ("convert --convert fp8 --output o --batch 2", "batch: --role convert does not take it; these do: "),
         ("target --http_host ::1", "http_host: give --http_port as well"),
         ("serve --http_host 0.0.0.0", "http_host: 0.0.0.0 can be reached from other machines, and there is no TLS"),
     ],

@@ -1,4 +1,4 @@
-"""What uses the core and is used by none of it: training, planning, Ray Serve, NxD Inference, the gateway's start.
+"""What uses the core and is used by none of it: training, planning, Ray Serve, NxD Inference.
 
 Imported as `tandem.workshops`.
 """

@@ -53,14 +53,6 @@ class Security:
                 f"give --tls_cert and --tls_key, or pass --insecure"
             )
 
-    def check_clear_text(self, flag: str, host: str) -> None:
-        """Raises ValueError if a port that never has TLS may not listen at `host`."""
-        if not self.insecure and not on_this_machine(host):
-            raise ValueError(
-                f"{flag}: {host} can be reached from other machines, and this port has neither TLS nor tokens: "
-                f"pass --insecure where a network policy or a firewall guards it"
-            )
-
     def layers(self, outermost: Sequence[Layer] = ()) -> list[Layer]:
         """Returns what is done around every call, in order: errors become statuses, then the caller is identified."""
         prompts = [PromptLayer()] if self.log_prompts else []

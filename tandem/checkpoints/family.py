@@ -72,6 +72,18 @@ class FamilyConfig:
     parallel: bool = False
     eos: tuple[int, ...] = field(default=())
 
+    @property
+    def norm_names(self) -> dict[str, str]:
+        """What transformers calls the norms of a layer, by their places: before and after attention and the MLP."""
+        names = {}
+        if self.norms.before:
+            names["before_attention"] = "input_layernorm"
+            if not self.parallel:
+                names["before_mlp"] = "pre_feedforward_layernorm" if self.norms.after else "post_attention_layernorm"
+        if self.norms.after:
+            names |= {"after_attention": "post_attention_layernorm", "after_mlp": "post_feedforward_layernorm"}
+        return names
+
     def shape(self, name: str) -> tuple[int, int]:
         """Outputs and inputs of the matrix q, k, v, o, gate, up or down of a layer."""
         queries, keys = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim

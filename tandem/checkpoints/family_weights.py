@@ -1,28 +1,31 @@
-"""Weights of a model of the Llama family by the names of transformers: those of a folder, or those of a GGUF file."""
+"""Weights of a decoder by the names of transformers: those of a folder, or those of a GGUF file.
+
+Matrices that a file keeps together (q, k and v, or gate and up) are rows of one tensor.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from tandem.checkpoints.family import FamilyConfig
+from tandem.checkpoints.family import MATRICES, FamilyConfig
 from tandem.checkpoints.family_configs import read_family
-from tandem.checkpoints.gguf_blocks import MATRIX_NAMES, StoredWeights
-from tandem.checkpoints.gguf_family import family_of_gguf
+from tandem.checkpoints.gguf_blocks import MATRIX_NAMES, Blocks, StoredWeights
+from tandem.checkpoints.gguf_family import FREQUENCIES, LONG, SHORT, family_of_gguf
 from tandem.checkpoints.locate import CheckpointError
 from tandem.checkpoints.numbers import Stored
 from tandem.checkpoints.scaled_weights import ScaledWeights
 
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
-_GGUF = {EMBEDDING: "token_embd.weight", NORM: "output_norm.weight", HEAD: "output.weight"}
-_PARTS = {
-    **{f"{'self_attn' if name in 'qkvo' else 'mlp'}.{name}_proj": own for name, own in MATRIX_NAMES.items()},
-    **{f"self_attn.{name}_norm": f"attn_{name}_norm" for name in "qk"},
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
+NORM_BIAS = "model.norm.bias"
+_TOGETHER = {"q": "qkv", "k": "qkv", "v": "qkv", "gate": "gate_up", "up": "gate_up"}
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+_MATRIX = re.compile(r"(?:self_attn|mlp)\.(q|k|v|o|gate|up|down)_proj")
+_BUFFER = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|masked_bias|attn\.bias|attn\.masked_bias)")
+"""Buffers that older versions of transformers saved, and that are computed from the configuration."""
 
 
 def matrix_name(layer: int, name: str) -> str:
@@ -43,6 +46,30 @@ class FamilyWeights(Protocol):
     def stored(self, name: str) -> Stored:
         """A weight as numbers: quantised ones multiplied by their scales, or dequantised."""
 
+    def unused(self, wanted: Iterable[str]) -> list[str]:
+        """Tensors of the file that none of the wanted names takes, and that are no weights of another kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a weight is: a tensor of the file, and which of its rows (None: all)."""
+
+    tensor: str
+    rows: slice | None = None
+
+    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+        return whole if self.rows is None else (len(range(*self.rows.indices(whole[0]))), *whole[1:])
+
+    def of(self, whole: Stored) -> Stored:
+        return whole if self.rows is None else Stored(whole.dtype, whole.values[self.rows])
+
+
+def rows_together(config: FamilyConfig, name: str) -> slice:
+    """The rows of q, k or v in the tensor of the three, or of gate or up in the tensor of both."""
+    before: dict[str, tuple[str, ...]] = {"k": ("q",), "v": ("q", "k"), "up": ("gate",)}
+    first = sum(config.shape(each)[0] for each in before.get(name, ()))
+    return slice(first, first + config.shape(name)[0])
+
 
 class FolderWeights:
     """The weights of a folder. Those of a model that was saved without its head lack `model.` in their names."""
@@ -52,13 +79,29 @@ class FolderWeights:
         self.config, self.scaled = read_family(folder), ScaledWeights(folder)
 
     def __contains__(self, name: object) -> bool:
-        return self._own(str(name)) in self.scaled
+        return self._place(str(name)).tensor in self.scaled
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self.scaled.shape(self._own(name))
+        place = self._place(name)
+        return place.shape(self.scaled.shape(place.tensor))
 
     def stored(self, name: str) -> Stored:
-        return self.scaled.stored(self._own(name))
+        place = self._place(name)
+        return place.of(self.scaled.stored(place.tensor))
+
+    def unused(self, wanted: Iterable[str]) -> list[str]:
+        taken = {self._place(name).tensor for name in wanted}
+        tied = HEAD if self.config.tie_word_embeddings else ""
+        return [name for name in self.scaled.names() if name not in (*taken, tied) and not _BUFFER.fullmatch(name)]
+
+    def _place(self, name: str) -> Place:
+        own = self._own(name)
+        if own in self.scaled or not (found := _LAYER.fullmatch(name)) or not (matrix := _MATRIX.fullmatch(found[2])):
+            return Place(own)
+        if matrix[1] not in _TOGETHER:
+            return Place(own)
+        together = self._own(name.replace(f"{matrix[1]}_proj", f"{_TOGETHER[matrix[1]]}_proj"))
+        return Place(together, rows_together(self.config, matrix[1])) if together in self.scaled else Place(own)
 
     def _own(self, name: str) -> str:
         return name if name in self.scaled else name.removeprefix("model.")
@@ -70,27 +113,74 @@ class GgufWeights:
     def __init__(self, file: Path) -> None:
         """Raises CheckpointError, UnsupportedFamily, or ValueError naming a field."""
         self.blocks = StoredWeights(file)
-        self.config = family_of_gguf(self.blocks.header)
+        self.config = family_of_gguf(self.blocks)
 
     def __contains__(self, name: object) -> bool:
-        return _gguf_name(str(name)) in self.blocks
+        return self._place(str(name)).tensor in self.blocks
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self.blocks.shape(_gguf_name(name))
+        place = self._place(name)
+        return place.shape(self.blocks.shape(place.tensor))
 
     def stored(self, name: str) -> Stored:
-        return self.blocks.dense(_gguf_name(name))
+        place = self._place(name)
+        return place.of(self.blocks.dense(place.tensor))
+
+    def unused(self, wanted: Iterable[str]) -> list[str]:
+        taken = {*(self._place(name).tensor for name in wanted), LONG, SHORT, FREQUENCIES}
+        return [name for name in self.blocks.names() if name not in taken]
+
+    # --- as packing reads it: BlockSource ---
+
+    def formats(self) -> tuple[str, ...]:
+        return self.blocks.formats()
+
+    def matrix(self, layer: int, name: str) -> Blocks | None:
+        place = self._place(matrix_name(layer, name))
+        found = self.blocks.block(place.tensor)
+        return found if found is None or place.rows is None else Blocks(found.format, found.rows[place.rows])
+
+    def head(self) -> Blocks | None:
+        return self.blocks.head()
+
+    def _place(self, name: str) -> Place:
+        found = _LAYER.fullmatch(name)
+        if not found:
+            return Place(_GGUF.get(name, name))
+        layer, part, kind = found.groups()
+        if (matrix := _MATRIX.fullmatch(part)) is None:
+            own = f"blk.{layer}.{self._norm(part)}.{kind}"
+            other = own.replace(".ffn_norm.", ".post_attention_norm.")  # what Seed-OSS has in its place
+            return Place(own if own in self.blocks else other)
+        own = f"blk.{layer}.{MATRIX_NAMES[matrix[1]]}.{kind}"
+        together = f"blk.{layer}.{'attn_qkv' if matrix[1] in 'qkv' else 'ffn_up'}.{kind}"
+        if matrix[1] in "qkv" and own not in self.blocks and together in self.blocks:
+            return Place(together, rows_together(self.config, matrix[1]))
+        gate = f"blk.{layer}.ffn_gate.{kind}"
+        if matrix[1] in ("gate", "up") and gate not in self.blocks and together in self.blocks:
+            return Place(together, rows_together(self.config, matrix[1]))
+        return Place(own)
+
+    def _norm(self, part: str) -> str:
+        """What a GGUF file calls a norm of a layer."""
+        places = {name: place for place, name in self.config.norm_names.items()}
+        return _NORMS.get(places.get(part, part), part)
 
 
-def _gguf_name(name: str) -> str:
-    if match := _LAYER.fullmatch(name):
-        return f"blk.{match[1]}.{_PARTS.get(match[2], match[2])}.{match[3]}"
-    return _GGUF.get(name, name)
+_GGUF = {EMBEDDING: "token_embd.weight", NORM: "output_norm.weight", NORM_BIAS: "output_norm.bias"}
+_GGUF |= {HEAD: "output.weight"}
+_NORMS = {
+    "before_attention": "attn_norm",
+    "after_attention": "post_attention_norm",
+    "before_mlp": "ffn_norm",
+    "after_mlp": "post_ffw_norm",
+    **{f"self_attn.{name}_norm": f"attn_{name}_norm" for name in "qk"},
+}
 
 
 def check_complete(weights: FamilyWeights) -> None:
-    """Raises CheckpointError unless a model's weights are all there and fit its configuration."""
-    wanted = _shapes(weights.config)
+    """Raises CheckpointError unless a model's weights are all there, fit its configuration, and are all used."""
+    wanted = shapes(weights.config)
     missing = sorted(name for name in wanted if name not in weights)
     if missing:
         raise CheckpointError(f"weights lack {', '.join(missing[:3])}")
@@ -98,21 +188,36 @@ def check_complete(weights: FamilyWeights) -> None:
         found = weights.shape(name)
         if found != shape:
             raise CheckpointError(f"{name} is {list(found)}, not {list(shape)} as the configuration has it")
+    if unused := sorted(weights.unused(wanted)):
+        more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
+        kind = weights.config.model_type
+        raise CheckpointError(f"weights have {', '.join(unused[:3])}{more}, which a model of type {kind} does not use")
 
 
-def _shapes(config: FamilyConfig) -> dict[str, tuple[int, ...]]:
+def shapes(config: FamilyConfig) -> dict[str, tuple[int, ...]]:
+    """The weights that a model has, by transformers' names, and their shapes."""
     hidden = config.hidden_size
     wanted: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden), NORM: (hidden,)}
+    if config.norms.kind == "layer":
+        wanted[NORM_BIAS] = (hidden,)
     if not config.tie_word_embeddings:
         wanted[HEAD] = (config.vocab_size, hidden)
     for layer in range(config.num_hidden_layers):
         of = f"model.layers.{layer}."
-        wanted |= {of + "input_layernorm.weight": (hidden,), of + "post_attention_layernorm.weight": (hidden,)}
-        if config.norms.heads:
-            wanted |= {f"{of}self_attn.{name}_norm.weight": (config.head_dim,) for name in "qk"}
-        for name in ("q", "k", "v", "o", "gate", "up", "down"):
+        for name in config.norm_names.values():
+            wanted |= {f"{of}{name}.{kind}": (hidden,) for kind in _kinds_of_norms(config)}
+        for name in "qk" if config.norms.heads else "":
+            width = config.head_dim if config.norms.heads == "head" else config.shape(name)[0]
+            wanted[f"{of}self_attn.{name}_norm.weight"] = (width,)
+        for name in MATRICES:
             matrix = matrix_name(layer, name)
             wanted[matrix] = config.shape(name)
             if name in config.biases:
                 wanted[matrix.removesuffix("weight") + "bias"] = config.shape(name)[:1]
     return wanted
+
+
+def _kinds_of_norms(config: FamilyConfig) -> Iterator[str]:
+    yield "weight"
+    if config.norms.kind == "layer":
+        yield "bias"

@@ -34,7 +34,7 @@ FORMATS = {
 """Formats that native steps read (tandem/runners/native/blocks.h)."""
 DENSE_TYPES = {0: "F32", 1: "F16", 30: "BF16"}
 """Types of GGML that are no blocks, as safetensors names them."""
-_TURNED = ("llama",)
+_TURNED = ("llama", "granite", "smollm3")
 """Architectures whose files have the rows of q and k in the order of interleaved rotary pairs."""
 _OTHERS = {6: "Q5_0", 7: "Q5_1", 10: "Q2_K", 11: "Q3_K", 13: "Q5_K", 20: "IQ4_NL", 23: "IQ4_XS", 39: "MXFP4"}
 MATRIX_NAMES = {
@@ -86,11 +86,11 @@ class StoredWeights:
 
         Raises CheckpointError if it is in no known format.
         """
-        return self._named(f"blk.{layer}.{MATRIX_NAMES[name]}.weight")
+        return self.block(f"blk.{layer}.{MATRIX_NAMES[name]}.weight")
 
     def head(self) -> Blocks | None:
         """Like `matrix`: the output matrix, or the embedding if they are tied."""
-        return self._named("output.weight" if "output.weight" in self._tensors else "token_embd.weight")
+        return self.block("output.weight" if "output.weight" in self._tensors else "token_embd.weight")
 
     def __contains__(self, name: object) -> bool:
         return name in self._tensors
@@ -125,7 +125,16 @@ class StoredWeights:
             raise CheckpointError(f"{self._file}: has no {name}")
         return tensor
 
-    def _named(self, name: str) -> Blocks | None:
+    def numbers(self, name: str) -> list[float]:
+        """The numbers of a small tensor. Raises CheckpointError."""
+        return [float(each) for each in self.dense(name).floats().reshape(-1)]
+
+    def names(self) -> tuple[str, ...]:
+        """The names of all tensors."""
+        return tuple(self._tensors)
+
+    def block(self, name: str) -> Blocks | None:
+        """The blocks of a tensor; None if it is dense. Raises CheckpointError if it is in no known format."""
         tensor = self._entry(name)
         if tensor.kind in DENSE_TYPES:
             return None
@@ -156,7 +165,8 @@ class StoredWeights:
                 heads = self._header.whole(f"{architecture}.attention.head_count_kv", heads)
         except MalformedHeader as error:
             raise CheckpointError(f"{self._file}: {error}") from None
-        if len(rows) % (2 * heads):
-            raise CheckpointError(f"{self._file}: {tensor.name} has {len(rows)} rows, not pairs of {heads} heads")
-        pairs = rows.reshape(heads, len(rows) // heads // 2, 2, rows.shape[1])
+        outputs = tensor.dimensions[-1]  # of a bias, whose one row has a number for each
+        if outputs % (2 * heads) or rows.size % outputs:
+            raise CheckpointError(f"{self._file}: {tensor.name} has {outputs} rows, not pairs of {heads} heads")
+        pairs = rows.reshape(heads, outputs // heads // 2, 2, rows.size // outputs)
         return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)

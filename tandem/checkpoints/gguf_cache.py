@@ -1,27 +1,37 @@
-"""Unpacks each GGUF file once for module code and graphs: transformers parses one in 15 to 20 s, and the folder in 1 s.
+"""Unpacks each GGUF file once for module code and graphs, by our own reader, which accounts for all that it says.
 
 The folder holds float32 weights (unpacking is exact in float32) and the tokenizer; its name is a hash of the file.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import math
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from tandem.checkpoints.family_weights import GgufWeights, check_complete, shapes
+from tandem.checkpoints.gguf_family import FREQUENCIES, config_of_gguf
 from tandem.checkpoints.locate import (
     Checkpoint,
     CheckpointError,
     check_sizes,
     check_unchanged,
-    first_line,
     weights_revision,
 )
 from tandem.checkpoints.made_once import made_once
+from tandem.checkpoints.numbers import Stored, of_floats
+from tandem.checkpoints.tensors import shards_of, write_tensors
+from tandem.checkpoints.tokenizers import write_tokenizer
 from tandem.checkpoints.trusted_cache import cache_root
 
 log = logging.getLogger("tandem.engine")
-_LAYOUT = 2  # part of the folder's name; increase it when the folder's content changes
+_SHARD_BYTES = 4 << 30
+_LAYOUT = 3  # part of the folder's name; increase it when the folder's content changes
 
 
 def unpacked(checkpoint: Checkpoint) -> Checkpoint:
@@ -38,33 +48,82 @@ def unpacked(checkpoint: Checkpoint) -> Checkpoint:
     try:
         folder = made_once(f"{checkpoint.name}-{key}-v{_LAYOUT}", f"unpacking {checkpoint.gguf}", make)
     except OSError as error:
-        log.warning("cannot cache %s, unpacked, in %s: %s", checkpoint.gguf, cache_root(), error)
-        return checkpoint
+        raise CheckpointError(
+            f"{checkpoint.gguf} cannot be unpacked into {cache_root()} (TANDEM_CACHE): {error}"
+        ) from None
     return Checkpoint(checkpoint.name, str(folder), revision=revision, packed=str(checkpoint.gguf_file))
 
 
 def convert(checkpoint: Checkpoint, folder: Path, dtype: str = "float32") -> None:
-    """Writes a GGUF's dense weights, in `dtype`, and its tokenizer into `folder`. Raises CheckpointError."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    """Writes a GGUF's dense weights, in `dtype`, its configuration and its tokenizer into `folder`.
 
+    Raises CheckpointError, also for what transformers' configurations cannot say.
+    """
+    file = checkpoint.gguf_file
+    if file is None:
+        raise CheckpointError(f"{checkpoint.folder}: no GGUF file")
     check_sizes(checkpoint)
     try:
-        module: Any = AutoModelForCausalLM.from_pretrained(**_dense(checkpoint), dtype=getattr(torch, dtype))
-        tokenizer = AutoTokenizer.from_pretrained(**checkpoint.source)
-    except Exception as error:  # parsers of damaged files raise anything
-        raise CheckpointError(f"{checkpoint.folder}/{checkpoint.gguf}: cannot be read: {first_line(error)}") from error
-    module.hf_quantizer = None
-    module.config.__dict__.pop("quantization_config", None)
-    module.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+        weights = GgufWeights(file)
+        check_complete(weights)
+        config = _spelt(config_of_gguf(weights.blocks), weights.config.biases)
+    except CheckpointError:
+        raise
+    except ValueError as error:
+        raise CheckpointError(f"{file}: {error}") from None
+    names = _tensors(weights)
+
+    def load(name: str) -> Any:
+        whole = np.concatenate([_as_spelt(weights, part).to(dtype).values for part in names[name]])
+        return whole if dtype != "bfloat16" else _bfloat16(whole)
+
+    sizes = {name: sum(4 * math.prod(weights.shape(part)) for part in parts) for name, parts in names.items()}
+    write_tensors(folder, shards_of(sizes, _SHARD_BYTES), load)
+    write_tokenizer(checkpoint, folder)
+    (folder / "config.json").write_text(json.dumps({**config, "dtype": dtype}, indent=2) + "\n", encoding="utf-8")
 
 
-def _dense(checkpoint: Checkpoint) -> dict[str, object]:
-    """from_pretrained's arguments; weights are dequantized, because kernels for packed ones compute differently."""
-    import transformers
+def _spelt(config: dict[str, Any], biases: frozenset[str]) -> dict[str, Any]:
+    """The configuration with the biases that weights have. Raises CheckpointError for what its class cannot say."""
+    kind, ropes = config["model_type"], config["rope_parameters"]
+    if "freq_factors" in ropes:
+        raise CheckpointError(f"{FREQUENCIES}: rotary factors of a GGUF file are served by native steps alone")
+    by_class = {
+        "qwen2": ({*"qkv"},),
+        "stablelm": (set(), {*"qkv"}),
+        "mistral": (set(),),
+        "phi3": (set(),),
+        "seed_oss": ({*"qkv"},),
+    }
+    usual: tuple[set[str], ...] = (set(), {*"qkvo"}, {*"qkvo", "gate", "up", "down"}, {"gate", "up", "down"})
+    if set(biases) not in by_class.get(kind, usual):
+        raise CheckpointError(
+            f"biases of {', '.join(sorted(biases)) or 'none'} in {kind} are served by native steps alone"
+        )
+    flags = {"attention_bias": "o" in biases, "mlp_bias": "up" in biases, "use_qkv_bias": "q" in biases}
+    return {**config, **{name: True for name, given in flags.items() if given and kind != "qwen2"}}
 
-    source = checkpoint.source
-    if hasattr(transformers, "GgufConfig"):
-        source["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    return source
+
+def _tensors(weights: GgufWeights) -> dict[str, tuple[str, ...]]:
+    """The tensors of the folder by transformers' names, and the weights that each is put together of."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name in shapes(weights.config):
+        together = name
+        if weights.config.model_type == "phi3":
+            together = re.sub(r"\.(q|k|v)_proj\.", ".qkv_proj.", re.sub(r"\.(gate|up)_proj\.", ".gate_up_proj.", name))
+        found[together] = (*found.get(together, ()), name)
+    return found
+
+
+def _as_spelt(weights: GgufWeights, name: str) -> Stored:
+    """A weight as transformers has it: Gemma's norms are offsets from 1 there."""
+    stored = weights.stored(name)
+    if not weights.config.model_type.startswith("gemma") or not name.endswith("norm.weight"):
+        return stored
+    return of_floats(stored.floats() - np.float32(1))
+
+
+def _bfloat16(values: Any) -> Any:
+    import torch
+
+    return torch.from_numpy(values).view(torch.bfloat16)

@@ -1,39 +1,224 @@
-"""Reads the configuration of a model of the Llama family from a GGUF's metadata."""
+"""Reads the configuration of a decoder from a GGUF's metadata, in the words of transformers' config.json.
+
+Every key of the architecture is read, or refused by name: what shapes a model is never ignored in silence.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from tandem.checkpoints.family import FamilyConfig
-from tandem.checkpoints.family_configs import family_of
-from tandem.checkpoints.gguf_header import Header
+from tandem.checkpoints.family import MATRICES, FamilyConfig, UnsupportedFamily
+from tandem.checkpoints.family_configs import FULL, SLIDING, family_of
+from tandem.checkpoints.gguf_blocks import MATRIX_NAMES, StoredWeights
 
-_OF_GGUF = {
+_SAME = {
     "context_length": "max_position_embeddings",
     "block_count": "num_hidden_layers",
     "feed_forward_length": "intermediate_size",
     "embedding_length": "hidden_size",
-    "rope.freq_base": "rope_theta",
     "attention.head_count": "num_attention_heads",
     "attention.head_count_kv": "num_key_value_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.layer_norm_epsilon": "layer_norm_eps",
+    "attention.key_length": "head_dim",
     "vocab_size": "vocab_size",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "attn_logit_softcapping": "attn_logit_softcapping",
 }
-_HEAD_DIM_OF_GGUF = {"llama": "rope.dimension_count", "qwen3": "attention.key_length"}
+_GRANITE = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+_KINDS = {
+    **{name: name for name in ("llama", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "smollm3", "olmo2")},
+    **{"granite": "granite", "gemma3": "gemma3_text", "stablelm": "stablelm", "seed_oss": "seed_oss"},
+}
+"""The architectures that are read, and what transformers calls them."""
+_IGNORED = ("rope.scaling.finetuned", "rope.scaling.yarn_ext_factor", "interleave_mode")
+_27B = {"gemma2": 46, "gemma3": 62}
+"""Layers of the models whose queries are scaled by their hidden size; no key says so."""
+LONG, SHORT, FREQUENCIES = "rope_factors_long.weight", "rope_factors_short.weight", "rope_freqs.weight"
 
 
-def family_of_gguf(header: Header) -> FamilyConfig:
-    """The configuration of a GGUF file, as transformers reads it. Raises UnsupportedFamily or ValueError."""
-    kind, values = header.values.get("general.architecture"), header.values
-    config: dict[str, Any] = {"model_type": kind, "tie_word_embeddings": "output.weight" not in header.tensors}
-    for name, ours in _OF_GGUF.items():
-        if (value := values.get(f"{kind}.{name}")) is not None:
+class _Keys:
+    """The keys of one architecture, which remember what was read."""
+
+    def __init__(self, file: StoredWeights, kind: str) -> None:
+        self.kind, self._header = kind, file.header
+        self._read: set[str] = set()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A value. Raises UnsupportedFamily for a list whose values differ, by layer."""
+        key = f"{self.kind}.{name}"
+        self._read.add(key)
+        if (listed := self._header.lists.get(key)) is None:
+            return self._header.values.get(key, default)
+        if len(set(listed)) != 1:
+            raise UnsupportedFamily(f"{self.kind} with {key} that differs by layer")
+        return listed[0]
+
+    def listed(self, name: str) -> Sequence[Any] | None:
+        key = f"{self.kind}.{name}"
+        self._read.add(key)
+        return self._header.lists.get(key)
+
+    def refuse_unread(self) -> None:
+        """Raises UnsupportedFamily for a key that nothing read; a number of 0 shapes nothing."""
+        known = {f"{self.kind}.{name}" for name in _IGNORED}
+        for key, value in self._header.values.items():
+            if key.startswith(f"{self.kind}.") and key not in self._read | known and value not in (0, ""):
+                raise UnsupportedFamily(f"{self.kind} with {key}: {value!s:.60}")
+
+
+def family_of_gguf(file: StoredWeights) -> FamilyConfig:
+    """The configuration of a GGUF file. Raises UnsupportedFamily or ValueError, which name the key."""
+    config = config_of_gguf(file)
+    made = family_of(config)
+    norms = replace(made.norms, offset=0.0)  # the file's weights have it already
+    biases = frozenset(name for name in MATRICES if f"blk.0.{MATRIX_NAMES[name]}.bias" in file)
+    return replace(made, norms=norms, biases=biases)
+
+
+def config_of_gguf(file: StoredWeights) -> dict[str, Any]:
+    """What config.json would say of the model. Raises UnsupportedFamily, which names what is not served."""
+    values = file.header.values
+    architecture = str(values.get("general.architecture"))
+    if architecture not in _KINDS:
+        raise UnsupportedFamily(f"GGUF files of architecture {architecture:.60} (there are {', '.join(_KINDS)})")
+    keys = _Keys(file, architecture)
+    if keys.get("expert_count", 0):
+        raise UnsupportedFamily(f"GGUF files of {architecture} with experts ({architecture}.expert_count)")
+    keys.get("expert_used_count")
+    config: dict[str, Any] = {"model_type": _KINDS[architecture], "tie_word_embeddings": "output.weight" not in file}
+    for name, ours in (_SAME | (_GRANITE if architecture == "granite" else {})).items():
+        if (value := keys.get(name)) is not None:
             config[ours] = value
-    head_dim = values.get(f"{kind}.{_HEAD_DIM_OF_GGUF.get(str(kind))}")
-    if head_dim is not None:
-        config["head_dim"] = head_dim
     config.setdefault("num_key_value_heads", config.get("num_attention_heads"))
     config.setdefault("vocab_size", values.get("tokenizer.ggml.tokens"))
-    if (end := values.get("tokenizer.ggml.eos_token_id")) is not None:
-        config["eos_token_id"] = end
-    return family_of(config)
+    config |= _heads(keys, config)
+    config |= _rotary(file, keys, config)
+    config |= _OWN.get(architecture, _nothing)(keys, config)
+    config |= {"eos_token_id": list(_end_ids(values)), "pad_token_id": values.get("tokenizer.ggml.padding_token_id")}
+    keys.refuse_unread()
+    return config
+
+
+def _nothing(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {}
+
+
+def _end_ids(values: Mapping[str, Any]) -> tuple[int, ...]:
+    """The ids that end a sequence: those of a text, of a turn and of a message."""
+    found = (values.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
+    return tuple(dict.fromkeys(each for each in found if each is not None))
+
+
+def _heads(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The size of a head: that of keys, or the hidden size's share."""
+    size, heads = config.get("head_dim"), config.get("num_attention_heads")
+    values = keys.get("attention.value_length")
+    if size is None and type(heads) is int and heads > 0 and type(config.get("hidden_size")) is int:
+        size = config["hidden_size"] // heads
+    if values is not None and values != size:
+        raise UnsupportedFamily(f"{keys.kind} with {keys.kind}.attention.value_length {values} beside keys of {size}")
+    return {} if size is None else {"head_dim": size}
+
+
+def _rotary(file: StoredWeights, keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """`rope_parameters`: base, scaling, factors and the part of a head that is turned."""
+    factor = keys.get("rope.scaling.factor", keys.get("rope.scale_linear", 0.0)) or 1.0
+    original = keys.get("rope.scaling.original_context_length")
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(keys.get("rope.freq_base", 10000.0))}
+    kind = keys.get("rope.scaling.type", "linear")
+    attention = keys.get("rope.scaling.attn_factor")
+    part, head = keys.get("rope.dimension_count"), config.get("head_dim")
+    if part is not None and head is not None and part != head:
+        rope["partial_rotary_factor"] = part / head
+    if kind == "longrope" or LONG in file:
+        rope |= {"rope_type": "longrope", "long_factor": file.numbers(LONG), "short_factor": file.numbers(SHORT)}
+        rope["original_max_position_embeddings"] = original
+        if attention is not None:
+            rope["attention_factor"] = attention
+    elif kind == "yarn":
+        rope |= {"rope_type": "yarn", "factor": factor}
+        if original is not None:
+            rope["original_max_position_embeddings"] = original
+        for name, ours in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
+            if (value := keys.get(f"rope.scaling.{name}")) is not None:
+                rope[ours] = value
+        if (given := keys.get("rope.scaling.yarn_attn_factor", attention)) not in (None, 1.0):
+            raise UnsupportedFamily(f"{keys.kind} with {keys.kind}.rope.scaling.yarn_attn_factor: {given}")
+    elif kind == "linear" and factor != 1.0:
+        rope |= {"rope_type": "linear", "factor": factor}
+    elif kind not in ("linear", "none"):
+        raise UnsupportedFamily(f"{keys.kind} with {keys.kind}.rope.scaling.type: {kind!s:.60}")
+    if FREQUENCIES in file:
+        rope["freq_factors"] = file.numbers(FREQUENCIES)
+    return {"rope_parameters": rope}
+
+
+def _windows(usual: int) -> Callable[[_Keys, Mapping[str, Any]], dict[str, Any]]:
+    """Reads windows: which layers have one is listed, or every layer but each n-th."""
+
+    def read(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
+        window, layers = keys.get("attention.sliding_window"), int(config["num_hidden_layers"])
+        slides = keys.listed("attention.sliding_window_pattern")
+        step = usual if slides is not None else keys.get("attention.sliding_window_pattern", usual)
+        if not window:
+            return {"sliding_window": None}
+        slides = slides or [bool((layer + 1) % step) for layer in range(layers)]
+        return {"sliding_window": window, "layer_types": [SLIDING if each else FULL for each in slides]}
+
+    return read
+
+
+def _gemma(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
+    found = _windows({"gemma2": 2, "gemma3": 6}[keys.kind])(keys, config)
+    if keys.kind == "gemma2" and found["sliding_window"] is None:
+        found = {"sliding_window": 4096}
+    whole = config["num_hidden_layers"] == _27B[keys.kind]
+    scaled_by = config["hidden_size"] // config["num_attention_heads"] if whole else config["head_dim"]
+    caps = {f"{name}_logit_softcapping": config.get(f"{name}_logit_softcapping") for name in ("attn", "final")}
+    base = keys.get("rope.freq_base_swa", 10000.0)
+    if keys.kind == "gemma2":
+        return {**found, **caps, "query_pre_attn_scalar": scaled_by}
+    local = {"rope_type": "default", "rope_theta": float(base)}
+    ropes = {FULL: config["rope_parameters"], SLIDING: local}
+    return {**found, **caps, "query_pre_attn_scalar": scaled_by, "rope_parameters": ropes}
+
+
+def _phi3(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
+    window = keys.get("attention.sliding_window")
+    keys.get("attention.sliding_window_pattern")
+    return {"sliding_window": window or None}
+
+
+def _olmo2(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """OLMo3 is this architecture with windows, and its scaling is of the layers without one."""
+    found = _windows(4)(keys, config)
+    base = keys.get("rope.freq_base_swa", config["rope_parameters"]["rope_theta"])
+    if found["sliding_window"] is None:
+        return {}
+    ropes = {FULL: config["rope_parameters"], SLIDING: {"rope_type": "default", "rope_theta": float(base)}}
+    return {**found, "model_type": "olmo3", "rope_parameters": ropes}
+
+
+def _stablelm(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
+    rope = config["rope_parameters"]
+    return {
+        "use_parallel_residual": bool(keys.get("use_parallel_residual", False)),
+        "rope_parameters": {"partial_rotary_factor": 1.0, **rope},
+    }
+
+
+_OWN: Mapping[str, Callable[[_Keys, Mapping[str, Any]], dict[str, Any]]] = {
+    "gemma2": _gemma,
+    "gemma3": _gemma,
+    "phi3": _phi3,
+    "olmo2": _olmo2,
+    "stablelm": _stablelm,
+}

@@ -14,6 +14,7 @@ _MIN_OF_TENSOR = 8 + 4 + 4 + 8
 _MOST_ENTRIES = 1 << 16  # values, and tensors
 _MOST_NAME, _MOST_TEXT = 1 << 16, 1 << 20  # bytes; GGUF's own limit of keys, and more than any chat template
 _MAX_DIMENSIONS = 4
+_MOST_LISTED = 1 << 12  # numbers of a list that is read whole without being wanted
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
@@ -39,13 +40,14 @@ class TensorEntry:
 class Header:
     """A header. `values`: numbers and strings; of an array, its length or its largest integer, if larger.
 
-    `end`: the number of its bytes. `arrays`: those that are wanted, by name.
+    `end`: the number of its bytes. `arrays`: those that are wanted, by name. `lists`: short ones of numbers.
     """
 
     def __init__(self, content: mmap.mmap, arrays: Collection[str] = ()) -> None:
         """`arrays`: the names of those that are read whole. Raises MalformedHeader."""
         self._content, self.end = content, 0
         self._wanted, self.arrays = frozenset(arrays), dict[str, list[Any]]()
+        self.lists: dict[str, list[Any]] = {}
         try:
             if self._read("4s") != b"GGUF" or self._read("I") not in (2, 3):
                 raise MalformedHeader("not a GGUF file of version 2 or 3")
@@ -70,10 +72,17 @@ class Header:
         name = self._text(_MOST_NAME)
         kind, begin = self._read("I"), self.end
         value = self._value(kind)
-        if name in self._wanted and kind == _ARRAY:
-            self.end = begin
-            self.arrays[name] = self._array()
+        if kind == _ARRAY:
+            listed, numbers, after = name in self._wanted, self._is_short_list(begin), self.end
+            if listed or numbers:
+                self.end = begin
+                (self.arrays if listed else self.lists)[name] = self._array()
+                self.end = after
         return name, value
+
+    def _is_short_list(self, begin: int) -> bool:
+        kind, count = struct.unpack_from("<IQ", self._content, begin)
+        return kind != _STRING and 0 < count <= _MOST_LISTED
 
     def _tensor(self) -> TensorEntry:
         name, count = self._text(_MOST_NAME), self._read("I")

@@ -42,6 +42,11 @@ class ScaledWeights:
     def __contains__(self, name: object) -> bool:
         return name in self._tensors.files
 
+    def names(self) -> list[str]:
+        """The names of all weights, without those of scales."""
+        scales = {f"{name}{end}" for name in self._tensors.files for end in SCALES}
+        return [name for name in self._tensors.files if name not in scales]
+
     def __getitem__(self, name: str) -> Tensor:
         """Like `stored`, as torch's tensor."""
         import torch

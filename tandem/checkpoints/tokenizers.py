@@ -57,14 +57,6 @@ class ChatTokenizer(Tokenizer, Protocol):
         """The bytes that a token stands for, which need not be whole characters."""
 
 
-@runtime_checkable
-class HasFiles(Protocol):
-    """A tokenizer that other programs can load too."""
-
-    def files(self) -> dict[str, bytes]:
-        """The files, by name, that Hugging Face's libraries load this tokenizer from."""
-
-
 _BYTES = {character: byte for byte, character in enumerate(byte_characters())}
 
 
@@ -133,6 +125,7 @@ class HuggingFaceTokenizer:
         return IncrementalText(self._backend)
 
     def files(self) -> dict[str, bytes]:
+        """The files, by name, that Hugging Face's libraries load this tokenizer from."""
         config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **self._parts.named}
         if self._parts.extra:
             config["extra_special_tokens"] = list(self._parts.extra)

@@ -16,11 +16,11 @@ from tandem.cli.role_names import (
     ASKING,
     BACKENDS,
     CREDENTIALED,
+    LISTENING,
     PROMPTED,
     SERVE,
     SERVE_FLAGS,
     SERVERS,
-    SERVING,
     TARGETS,
     VERIFYING,
 )
@@ -100,7 +100,7 @@ class Need(NamedTuple):
 SECURING = tuple(name for name, flag in FLAGS.items() if flag.roles == CREDENTIALED)
 PROPOSING = (
     *("target_host", "target_port", "connect_seconds", "reconnect_seconds", "pipeline", "queue", "profile"),
-    *("max_requests_per_identity", "max_new_tokens", "engine_port", "http_port", "draft_adapters"),
+    *("max_requests_per_identity", "max_new_tokens", "http_port", "draft_adapters"),
     *(*SAMPLING_FIELDS, *SECURING),
 )
 MAIN_TARGET = (*TARGETS, "verify_target", "accept", "compile", "plan")
@@ -123,9 +123,8 @@ NEEDS = (
     Need(("target_port",), ("draft_worker",), lambda a: _wants_port(a.target_host), _PORTED),
     Need(("port",), ASKING, lambda a: _wants_port(a.target_host), _PORTED),
     Need(("adapter_admins",), TARGETS, lambda a: a.adapter_root is not None, "give --adapter_root as well"),
-    Need(("engine_host",), SERVERS, lambda a: a.engine_port is not None, "give --engine_port as well"),
     Need(("http_host",), SERVERS, lambda a: a.http_port is not None, "give --http_port as well"),
-    Need(("metrics_host",), SERVING, lambda a: a.metrics_port is not None, "give --metrics_port as well"),
+    Need(("metrics_host",), LISTENING, lambda a: a.metrics_port is not None, "give --metrics_port as well"),
     Need(("target_model", "draft_model"), ("convert",), lambda a: a.convert == "eagle", "is for --convert eagle"),
     Need(("model",), ("convert",), lambda a: a.convert != "eagle", _OWN_HEAD),
     Need(("exact",), VERIFYING, lambda a: not a.fast, "cannot be combined with --fast"),

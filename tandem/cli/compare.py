@@ -28,7 +28,7 @@ from tandem.comparison.vllm.settings import SERVED, VLLM
 from tandem.speculation.sampling import member_named
 from tandem.speculation.types import Rule, SamplingParams
 
-RENDERING = {"render", "baseline", "format"}
+RENDERING = {"render", "format"}
 STARTING = tuple(name for name, flag in COMPARE_FLAGS.items() if flag.group == STARTED)
 
 
@@ -36,7 +36,7 @@ def refuse_unused_flags(options: CompareOptions) -> None:
     """Raises ValueError for a flag that has no effect in combination with the others."""
     if options.render:
         for name in sorted(options.given - RENDERING):
-            raise ValueError(f"{_flag(name)}: --render measures nothing; it takes --baseline and --format")
+            raise ValueError(f"{_flag(name)}: --render measures nothing; it takes --format")
         return
     started = started_here(options)
     for name in STARTING:
@@ -89,7 +89,6 @@ def _flag(name: str) -> str:
 def build_config(options: CompareOptions) -> ComparisonConfig:
     """Builds the comparison's configuration. Raises ValueError with a message of one line."""
     temperatures = numbers("temperature", options.temperature, float) or (0.0,)
-    baseline = read_comparison(options.baseline, "baseline") if options.baseline else None
     return built(
         ComparisonConfig,
         options,
@@ -112,7 +111,6 @@ def build_config(options: CompareOptions) -> ComparisonConfig:
         placement=placement_of(options, started_here(options)),
         timeout_s=options.timeout,
         startup_timeout_s=options.startup_timeout,
-        baseline=baseline,
         formats=split_list(options.format),
     )
 
@@ -146,14 +144,13 @@ def choose_prompts(options: CompareOptions) -> tuple[Prompt, ...]:
 
 
 def render_again(path: Path, options: CompareOptions) -> int:
-    """Writes the report of an earlier comparison again, and compares it with a baseline if one is given."""
-    from tandem.comparison.analysis.regression import judge
+    """Writes the report of an earlier comparison again."""
     from tandem.comparison.report.write import write_report
 
     comparison = read_comparison(path, "render")
     files = write_report(comparison, path.parent, split_list(options.format))
     print("wrote " + ", ".join(str(path) for path in files if path.suffix != ".png"))
-    return judge(read_comparison(options.baseline, "baseline"), comparison) if options.baseline else 0
+    return 0
 
 
 def report_again(path: Path, options: CompareOptions) -> int:
@@ -168,7 +165,6 @@ def report_again(path: Path, options: CompareOptions) -> int:
         measured.config,
         output_dir=options.output_dir or measured.config.output_dir,
         formats=split_list(options.format),
-        baseline=read_comparison(options.baseline, "baseline") if options.baseline else None,
     )
     return publish(measured, new=False)
 

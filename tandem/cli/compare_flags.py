@@ -89,8 +89,6 @@ class CompareOptions:
         f"milliseconds, each with a draft of its own, at --concurrency (default: {','.join(map(str, CLIENTS))})",
         metavar="MS",
     )
-    target_price: float | None = option("dollars an hour of the target's device, for --capacity", metavar="USD")
-    draft_price: float | None = option("dollars an hour of a client's own draft (default: nothing)", metavar="USD")
     arrivals: FILE | None = option(
         "in place of Poisson's, the arrivals in this CSV with a column TIMESTAMP, as the Azure traces of LLM inference "
         "have it, stretched to each --rate"
@@ -168,7 +166,6 @@ class CompareOptions:
     )
     render: Path | None = option("measure nothing; write the report of this comparison.json", metavar="FILE")
     from_records: Path | None = option("measure nothing; analyse and report this records.jsonl", metavar="FILE")
-    baseline: Path | None = option("a comparison.json to compare with; regressions are flagged", metavar="FILE")
     output_dir: Path | None = option("folder for the files (default: results/<timestamp>)", metavar="DIR")
 
     argv: tuple[str, ...]
@@ -187,7 +184,7 @@ def build_parser(program: str = "compare_architectures.py") -> OptionParser[Comp
         said="error: ",
         prog=program,
         description="Compare autoregressive, distributed, fused and remote-draft decoding on the same prompts.",
-        epilog="Exit code: 0; 1 when a request or a file failed; 2 for a bad argument; 3 for a regression against"
-        " --baseline; 4 when a server died; 5 when a regression cannot be judged; 130 by Ctrl-C, 143 by SIGTERM. What"
+        epilog="Exit code: 0; 1 when a request or a file failed; 2 for a bad argument; 4 when a server"
+        " died; 130 by Ctrl-C, 143 by SIGTERM. What"
         " was measured by then is reported.",
     )

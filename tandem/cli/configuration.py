@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,9 @@ from tandem.clients.prefill_client import PrefillConfig
 from tandem.engine.generator import RequestDefaults
 from tandem.engine.prefix_cache import PrefixSharing
 from tandem.engine.step_watch import parse_step_seconds
-from tandem.installing import install_command
 from tandem.rpc.endpoint_pool import parse_addresses
 from tandem.runners.startup import Startup
 from tandem.services.adapter_admin import AdapterAdminConfig
-from tandem.services.engine_port.port import EngineAddress
 from tandem.services.http.address import HttpAddress
 from tandem.services.launch import run_role
 from tandem.services.observability.setup import ObservabilityConfig
@@ -58,7 +55,6 @@ def role_config(args: Options, model: str | None) -> RoleConfig:
             args,
             startup=startup,
             security=server_security(args),
-            engine=engine_address(args),
             http=None if args.http_port is None else HttpAddress(args.http_port, args.http_host),
             ending=ShutdownDeadline(),
         ),
@@ -89,15 +85,6 @@ def request_defaults(args: Options) -> RequestDefaults:
     """Returns what the operator gives for requests that leave it out. Raises ValueError."""
     given = {name: f"--{name}" for name in (*SAMPLING_FIELDS, "max_new_tokens") if name in args.given}
     return RequestDefaults(sampling(args), args.max_new_tokens, given)
-
-
-def engine_address(args: Options) -> EngineAddress | None:
-    """Returns where a server listens for gateways, or None. Raises ValueError."""
-    if args.engine_port is None:
-        return None
-    if find_spec("smg_grpc_proto") is None:
-        raise ValueError(f"engine_port: smg-grpc-proto is not installed; {install_command('openai')}")
-    return EngineAddress(args.engine_port, args.engine_host)
 
 
 def draft_address(given: str | None) -> str | None:

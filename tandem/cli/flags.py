@@ -37,7 +37,6 @@ from tandem.cli.role_names import (
     PROMPTS,
     REAL,
     SERVERS,
-    SERVING,
     SESSIONS,
     SHAPED,
     TARGETS,
@@ -224,7 +223,10 @@ class Options:
     )
 
     host: HOST = option(
-        "address a server listens on; 127.0.0.1 is for this machine only", SERVING, default="127.0.0.1", group="network"
+        "address a server listens on; 127.0.0.1 is for this machine only",
+        LISTENING,
+        default="127.0.0.1",
+        group="network",
     )
     port: int = option(
         "port a server listens on, or a client connects to; 0: any free port", (*LISTENING, *ASKING), default=50051
@@ -246,12 +248,8 @@ class Options:
         metavar="off|on|never-waiting|auto",
     )
     health_port: int | None = option("also answer health checks on this port, without TLS (for probes)", LISTENING)
-    engine_port: int | None = option(
-        "port for the gateway of OpenAI clients (docs/openai.md); 0: any free port (default: none)", SERVERS
-    )
-    engine_host: HOST = option("address for that port, which has neither TLS nor tokens", SERVERS, default="127.0.0.1")
-    ready_file: FILE | None = option("file to write the address and process id to once ready", SERVING)
-    drain_seconds: SECONDS = option("how long running requests may finish after SIGTERM", SERVING, default=30.0)
+    ready_file: FILE | None = option("file to write the address and process id to once ready", LISTENING)
+    drain_seconds: SECONDS = option("how long running requests may finish after SIGTERM", LISTENING, default=30.0)
     step_seconds: str = option(
         "a longer device step counts as hung; auto: from measured times; 0: no limit", LISTENING, default="auto"
     )
@@ -263,9 +261,7 @@ class Options:
     reconnect_seconds: SECONDS = option(
         "how long to retry a request while no server answers, or all are full", (*ASKING, "draft_worker"), default=60.0
     )
-    queue: int = option(
-        "requests that may wait for a slot of a server, or of a gateway's workers", (*SERVERS, "gateway"), default=256
-    )
+    queue: int = option("requests that may wait for a slot", SERVERS, default=256)
     prefill: ADDRESSES | None = option(
         "have long prompts computed by these servers of --role prefill, with the same bits (docs/prefill.md)",
         TARGETS,
@@ -282,27 +278,23 @@ class Options:
     )
     timeout: SECONDS | None = option("deadline of a request (default: none)", ASKING)
 
-    workers: ADDRESSES | None = option(
-        "engine ports of servers",
-        ("gateway",),
-        group="gateway of OpenAI clients (docs/openai.md)",
-    )
     http_port: int | None = option(
-        "port for OpenAI clients, over HTTP; 0: any free port (default: none; gateway: 8080)", (*SERVERS, "gateway")
+        "port for OpenAI clients, over HTTP; 0: any free port (default: none)",
+        SERVERS,
+        group="OpenAI clients (docs/openai.md)",
     )
     http_host: HOST = option("address for that port", SERVERS, default="127.0.0.1")
-    gateway_flags: str = option("further flags of smg, in one argument", ("gateway",), default="")
 
     tls_cert: FILE | None = option(
         "the server's certificate (PEM, with its chain); turns TLS on",
-        SERVING,
+        LISTENING,
         group="security of a server (docs/security.md)",
     )
-    tls_key: FILE | None = option("its private key", SERVING)
+    tls_key: FILE | None = option("its private key", LISTENING)
     tls_client_ca: FILE | None = option("require client certificates that one of these CAs signed", LISTENING)
-    accept_tokens: FILE | None = option("require a token from this file of `identity token` lines", SERVING)
+    accept_tokens: FILE | None = option("require a token from this file of `identity token` lines", LISTENING)
     insecure: bool = switch(
-        "allow other machines without TLS: listen for them, or send them a token", (*SERVING, *ASKING)
+        "allow other machines without TLS: listen for them, or send them a token", (*LISTENING, *ASKING)
     )
     max_message_bytes: int | None = option(
         "maximum size of a request (default: enough for the longest prompt, at most 4 MiB)", LISTENING
@@ -427,8 +419,6 @@ class Options:
         "on prefill apart: bandwidth between target and PrefillWorker in Mbit/s (default: no limit)", ("advise",)
     )
     clients: int = option("concurrent clients of one target", ("advise",), default=1)
-    target_price: float | None = option("dollars an hour of a target's device (default: as compared)", ("advise",))
-    draft_price: float | None = option("dollars an hour of a client's own draft (default: nothing)", ("advise",))
 
     receipt: FILE | None = option(
         "the receipt; also without --receipt, after the role", ("check",), group="receipts (role check)"
@@ -473,10 +463,10 @@ class Options:
 
     metrics_port: int | None = option(
         "port for Prometheus metrics; 0: any free port (default: none)",
-        SERVING,
+        LISTENING,
         group="observability (docs/observability.md)",
     )
-    metrics_host: HOST = option("address for metrics", SERVING, default="127.0.0.1")
+    metrics_host: HOST = option("address for metrics", LISTENING, default="127.0.0.1")
     otlp_endpoint: URL | None = option(
         "http://HOST:PORT of the OTLP/gRPC collector to send traces to (default: none)", (*LISTENING, *PROMPTED)
     )

@@ -24,7 +24,6 @@ EXTRAS = {
     "http": ("httptools", "uvicorn"),
     "metrics": ("prometheus_client",),
     "mtls": ("cryptography",),
-    "openai": ("smg", "smg_grpc_proto"),
     "ray": ("ray",),
 }
 """The extra that installs a library."""

@@ -39,7 +39,6 @@ ROLES = {
         draft_worker="server: DraftWorker, drafts and verifies at --target_host, or drafts for targets that ask it",
         prefill="server: PrefillWorker, computes long prompts for targets started with --prefill",
     ),
-    **_roles("tools", gateway="HTTP for OpenAI clients, by smg, in front of servers with an --engine_port"),
     **_roles(
         "asking",
         client="asks any of the three servers",

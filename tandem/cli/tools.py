@@ -24,23 +24,6 @@ async def _at_once(role: Callable[..., int], *config: object) -> int:
     return role(*config)
 
 
-def gateway(args: Options) -> Run:
-    """Starts HTTP for OpenAI clients. Raises ValueError."""
-    from tandem.workshops.gateway.config import GatewayConfig
-    from tandem.workshops.gateway.run import run_gateway
-
-    workers = split_list(args.workers)
-    return run_gateway(
-        built(
-            GatewayConfig,
-            args,
-            workers=workers,
-            port=8080 if args.http_port is None else args.http_port,
-            flags=args.gateway_flags,
-        )
-    )
-
-
 def accept(args: Options) -> Run:
     """Measures acceptance, in rounds up to the speculation length asked for."""
     from tandem.cli.asking import sampling
@@ -97,7 +80,6 @@ def convert(args: Options) -> Run:
 def advise(args: Options) -> Run:
     """Advises from the measurements, the link and the load."""
     from tandem.comparison.analysis.advice import run_advice
-    from tandem.comparison.analysis.capacity import Prices
 
     if args.report is None:
         raise ValueError("report: give --report comparison.json, which compare_architectures.py writes")
@@ -109,8 +91,7 @@ def advise(args: Options) -> Run:
         if args.rtt_ms is not None:
             raise ValueError("rtt_ms: --ping measures it")
         return run_placements(Path(args.report), addresses, credentials(args), args.clients)
-    prices = Prices(args.target_price, args.draft_price)
-    return _at_once(run_advice, Path(args.report), args.rtt_ms, args.clients, args.link_mbps, prices)
+    return _at_once(run_advice, Path(args.report), args.rtt_ms, args.clients, args.link_mbps)
 
 
 def plan_config(args: Options) -> PlanConfig:

@@ -87,7 +87,7 @@ def _config(checkpoint: Checkpoint) -> dict[str, Any]:
     """Reads config.json; {} if it cannot be read, which is said where the model is loaded."""
     try:
         if checkpoint.gguf_file:
-            return asdict(family_of_gguf(StoredWeights(checkpoint.gguf_file).header))
+            return asdict(family_of_gguf(StoredWeights(checkpoint.gguf_file)))
         return read_configuration(checkpoint)
     except Exception as error:
         log.debug("%s: its configuration cannot be read: %s", checkpoint.name, error)

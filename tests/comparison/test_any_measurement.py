@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tandem.comparison.analysis.advice import advice_lines, basis
-from tandem.comparison.analysis.regression import changes_between, differences, regression_lines
 from tandem.comparison.analysis.run_analysis import analyse
 from tandem.comparison.measuring.record_log import RunData
 from tandem.comparison.report import reading
@@ -49,7 +48,6 @@ def said(of: RunData) -> str:
     report = report_of(as_json)
     texts = [screen.file.getvalue(), html(report, {}), markdown(report, {}), comparison_as_csv(comparison.records)]
     texts.append(loads_as_csv(as_json))
-    texts += regression_lines(changes_between(as_json, as_json), differences(as_json, as_json))
     if as_json["theory"] is not None:
         for clients in (1, 100):
             texts += advice_lines(*basis(as_json, 20.0), clients)

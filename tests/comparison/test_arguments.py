@@ -98,7 +98,7 @@ def test_own_prompts_replace_the_built_in_ones(tmp_path: Path) -> None:
         (["--rtt-ms", "-1"], "rtt-ms: -1 is not between 0 and 10000"),
         (["--rtt-ms", "20,20"], "rtt-ms: a value is named twice"),
         (["--bandwidth-mbps", "0"], "bandwidth-mbps: 0 is not between 0.01 and 100000"),
-        (["--link", "string"], "link: 'string' is not one of emulated, netns"),
+        (["--link", "string"], "link: 'string' is not one of emulated, trace"),
         (["--rule", "hope"], "rule: 'hope' is not one of agreement, rejection"),
         (["--rtt-ms", "5", "--connect", "fused=a:1"], "rtt-ms: only servers that are started here can be put"),
         (["--top-p", "0"], "top_p: 0.0 is outside (0, 1]"),
@@ -167,7 +167,7 @@ def test_help_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("--render x.json --num_runs 3", "num-runs: --render measures nothing; it takes --baseline and --format"),
+        ("--render x.json --num_runs 3", "num-runs: --render measures nothing; it takes --format"),
         ("--render x.json --output-dir y", "output-dir: --render measures nothing"),
         ("--backend toy --threads 1", "threads: --backend toy does not take it; torch does"),
         ("--backend toy --dtype auto", "dtype: --backend toy does not take it; torch and nxdi do"),
@@ -186,7 +186,7 @@ def test_help_imports_nothing_heavy() -> None:
         ("--architectures fused --connect fused=h:1 --cores 0", "cores: is for servers that are started here"),
         ("--architectures fused --connect fused=h:1 --model m", "model: is for servers that are started here"),
         ("--architectures fused --pipeline on", "pipeline: is for the architectures distributed and remote_draft"),
-        ("--link netns", "link: is for --rtt-ms and --bandwidth-mbps, and neither is given"),
+        ("--link emulated", "link: is for --rtt-ms and --bandwidth-mbps, and neither is given"),
         ("--architectures autoregressive --draft_model m", "draft-model: is for architectures that draft"),
         ("--adapters a=b", "adapters: name the one that requests have with --adapter"),
         ("--adapter a", "adapter: give --adapters as well"),

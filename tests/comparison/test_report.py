@@ -127,7 +127,7 @@ def test_the_table_says_what_ran_and_that_loopback_was_the_link(tmp_path: Path) 
     assert "drafter: ngram" in text
     assert "dtype float32" in text
     assert "k = auto" in text
-    assert "link: loopback\n" in text
+    assert "link: loopback TTFT" in " ".join(text.split())  # lines break by the name of the machine's processor
     assert "machine: " in text
 
 

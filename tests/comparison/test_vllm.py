@@ -151,7 +151,6 @@ def test_the_command_line_refuses_a_missing_vllm_in_one_line(
         ({"connect": {"lookup": "a:1"}}, "connect: lookup=a:1 is no server of vLLM, which has a URL"),
         ({"engine": "tandem", "connect": {"lookup": "http://a:1"}}, "as servers of --engine vllm have"),
         ({"head": "H"}, "head: is not for --engine vllm"),
-        ({"link": "netns", "rtts_ms": (1.0,)}, "link netns: is not for --engine vllm"),
         ({"engine": "tandem", "vllm_args": "--seed 1"}, "vllm-python: is for --engine vllm"),
         ({"engine": "sglang"}, "engine: 'sglang' is not one of tandem, vllm"),
     ],

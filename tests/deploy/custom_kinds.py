@@ -1,7 +1,6 @@
 """Kinds of Karpenter and others, as far as ours use them: no schema of theirs comes with a package.
 
-See karpenter.sh/docs, lws.sigs.k8s.io/docs, kserve.github.io, gateway-api.sigs.k8s.io,
-gateway-api-inference-extension.sigs.k8s.io.
+See karpenter.sh/docs.
 """
 
 from __future__ import annotations
@@ -121,103 +120,4 @@ POD_MONITOR = closed(
     ),
 )
 
-LEADER_WORKER_SET = closed(
-    "apiVersion kind metadata spec",
-    apiVersion={"const": "leaderworkerset.x-k8s.io/v1"},
-    kind={"const": "LeaderWorkerSet"},
-    # The name is a Service's too, so a DNS label that begins with a letter.
-    metadata=closed(
-        "name namespace", name={"type": "string", "pattern": "^[a-z]([-a-z0-9]*[a-z0-9])?$"}, namespace=TEXT
-    ),
-    spec=closed(
-        "leaderWorkerTemplate",
-        replicas=NUMBER,
-        startupPolicy={"enum": ["LeaderCreated", "LeaderReady"]},
-        leaderWorkerTemplate=closed(
-            "leaderTemplate workerTemplate size",
-            size={"type": "integer", "minimum": 1},
-            restartPolicy={"enum": ["RecreateGroupOnPodRestart", "RecreateGroupAfterStart", "None"]},
-            leaderTemplate={"type": "object"},  # pods: Kubernetes' own schema (manifests.valid)
-            workerTemplate={"type": "object"},
-        ),
-    ),
-)
-
-NAMED = closed("name namespace", name=TEXT, namespace=TEXT)
-REFERENCE = closed("group kind name", group=TEXT, kind=TEXT, name=TEXT)
-PORT = closed("number", number={"type": "integer", "minimum": 1, "maximum": 65535})
-
-
-def several(items: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "array", "minItems": 1, "items": items}
-
-
-def kind(group: str, name: str, metadata: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
-    return closed(
-        "apiVersion kind metadata spec", apiVersion={"const": group}, kind={"const": name}, metadata=metadata, spec=spec
-    )
-
-
-INFERENCE_SERVICE = kind(
-    "serving.kserve.io/v1beta1",
-    "InferenceService",
-    closed("name namespace", name=TEXT, namespace=TEXT, annotations=TEXTS),
-    closed(
-        "predictor",
-        predictor={  # and a pod's fields: Kubernetes' own schema (manifests.valid)
-            "type": "object",
-            "required": ["containers", "labels"],
-            "properties": {
-                "labels": TEXTS,
-                "minReplicas": NUMBER,
-                "timeout": NUMBER,
-                "deploymentStrategy": closed("type", type={"enum": ["Recreate", "RollingUpdate"]}),
-            },
-        },
-    ),
-)
-
-INFERENCE_POOL = kind(
-    "inference.networking.k8s.io/v1",
-    "InferencePool",
-    NAMED,
-    closed(
-        "selector targetPorts endpointPickerRef",
-        selector=closed("matchLabels", matchLabels=TEXTS),
-        targetPorts=several(PORT),
-        endpointPickerRef=closed("name port", name=TEXT, port=PORT, failureMode={"enum": ["FailOpen", "FailClose"]}),
-    ),
-)
-
-HTTP_ROUTE = kind(
-    "gateway.networking.k8s.io/v1",
-    "HTTPRoute",
-    NAMED,
-    closed(
-        "parentRefs rules",
-        parentRefs=several(NAMED),
-        rules=several(closed("backendRefs", backendRefs=several(REFERENCE), timeouts=closed("request", request=TEXT))),
-    ),
-)
-
-BACKEND_TLS_POLICY = kind(
-    "gateway.networking.k8s.io/v1",
-    "BackendTLSPolicy",
-    NAMED,
-    closed(
-        "targetRefs validation",
-        targetRefs=several(REFERENCE),
-        validation=closed("hostname caCertificateRefs", hostname=TEXT, caCertificateRefs=several(REFERENCE)),
-    ),
-)
-
-KINDS = {
-    "InferenceService": INFERENCE_SERVICE,
-    "InferencePool": INFERENCE_POOL,
-    "HTTPRoute": HTTP_ROUTE,
-    "BackendTLSPolicy": BACKEND_TLS_POLICY,
-    "NodePool": NODE_POOL,
-    "EC2NodeClass": EC2_NODE_CLASS,
-    "PodMonitor": POD_MONITOR,
-    "LeaderWorkerSet": LEADER_WORKER_SET,
-}
+KINDS = {"NodePool": NODE_POOL, "EC2NodeClass": EC2_NODE_CLASS, "PodMonitor": POD_MONITOR}

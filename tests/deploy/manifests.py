@@ -41,14 +41,8 @@ def pods(folder: str) -> dict[str, dict[str, Any]]:
 
 
 def values_of(folder: str) -> dict[str, str]:
-    """What a kubelet puts in: the ConfigMaps' values, and what controllers of sets and Jobs tell their first pod."""
-    values = {k: v for each in of_kind(folder, "ConfigMap").values() for k, v in each["data"].items()}
-    for name, each in of_kind(folder, "LeaderWorkerSet").items():
-        values["LWS_LEADER_ADDRESS"] = f"{name}-0.{name}.{each['metadata']['namespace']}"
-        values |= {"LWS_GROUP_SIZE": str(each["spec"]["leaderWorkerTemplate"]["size"]), "LWS_WORKER_INDEX": "0"}
-    if any(each["spec"].get("completionMode") == "Indexed" for each in of_kind(folder, "Job").values()):
-        values["JOB_COMPLETION_INDEX"] = "0"
-    return values
+    """The variables that a kubelet fills in: the ConfigMaps' values."""
+    return {k: v for each in of_kind(folder, "ConfigMap").values() for k, v in each["data"].items()}
 
 
 def filled(word: str, values: dict[str, str]) -> str:

@@ -41,9 +41,8 @@ SERVICES = {
     "target": "TargetVerifier",
     "draft_worker": "DraftWorker",
     "fused_target": "FusedSpeculativeServer",
-    "prefill": "PrefillWorker",
 }
-PORTS = ("port", "health_port", "metrics_port", "engine_port", "http_port")
+PORTS = ("port", "health_port", "metrics_port", "http_port")
 START_SECONDS = 120
 
 
@@ -80,10 +79,8 @@ def servers() -> list[Container]:
     """Every server command of every overlay, once, where it stands first."""
     found: dict[tuple[str, ...], Container] = {}
     for overlay in OVERLAYS:
-        for kind in ("StatefulSet", "LeaderWorkerSet", "InferenceService"):
-            for each in containers(overlay, kind):
-                if "--role=gateway" not in each.arguments:
-                    found.setdefault(each.arguments, each)
+        for each in containers(overlay, "StatefulSet"):
+            found.setdefault(each.arguments, each)
     return list(found.values())
 
 
@@ -112,8 +109,8 @@ def here(arguments: Sequence[str], secrets: Path, ports: dict[str, int], **repla
 def on_toy(container: Container, secrets: Path, ports: dict[str, int], target: int | None = None) -> list[str]:
     """A server's arguments, with the toy runner in place of models and a device. `target`: port of whom it calls."""
     kept = [word for word in container.arguments if word.removeprefix("--").partition("=")[0] not in DEVICE]
-    words = here(kept, secrets, ports, target_host=f"127.0.0.1:{target}", prefill=f"127.0.0.1:{target}")
-    drafting = container.flags["role"] not in ("target", "prefill") and "draft" not in container.flags
+    words = here(kept, secrets, ports, target_host=f"127.0.0.1:{target}")
+    drafting = container.flags["role"] != "target" and "draft" not in container.flags
     drafts = ["--draft=model", "--draft_model=miss=0.3"] if drafting else []
     return [*words, "--backend=toy", *drafts]
 

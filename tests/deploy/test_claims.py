@@ -72,7 +72,7 @@ def test_a_claim_is_met_by_connected_devices_of_its_instance_and_by_no_other(nam
     taken = allocated(claim, devices("trn2.48xlarge"))
     asked = {each["exactly"]["deviceClassName"]: each["exactly"]["count"] for each in claim["requests"]}
     assert taken is not None and Counter(device["driver"] for device in taken) == asked
-    assert set(asked) == ({NEURON, EFA} if "several-hosts/" in name else {NEURON})
+    assert set(asked) == {NEURON}
     assert allocated(claim, devices("trn1.32xlarge")) is None
     assert allocated(claim, [d for d in devices("trn2.48xlarge") if d["driver"] == EFA]) is None
 
@@ -89,15 +89,6 @@ def test_what_a_claim_asks_wrongly_is_not_met() -> None:
     assert met(4) and met(8) and not met(1) and not met(4, count=5)
     typo = {"cel": {"expression": "device.attributes['neuron.aws.com'].instance == 'trn2.48xlarge'"}}
     assert not met(4, selectors=[typo]) and not met(4, deviceClassName="gpu.nvidia.com")
-
-
-def test_neuron_and_efa_devices_of_one_claim_are_of_one_group() -> None:
-    """As AWS's samples join them. Tandem itself sends over TCP: only ranks on several hosts ask for EFA."""
-    requests = [{"exactly": {"deviceClassName": driver, "count": 8}} for driver in (NEURON, EFA)]
-    claim = {"requests": requests, "constraints": [{"matchAttribute": "resource.aws.com/devicegroup8_id"}]}
-    taken = allocated(claim, devices("trn2.48xlarge"))
-    assert taken is not None and len(taken) == 16
-    assert len({device["attributes"]["resource.aws.com"]["devicegroup8_id"] for device in taken}) == 1
 
 
 def test_a_cel_library_says_the_same() -> None:

@@ -19,7 +19,7 @@ GROUPS = {group["name"]: group for group in CLUSTER["managedNodeGroups"]}
 def test_it_has_the_version_and_the_region_of_the_manifests() -> None:
     assert CLUSTER["metadata"]["version"] == OLDEST
     region = CLUSTER["metadata"]["region"]
-    (volume,) = of_kind("overlays/fused", "PersistentVolume").values()
+    (volume,) = of_kind("overlays/fused-openai", "PersistentVolume").values()
     assert f"region {region}" in volume["spec"]["mountOptions"]
     exporter = yaml.safe_load(of_kind("monitoring", "ConfigMap")["adot"]["data"]["collector.yaml"])["exporters"][
         "awsemf"

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +11,9 @@ import yaml
 from tandem.cli import main
 from tandem.cli.models import nxdi_settings
 from tandem.services.shutdown import STOP_SECONDS
-from tandem.vllm import RemoteDrafter
-from tandem.vllm.settings import settings_of
 from tandem.workshops.nxdi.build import BuildRequest, Kind, plan_build
 from tests.deploy.manifests import OVERLAYS, ROOT, filled, flags, objects, of_kind, pods
-from tests.deploy.starting import SERVICES, make_secrets
+from tests.deploy.starting import SERVICES
 from tests.services.test_observability_page import exported
 
 NXDI = [name for name in OVERLAYS if "nxdi" in name]
@@ -28,12 +23,7 @@ CORES_PER_DEVICE = 4  # logical cores of a Trainium2 device at LNC 2
 
 @pytest.mark.parametrize(
     ("folder", "name"),
-    [
-        (f"overlays/{o}", name)
-        for o in OVERLAYS
-        if o != "llm-d"  # its ports are in clear text: test_platforms.py
-        for name in of_kind(f"overlays/{o}", "StatefulSet")
-    ],
+    [(f"overlays/{o}", name) for o in OVERLAYS for name in of_kind(f"overlays/{o}", "StatefulSet")],
 )
 class TestAServer:
     def container(self, folder: str, name: str) -> dict[str, Any]:
@@ -54,7 +44,8 @@ class TestAServer:
         container = self.container(folder, name)
         ports = {port["name"]: str(port["containerPort"]) for port in container["ports"]}
         asked = flags(container)
-        assert ports == {"grpc": asked["port"], "health": asked["health_port"], "metrics": asked["metrics_port"]}
+        flag_of = {"grpc": "port", "health": "health_port", "metrics": "metrics_port", "https": "http_port"}
+        assert ports == {port: asked[flag] for port, flag in flag_of.items() if flag in asked}
         service = of_kind(folder, "Service")[name]["spec"]
         assert service["clusterIP"] == "None"
         assert service["selector"].items() <= pods(folder)[name]["metadata"]["labels"].items()
@@ -110,20 +101,15 @@ def test_what_a_pod_mounts_and_claims_is_there(overlay: str) -> None:
             assert claimed <= {claim["name"] for claim in spec.get("resourceClaims", ())}, name
 
 
-@pytest.mark.parametrize(("overlay", "name"), [("fused-openai", "fused"), ("openai-nxdi", "gateway")])
-def test_the_gateway_shares_a_pod_with_its_server_and_is_all_that_is_open_beside_it(overlay: str, name: str) -> None:
-    folder = f"overlays/{overlay}"
-    server, gateway = map(flags, pods(folder)[name]["spec"]["containers"])
-    assert gateway["workers"] == f"127.0.0.1:{server['engine_port']}" and "engine_host" not in server
-    assert {"tls_cert", "tls_key", "accept_tokens"} <= set(gateway) and "insecure" not in gateway
-    assert ("accept_tokens" in server) == ("host" in server), "open to others without tokens"
-    containers = pods(folder)[name]["spec"]["containers"]
-    ports = {port["name"]: str(port["containerPort"]) for port in containers[1]["ports"]}
-    assert ports == {"https": gateway["http_port"], "gateway-metrics": gateway["metrics_port"]}
+def test_openai_clients_reach_the_fused_server_by_https_with_a_key_and_by_no_other_port() -> None:
+    folder = "overlays/fused-openai"
+    (container,) = pods(folder)["fused"]["spec"]["containers"]
+    asked, ports = flags(container), {port["name"]: str(port["containerPort"]) for port in container["ports"]}
+    assert ports["https"] == asked["http_port"] and asked["http_host"] == "0.0.0.0" and "insecure" not in asked
     policies = of_kind(folder, "NetworkPolicy")
     rules = [rule for name in ("callers", "openai", "metrics") for rule in policies[name]["spec"]["ingress"]]
-    assert {port["port"] for rule in rules for port in rule["ports"]} == {"grpc", "metrics", *ports}
-    service, labels = of_kind(folder, "Service")["openai"]["spec"], pods(folder)[name]["metadata"]["labels"]
+    assert {port["port"] for rule in rules for port in rule["ports"]} == set(ports) - {"health"}
+    service, labels = of_kind(folder, "Service")["openai"]["spec"], pods(folder)["fused"]["metadata"]["labels"]
     assert service["ports"][0]["targetPort"] == "https" and service["selector"].items() <= labels.items()
     assert policies["openai"]["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
 
@@ -205,11 +191,10 @@ def test_what_nxd_inference_gets_is_what_the_sample_says(overlay: str, monkeypat
 def test_nxd_inference_finds_what_was_compiled_for_it() -> None:
     """A job's flags are its server's, but for its role."""
     jobs = {each["name"]: flags(each) for each in containers_of("compile-nxdi", "compile")}
-    for part, overlay, name in (("plain", "plain-nxdi", "target"), ("fused", "fused-nxdi", "fused")):
-        for where in (overlay, "comparison-nxdi"):
-            (served,) = (flags(each) for each in containers_of(where, name))
-            compiled = {k: v for k, v in jobs[part].items() if k not in ("role", "compile_for")}
-            assert {name: served.get(name) for name in compiled} == compiled
+    for part, name in (("plain", "target"), ("fused", "fused")):
+        (served,) = (flags(each) for each in containers_of("comparison-nxdi", name))
+        compiled = {k: v for k, v in jobs[part].items() if k not in ("role", "compile_for")}
+        assert {name: served.get(name) for name in compiled} == compiled
     (compiled,) = (flags(each) for each in containers_of("compile-nxdi-405b", "compile"))
     (served,) = (flags(each) for each in containers_of("fused-nxdi-405b", "fused"))
     assert {k: v for k, v in compiled.items() if k not in ("role", "compile_for")}.items() <= served.items()
@@ -231,7 +216,7 @@ def test_the_collector_asks_for_metrics_and_ports_that_exist() -> None:
     config = yaml.safe_load(of_kind("monitoring", "ConfigMap")["adot"]["data"]["collector.yaml"])
     (scrape,) = config["receivers"]["prometheus"]["config"]["scrape_configs"]
     (services, port, *_) = (rule["regex"] for rule in scrape["relabel_configs"] if rule.get("action") == "keep")
-    assert services == "(target|draft|fused|gateway|prefill)" and port == "metrics"
+    assert services == "(target|draft|fused)" and port == "metrics"
     monitored = of_kind("prometheus", "PodMonitor")["tandem"]["spec"]
     scraped = {each["port"] for each in monitored["podMetricsEndpoints"]}
     named = {port["name"] for o in OVERLAYS for pod in pods(f"overlays/{o}").values() for port in ports_of(pod)}
@@ -261,29 +246,6 @@ def test_what_is_compiled_is_what_is_served(part: str) -> None:
     assert compiled["compile_for"] == part
     differ = [f for f in (*shape, *spoken) if compiled.get(f) != wanted.get(f)]
     assert differ == []
-
-
-def test_a_job_without_a_device_compiles_what_servers_of_its_models_look_for() -> None:
-    """It claims nothing, keeps off the nodes with devices, and its flags are those of `compile` but for the ranks."""
-    spec, data = (
-        pods("overlays/compile-cpu")["compile"]["spec"],
-        of_kind("overlays/compile-cpu", "ConfigMap")["models"]["data"],
-    )
-    assert "resourceClaims" not in spec and "claims" not in str(spec["initContainers"])
-    (term,) = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    assert term["matchExpressions"] == [{"key": "tandem/nodes", "operator": "DoesNotExist"}]
-    with_device = pods("overlays/compile")["compile"]["spec"]
-    ahead = {each["name"]: each for each in with_device["initContainers"]}
-    assert [each["name"] for each in spec["initContainers"]] == ["target", "draft"]
-    for each in spec["initContainers"]:
-        given = {variable["name"]: variable["value"] for variable in each["env"]}
-        assert given["TORCH_NEURONX_COMPILE_ONLY"] == "1" and given["NEURON_PLATFORM_TARGET_OVERRIDE"] == "trn2"
-        assert flags(each) == flags(ahead[each["name"]]) and each["command"] == ["python", "main.py"]
-    assert spec["containers"] == with_device["containers"], "the same copy to the volume that servers read"
-    other = of_kind("overlays/compile", "ConfigMap")["models"]["data"]
-    assert data["TARGET_TP"] == "1" and data["COMPILED"] != other["COMPILED"], "other ranks, other graphs, other folder"
-    differ = {name for name in data if data[name] != other[name]}
-    assert differ == {"TARGET_TP", "COMPILED"}
 
 
 def terms(overlay: str, name: str, kind: str) -> set[str]:
@@ -322,74 +284,13 @@ def test_only_pods_that_call_others_are_let_through(overlay: str) -> None:
     assert set(served["values"]) == set(of_kind(folder, "StatefulSet"))
 
 
-def test_a_target_calls_its_prefill_workers_and_nobody_else_may() -> None:
-    """And both run the same steps: what the layouts of pages compare is the same."""
-    folder = "overlays/prefill-cpu"
-    asked = {name: flags(pods(folder)[name]["spec"]["containers"][0]) for name in ("target", "prefill")}
-    host, _, port = asked["target"]["prefill"].partition(":")
-    assert host == "prefill.tandem.svc" and port == asked["prefill"]["port"]
-    assert {"tls_ca", "token_file"} <= set(asked["target"])
-    assert asked["target"]["target_model"] == asked["prefill"]["model"]
-    shape = ("device", "dtype", "weights", "sequence_length")
-    assert [asked["target"][name] for name in shape] == [asked["prefill"][name] for name in shape]
-    (rule,) = of_kind(folder, "NetworkPolicy")["prefill"]["spec"]["ingress"]
-    (peer,) = rule["from"]
-    label = peer["podSelector"]["matchLabels"].items()
-    assert {name for name, pod in pods(folder).items() if label <= pod["metadata"]["labels"].items()} == {"target"}
-    secrets = (ROOT / "deploy" / "secrets.sh").read_text(encoding="utf-8")
-    assert "openai prefill;" in secrets and "comparison target;" in secrets
-
-
-def test_vllm_asks_a_draft_worker_on_nodes_without_a_gpu_that_lets_it_in(tmp_path: Path) -> None:
-    folder = "overlays/vllm-drafted"
-    vllm, draft = (pods(folder)[name]["spec"] for name in ("vllm", "draft"))
-    secrets = make_secrets(tmp_path)
-    given = {each["name"]: each["value"] for each in vllm["containers"][0]["env"]}
-    settings = settings_of({name: re.sub("^(?=/t(ls|okens)/)", str(secrets), said) for name, said in given.items()})
-    asked, host = flags(draft["containers"][0]), settings.workers[0].partition(":")
-    assert host == ("draft.tandem.svc", ":", asked["port"]) and "propose_only" in asked
-    assert settings.credentials.ca and settings.credentials.token_file == f"{secrets}/tokens/vllm"
-    assert "vllm " in (secrets / "tokens" / "accepted").read_text()
-    ports = {each["name"]: each["containerPort"] for each in ports_of(pods(folder)["vllm"])}
-    assert ports == {"http": 8000, "metrics": settings.metrics_port}
-    models = of_kind(folder, "ConfigMap")["models"]["data"]
-    given = [filled(word, models) for word in vllm["containers"][0]["args"]]
-    speculation = json.loads(next(word for word in given if "speculative" in word).partition("=")[2])
-    assert speculation["model"] == f"{RemoteDrafter.__module__.rpartition('.')[0]}.{RemoteDrafter.__name__}"
-    assert speculation["num_speculative_tokens"] <= int(filled(asked["max_speculation_length"], models))
-    assert filled(asked["batch"], models) == models["BATCH"] and f"--max-num-seqs={models['BATCH']}" in given
-    assert "nvidia.com/gpu" in vllm["containers"][0]["resources"]["limits"]
-    (term,) = draft["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    assert term["matchExpressions"] == [{"key": "nvidia.com/gpu.present", "operator": "DoesNotExist"}]
-    (rule,) = of_kind(folder, "NetworkPolicy")["callers"]["spec"]["ingress"]
-    label = rule["from"][0]["podSelector"]["matchLabels"].items()
-    assert label <= pods(folder)["vllm"]["metadata"]["labels"].items()
-
-
 def test_pods_run_where_the_node_pool_has_nodes() -> None:
     template = of_kind("cluster", "NodePool")["trn2"]["spec"]["template"]
     (taint,) = template["spec"]["taints"]
     for overlay in OVERLAYS:
         for name, pod in pods(f"overlays/{overlay}").items():
             assert pod["spec"].get("nodeSelector", {}).items() <= template["metadata"]["labels"].items()
-            assert name in ("gateway", "vllm", "picker") or any(
-                each["key"] == taint["key"] for each in pod["spec"]["tolerations"]
-            )
-
-
-def test_the_fallback_for_locked_memory_differs_in_the_capability_and_the_level_alone() -> None:
-    plain, fallback = (copy.deepcopy(objects(f"overlays/{name}")) for name in ("same-node", "same-node-ipc-lock"))
-    allowed = [
-        pod for each in fallback if (pod := each.get("spec", {}).get("template")) and each["kind"] == "StatefulSet"
-    ]
-    added = [pod["spec"]["containers"][0]["securityContext"]["capabilities"].pop("add") for pod in allowed]
-    assert added == [["IPC_LOCK"]] * 3
-    level = "pod-security.kubernetes.io/enforce"
-    (namespace,) = (each for each in fallback if each["kind"] == "Namespace")
-    assert namespace["metadata"]["labels"].pop(level) == "privileged"
-    (restricted,) = (each for each in plain if each["kind"] == "Namespace")
-    assert restricted["metadata"]["labels"].pop(level) == "restricted"
-    assert fallback == plain
+            assert name == "vllm" or any(each["key"] == taint["key"] for each in pod["spec"]["tolerations"])
 
 
 def test_the_baseline_of_vllm_serves_what_the_target_does_and_the_comparison_alone_may_call_it() -> None:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shlex
 import ssl
-import subprocess
 import sys
 import urllib.request
 from pathlib import Path
@@ -29,7 +27,6 @@ from tests.deploy.starting import (
     started,
     tokens_of,
 )
-from tests.deploy.test_platforms import PICKED
 from tests.support import REPOSITORY
 
 SERVERS = servers()
@@ -66,28 +63,22 @@ def test_a_server_of_an_overlay_starts_with_what_its_image_has(
 ) -> None:
     service, ports, target = SERVICES[container.flags["role"]], free_ports(container), None
     with contextlib.ExitStack() as stack:
-        called = "target" if container.flags["role"] == "draft_worker" else "prefill" * ("prefill" in container.flags)
-        if called:
-            own = next(each for each in SERVERS if each.flags["role"] == called)
+        if container.flags["role"] == "draft_worker":
+            own = next(each for each in SERVERS if each.flags["role"] == "target")
             others = free_ports(own)
             target = others["port"]
             words = hidden(own.image, on_toy(own, secrets, others))
             stack.enter_context(started(words, tmp_path / "target", REPOSITORY))
         words = hidden(container.image, on_toy(container, secrets, ports, target))
         log = stack.enter_context(started(words, tmp_path / "server", REPOSITORY))
-        answers = container.flags["role"] != "prefill" and "propose_only" not in container.flags
         guarded = secrets if "tls_cert" in container.flags else None
-        if answers:
-            assert len(tokens_of(ports["port"], service, guarded)) == 12
+        assert len(tokens_of(ports["port"], service, guarded)) == 12
         if "http_port" in ports:
             door = f"{'https' if guarded else 'http'}://localhost:{ports['http_port']}"
-            assert [each for each in PICKED if each.encode() not in through(door, guarded)] == []
+            assert b"vllm:generation_tokens_total" in through(door, guarded)
         assert health(ports["health_port"], f"tandem.v1.{service}") == health_pb2.HealthCheckResponse.SERVING
         with urllib.request.urlopen(f"http://127.0.0.1:{ports['metrics_port']}/metrics", timeout=10) as page:
-            shown = (
-                b"tandem:prefill_prompts" if container.flags["role"] == "prefill" else b"vllm:generation_tokens_total"
-            )
-            assert shown in page.read()
+            assert b"vllm:generation_tokens_total" in page.read()
         assert all(json.loads(entry) for entry in log.read_text().splitlines() if entry.startswith("{"))
 
 
@@ -95,10 +86,7 @@ def test_a_package_that_an_image_lacks_is_missed() -> None:
     """As prometheus-client was, and every server pod exited with 2."""
     present = in_image.closure([*in_image.BASES["nxdi"], *in_image.installs("nxdi")])
     assert {"grpcio", "prometheus-client", "protobuf", "torch", "transformers"} <= present
-    assert not {"smg", "pytest", "ray"} & present and "smg" in in_image.closure(in_image.installs("torchneuron"))
-    words = hidden("nxdi", shlex.split("--role target --backend toy --port 0 --engine_port 0"))
-    ran = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
-    assert ran.returncode == 2 and "smg" in ran.stderr
+    assert not {"pytest", "ray"} & present
 
 
 @pytest.mark.parametrize("image", ["torchneuron", "nxdi"])

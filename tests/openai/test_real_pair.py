@@ -1,4 +1,4 @@
-"""The embedded pair behind the real gateway, and at its own port: as OpenAI's client and our own see it."""
+"""The embedded pair at its HTTP port, as OpenAI's client and our own see it."""
 
 from __future__ import annotations
 
@@ -11,25 +11,10 @@ import openai
 import pytest
 
 from tandem import Client, SamplingParams, Structure, StructureKind
-from tests.openai.gateway import HELLO, gateway
 from tests.support import HANG, ServerProcess
 
 pytestmark = pytest.mark.thorough
-
-
-def test_the_pair_says_through_the_gateway_what_it_says_by_grpc(tmp_path: Path) -> None:
-    server = ServerProcess(tmp_path, "--role", "fused_target", "--port", "0", "--engine_port", "0", "--batch", "2")
-    try:
-        address = server.wait_ready(5 * HANG)
-        port = json.loads(server.ready_file.read_text())["engine_port"]
-        with (
-            gateway(tmp_path, "--workers", f"127.0.0.1:{port}") as gate,
-            openai.OpenAI(base_url=gate.url, api_key="none", max_retries=0, timeout=5 * HANG) as client,
-        ):
-            check(client, gate.model, address)
-    finally:
-        server.process.kill()
-        server.process.wait()
+HELLO = [{"role": "user", "content": "hello"}]
 
 
 def test_the_pair_says_at_its_own_port_for_http_what_it_says_by_grpc(tmp_path: Path) -> None:
@@ -181,7 +166,7 @@ def check_features(client: openai.OpenAI, model: str, address: str) -> None:
     for (logprob, top), own in zip(told, expected.logprobs, strict=False):
         assert logprob == pytest.approx(own.logprob, abs=1e-5)
         assert top == pytest.approx([value for _, value in own.top], abs=1e-5)
-    assert len(expected.logprobs) - 1 <= len(told) <= len(expected.logprobs)  # smg leaves the end of sequence out
+    assert len(expected.logprobs) - 1 <= len(told) <= len(expected.logprobs)
     events = [event.choices[0] for event in client.chat.completions.create(**asked, stream=True) if event.choices]
     assert "".join(event.delta.content or "" for event in events) == expected.text
     streamed = [each for event in events if event.logprobs for each in event.logprobs.content or ()]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tandem.checkpoints.locate import EMBEDDED_DRAFT
-from tests.openai.gateway import COMPLETIONS, wait_ready
+from tests.openai.door import COMPLETIONS, LOG, READY, wait_ready
 from tests.packaging.environments import build_wheels, copied, environment, output, pins, pip, run
 from tests.support import GREEDY, HANG, REPOSITORY, ServerProcess, oracle, server_process
 
@@ -150,13 +150,13 @@ def test_an_installed_tandem_serves_openai_clients_with_one_command(wheel: Path,
     assert output(python, user, "tandem", "--version") == said == f"tandem {wheel.name.split('-')[1]}"
     command = [python.parent / "tandem", "serve", "salt=0", "--backend", "toy"]
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    with (user / "gateway.log").open("w") as log:  # as the gateway's helpers name it
-        more = ("--http_port", "0", "--ready_file", str(user / "gateway.json"))
+    with (user / LOG).open("w") as log:
+        more = ("--http_port", "0", "--ready_file", str(user / READY))
         process = subprocess.Popen([*command, *more], cwd=user, env=clean, stdout=log, stderr=log, text=True)
     try:
         gate = wait_ready(process, user)
         answer = gate.post(COMPLETIONS, prompt="hi", max_tokens=4, temperature=0)
-        assert (gate.model, answer.status, answer.json["usage"]["completion_tokens"]) == ("toy", 200, 4)
+        assert (gate.model, answer["usage"]["completion_tokens"]) == ("toy", 4)
     finally:
         process.terminate()
         process.wait(timeout=HANG)

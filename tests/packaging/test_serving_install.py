@@ -13,7 +13,7 @@ import pytest
 
 from tandem.runners.native.build import cpu_features
 from tandem.runners.native.prebuilt import LEVELS
-from tests.openai.gateway import CHAT, COMPLETIONS, Gateway, wait_ready
+from tests.openai.door import CHAT, COMPLETIONS, LOG, READY, Door, wait_ready
 from tests.packaging.environments import build_wheels, environment, output, pins, pip, run
 from tests.support import HANG
 
@@ -59,11 +59,11 @@ def bytes_of(folder: Path) -> int:
 
 
 @contextlib.contextmanager
-def serving(python: Path, user: Path, **variables: str) -> Iterator[Gateway]:
+def serving(python: Path, user: Path, **variables: str) -> Iterator[Door]:
     """`tandem serve` in the user's folder, once it is ready."""
-    command = [python.parent / "tandem", "serve", "--http_port", "0", "--ready_file", user / "gateway.json"]
-    (user / "gateway.json").unlink(missing_ok=True)
-    with (user / "gateway.log").open("w") as log:
+    command = [python.parent / "tandem", "serve", "--http_port", "0", "--ready_file", user / READY]
+    (user / READY).unlink(missing_ok=True)
+    with (user / LOG).open("w") as log:
         process = subprocess.Popen(command, cwd=user, env=variables, stdout=log, stderr=log, text=True)
     try:
         yield wait_ready(process, user)
@@ -85,18 +85,18 @@ def test_the_extra_serve_is_a_server_with_the_embedded_pair(wheels: Path, user: 
 
     bare = {"PATH": "/nowhere", "HOME": str(user), "TANDEM_CACHE": str(user / "cache")}  # where no compiler is
     with serving(python, user, **bare) as gate:
-        ready = json.loads((user / "gateway.json").read_text())
+        ready = json.loads((user / READY).read_text())
         said = output(python, user, "-c", f"import sys; sys.path.insert(0, ''){ASK}", f"127.0.0.1:{ready['port']}")
         answer = gate.post(COMPLETIONS, prompt=PROMPT, max_tokens=8, temperature=0)
-        assert answer.json["choices"][0]["text"].strip() == said != ""
+        assert answer["choices"][0]["text"].strip() == said != ""
         schema = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 8}}, "required": ["name"]}
         shape = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
         structured = gate.post(CHAT, max_tokens=40, temperature=0, response_format=shape)
-        assert json.loads(structured.json["choices"][0]["message"]["content"]).keys() == {"name"}
-    log = (user / "gateway.log").read_text()
+        assert json.loads(structured["choices"][0]["message"]["content"]).keys() == {"name"}
+    log = (user / LOG).read_text()
     assert "certifying" in log and "compiling the native steps" not in log and "several times slower" not in log
     with serving(python, user, **bare):
-        warm = (user / "gateway.log").read_text()
+        warm = (user / LOG).read_text()
     assert warm.count("passed their check here") == 1 and "certifying" not in warm
     assert "draft: lookup and the shipped EAGLE head" in warm
 

@@ -102,7 +102,6 @@ def test_a_shortened_comparison_is_the_written_one_with_more_words() -> None:
         ("make serve   # text", (0, 8080)),
         ("python main.py --role target", (50051, 0)),
         ("tandem target --port 7 --http_port 8", (7, 8)),
-        ("python main.py --role gateway --workers 127.0.0.1:50061", (0, 8080)),
         ("python main.py --role client --prompt x", None),
         ("curl http://127.0.0.1:8080/health", None),
     ],

@@ -50,7 +50,7 @@ SHORT = "--prompts-per-workload 1 --max-new-tokens 8"
 SHORT_LOAD = "--max-num-completed-requests 2"
 """The same for each load, by the page's table of flags."""
 COMPARISON = re.compile(r"(?:make compare|python compare_architectures\.py|tandem compare)\b")
-SERVERS = ("target", "fused_target", "draft_worker", "prefill", "serve", "gateway")
+SERVERS = ("target", "fused_target", "draft_worker", "prefill", "serve")
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,7 @@ def ports_of(line: str) -> tuple[int, int] | None:
     args = cli.parser().parse_args(cli.with_role(arguments))
     if args.role not in SERVERS:
         return None
-    http = args.http_port or (8080 if args.role in ("serve", "gateway") else 0)
-    return (0 if args.role == "gateway" else args.port), http
+    return args.port, args.http_port or (8080 if args.role == "serve" else 0)
 
 
 def main(arguments: list[str]) -> int:

@@ -42,7 +42,7 @@ def check(command: Command, monkeypatch: pytest.MonkeyPatch) -> str:
     if getattr(args, "prompt", None) or getattr(args, "prompt_text", None):
         asking.client_config(args)
         return "parsed and configured"
-    assert args.role in ("accept", "doctor", "plan", "convert", "gateway"), args.role
+    assert args.role in ("accept", "doctor", "plan", "convert"), args.role
     return "parsed"
 
 

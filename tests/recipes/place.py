@@ -24,7 +24,7 @@ RANKS = "2"
 """Processes of a torchrun command here, for the page's 8."""
 LOCAL = re.compile(r"(?:[\w-]+\.internal|qwen-[a-z]+|localhost|127\.0\.0\.1)(?=:|$|/)")
 HOST_PORT = re.compile(r"(?<=127\.0\.0\.1:)\d+")
-PORTS = ("--port", "--target_port", "--engine_port", "--http_port", "--metrics_port", "--health_port")
+PORTS = ("--port", "--target_port", "--http_port", "--metrics_port", "--health_port")
 MADE = ("compiled",)  # folders that commands make
 STAND_IN = """
 import sys
@@ -46,7 +46,7 @@ class Running:
 
 @dataclass
 class Place:
-    """`folder` is where commands run. `instance`: whose devices `neuron-ls` shows. `overlay`: the last one applied."""
+    """`folder` is where commands run. `instance`: whose devices `neuron-ls` shows."""
 
     folder: Path
     instance: str
@@ -54,7 +54,6 @@ class Place:
     servers: dict[str, Running] = field(default_factory=dict)
     seen: dict[str, Running] = field(default_factory=dict)
     ports: dict[str, str] = field(default_factory=dict)
-    overlay: str = ""
 
     def __post_init__(self) -> None:
         for name in ("models", "site"):

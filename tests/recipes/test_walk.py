@@ -38,7 +38,7 @@ WRONG = {
     "a requirements file that does not exist": "pip install -r requirements-nxd.txt",
     "a flag that nobody looked up": "aws ec2 run-instances --image-id ami-0123456789abcdef0 --monitoring Enabled=true",
     "a program that nobody looked up": "terraform apply",
-    "a field that the gateway's protocol does not have": "curl http://127.0.0.1:8080/v1/completions -H "
+    "a field that the API does not have": "curl http://127.0.0.1:8080/v1/completions -H "
     '"Content-Type: application/json" -d \'{"max_token": 1}\'',
 }
 

@@ -10,8 +10,7 @@ Prints each command with `ran` or `checked`, and how; exits with 1 if a command 
 - models: small ones with a tokenizer over bytes; plans read the public models' own config.json;
 - other hosts: this one, on free ports. A comparison generates 8 tokens a request.
 
-Servers, clients, the gateway, curl and comparisons are processes of their own, as the page has them; so
-are the containers behind a gateway of an overlay.
+Servers, clients, curl and comparisons are processes of their own, as the page has them.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from pathlib import Path
 import pytest
 
 from tandem.cli import main as cli
-from tests.recipes import installed, ours, pods, programs
+from tests.recipes import installed, ours, programs
 from tests.recipes.page import PAGES, ROOT, Command, commands_of
 from tests.recipes.place import RANKS, Place
 
@@ -81,8 +80,6 @@ def _step(command: Command, place: Place) -> tuple[str, str]:
     if command.program == "sh":
         place.run(["sh", str(ROOT / command.words[1]), *command.words[2:]], {})
         return "ran", "as written"
-    if command.words[:3] == ["kubectl", "apply", "-k"]:
-        place.overlay = command.words[3].rpartition("/")[2]
     if not command.program.endswith(".py"):
         return installed.ask(command.words, how)
     if command.program == "compare_architectures.py":
@@ -97,10 +94,10 @@ def _role(command: Command, place: Place) -> str:
         place.run(words, command.variables)
         return "on the public models' config.json"
     words, how = _here(command, place)
-    if args.role in (*ours.SERVERS, "gateway"):
-        if str(args.port) in ONE_MACHINE and args.role != "gateway":
+    if args.role in ours.SERVERS:
+        if str(args.port) in ONE_MACHINE:
             place.end(*(place.port(port) for port in ONE_MACHINE))
-        place.serve(words, command.variables, place.port(str(args.http_port if args.role == "gateway" else args.port)))
+        place.serve(words, command.variables, place.port(str(args.port)))
         return f"started, ready; {how}"
     place.run(words, command.variables)
     return how
@@ -165,11 +162,7 @@ def _compare(command: Command, place: Place) -> str:
 def _curl(command: Command, place: Place) -> str:
     words = place.words(command.words)
     url = next(word for word in words if word.startswith("http"))
-    how = "through the gateway"
-    if url.startswith("https:"):
-        place.end()
-        pods.start(place, place.overlay)
-        how = f"through the gateway of overlays/{place.overlay}, whose containers were started"
+    how = "at the port of the page's last server"
     if url.endswith("/metrics"):
         how = _with_metrics(place, url.removesuffix("/metrics").rpartition(":")[2])
     said = place.run(["curl", "-sS", "--fail-with-body", *words[1:]], {})

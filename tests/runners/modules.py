@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -43,6 +43,9 @@ class ModuleWeights:
 
     def stored(self, name: str) -> Stored:
         return stored_of(self._tensors[name])
+
+    def unused(self, wanted: Iterable[str]) -> list[str]:
+        return []
 
 
 def native_of(

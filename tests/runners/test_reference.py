@@ -114,7 +114,7 @@ def test_fields_that_are_absent_have_the_defaults_of_transformers(kind: str) -> 
     [
         ({"model_type": "gpt2"}, "models of type gpt2"),
         ({"model_type": None}, "models of type None"),
-        ({"hidden_act": "gelu"}, "activation gelu"),
+        ({"hidden_act": "relu2"}, "activation relu2"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "differ by layer"),
         ({"rope_parameters": [1]}, r"rope_parameters: \[1\] is not an object"),
         ({"num_hidden_layers": "2"}, "num_hidden_layers: '2' is not a whole number above 0"),

@@ -15,7 +15,6 @@ from google.protobuf import empty_pb2
 
 from tandem.cli import configuration, main
 from tandem.rpc.logs import set_up
-from tandem.services.engine_port.port import EnginePort
 from tandem.services.health import SERVING, HealthService
 from tandem.services.layers import Call, Layer
 from tandem.services.lifecycle import Lifecycle
@@ -69,7 +68,6 @@ class Replica:
         outermost: Sequence[Layer] = (),
     ) -> int:
         """Replaces tandem.services.server.serve, without signals and ports, but for those of OpenAI clients."""
-        engine = EnginePort(config.engine, config.security, outermost) if config.engine else None
         http = bound_http_port(config, outermost)
         hosted = await build()
         health = HealthService()
@@ -81,17 +79,12 @@ class Replica:
         health.set(SERVING, "")
         if http and hosted.http:
             await http.start(hosted.http, health)
-        if engine and hosted.engine_port:
-            await engine.start(hosted.engine_port, health)
-            log.info("VllmEngine is ready on port %d, for gateways", engine.port)
         ready.set()
         await first(self._stopping, hosted.lost, supervisor.gave_up)
         await lifecycle.drain(config.drain_seconds, lambda: 0 if hosted.lost.is_set() else hosted.busy())
         await supervisor.stop()
         if http:
             await http.stop()
-        if engine:
-            await engine.stop()
         if hosted.close:
             await hosted.close()
         return int(hosted.lost.is_set() or supervisor.gave_up.is_set())

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tandem.comparison.analysis.capacity import Prices
 from tandem.comparison.analysis.doubt import Sureness
 from tandem.comparison.analysis.findings import model_from_json
 from tandem.comparison.analysis.metrics import ratio
 from tandem.comparison.analysis.predictions import Model
 from tandem.comparison.analysis.prefill_advice import prefill_costs, prefill_document, prefill_lines
 from tandem.comparison.links.settings import MAX_RTT_MS, LinkSettings
-from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, COMPARED, DISTRIBUTED, LOOKUP, NEVER_WAITING
+from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, DISTRIBUTED, LOOKUP, NEVER_WAITING
 from tandem.comparison.report.capacity_table import capacity_lines
 from tandem.comparison.report.formatting import capitalised, joined, name_in_sentence
 from tandem.comparison.report.reading import read_comparison
@@ -176,21 +175,14 @@ def _doubts(comparison: Mapping[str, Any]) -> Iterator[str]:
         yield ""
 
 
-def _measured_capacity(comparison: Mapping[str, Any], prices: Prices) -> Iterator[str]:
-    """Says how many clients a target serves, if the comparison measured it; given prices, by the dollar too."""
+def _measured_capacity(comparison: Mapping[str, Any]) -> Iterator[str]:
+    """Says how many clients a target serves, if the comparison measured it."""
     found = comparison.get("capacity")
     if not found:
         return
-    if prices.target is not None:
-        found = {**found, "served": [{**one, "tokens_per_dollar": _per_dollar(one, prices)} for one in found["served"]]}
     yield ""
     yield "Measured, with a draft for each client where drafts are apart:"
     yield from (f"  - {capitalised(line)}" for line in capacity_lines({"capacity": found}))
-
-
-def _per_dollar(served: Mapping[str, Any], prices: Prices) -> float | None:
-    drafts = served["clients"] if COMPARED[served["architecture"]].drafts_for_client else 0.0
-    return prices.per_dollar(served["tokens_per_second"], drafts)
 
 
 def run_advice(
@@ -198,7 +190,6 @@ def run_advice(
     rtt_ms: float | None = None,
     clients: int = 1,
     link_mbps: float | None = None,
-    prices: Prices | None = None,
 ) -> int:
     """Prints the advice of a report and returns the exit code. Raises ValueError.
 
@@ -220,7 +211,7 @@ def run_advice(
         lines = itertools.chain(
             _doubts(comparison),
             advice_lines(*basis(comparison, rtt_ms), clients),
-            _measured_capacity(comparison, prices or Prices()),
+            _measured_capacity(comparison),
         )
     print("\n".join(lines))
     return 0

@@ -16,22 +16,6 @@ from tandem.comparison.analysis.summary import Summary
 from tandem.comparison.analysis.under_load import UnderLoad
 from tandem.comparison.measuring.architectures import COMPARED, DISTRIBUTED, FUSED
 
-SECONDS_PER_HOUR = 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Prices:
-    """Dollars per hour of a target's device and of one client's own draft; None: not known."""
-
-    target: float | None = None
-    draft: float | None = None
-
-    def per_dollar(self, tokens_per_second: float | None, own_drafts: float) -> float | None:
-        """Returns the tokens for a dollar, at a target with so many clients' own drafts; None without a price."""
-        if self.target is None or tokens_per_second is None:
-            return None
-        return ratio(tokens_per_second * SECONDS_PER_HOUR, self.target + own_drafts * (self.draft or 0.0))
-
 
 @dataclass(frozen=True, slots=True)
 class Point:
@@ -47,14 +31,13 @@ class Served:
     """What one target of an architecture serves. `clients`: within the bound; 0: not even one.
 
     at_least: the bound was met by the most clients that were measured. tokens_per_second: of that many clients
-    together, per target's device. tokens_per_dollar: None without prices.
+    together, per target's device.
     """
 
     architecture: str
     clients: float
     at_least: bool
     tokens_per_second: float | None
-    tokens_per_dollar: float | None
     points: tuple[Point, ...]
 
 
@@ -73,7 +56,6 @@ def capacity(
     loaded: UnderLoad | None,
     summaries: Mapping[str, Sequence[Summary]],
     law: float | None,
-    prices: Prices,
 ) -> Capacity | None:
     """Returns the capacities under the loads that have a number of clients; None if no architecture was measured so."""
     found: dict[str, list[Point]] = {}
@@ -84,19 +66,18 @@ def capacity(
             if p95 is not None and rate is not None and not figures.number_errors and summary.architecture in COMPARED:
                 own = Point(point.load.concurrency or 1, p95, rate)
                 found.setdefault(summary.architecture, []).append(own)
-    served = tuple(_served(name, bound_s, points, prices) for name, points in found.items())
+    served = tuple(_served(name, bound_s, points) for name, points in found.items())
     clients = {one.architecture: one.clients for one in served if not one.at_least}
     both = {DISTRIBUTED.name, FUSED.name} <= set(clients)
     gain = ratio(clients[DISTRIBUTED.name], clients[FUSED.name]) if both else None
     return Capacity(bound_s, served, gain, law) if served else None
 
 
-def _served(name: str, bound_s: float, points: Iterable[Point], prices: Prices) -> Served:
+def _served(name: str, bound_s: float, points: Iterable[Point]) -> Served:
     ordered = tuple(sorted(points, key=lambda point: point.clients))
     clients, rate = most_clients(bound_s, ordered)
-    drafts = clients if COMPARED[name].drafts_for_client else 0.0
     at_least = bool(clients) and clients == ordered[-1].clients
-    return Served(name, clients, at_least, rate, prices.per_dollar(rate, drafts), ordered)
+    return Served(name, clients, at_least, rate, ordered)
 
 
 def most_clients(bound_s: float, points: Sequence[Point]) -> tuple[float, float | None]:

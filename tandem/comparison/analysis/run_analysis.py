@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from tandem.comparison.analysis.capacity import Capacity, Prices, capacity
+from tandem.comparison.analysis.capacity import Capacity, capacity
 from tandem.comparison.analysis.caveats import caveats
 from tandem.comparison.analysis.decision import Decision, decide
 from tandem.comparison.analysis.doubt import EARLY_TOKENS, Doubt, Sureness
@@ -79,8 +79,7 @@ def _capacity(
     if config.capacity_ms is None:
         return None
     law = theory.model.capacity_gain() if theory else None
-    prices = Prices(config.target_price, config.draft_price)
-    return capacity(config.capacity_ms / 1000, loaded, summaries, law, prices)
+    return capacity(config.capacity_ms / 1000, loaded, summaries, law)
 
 
 def _verdicts(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -18,9 +17,9 @@ class LineProcess:
     Only this process holds the pipe to its stdin, so it cannot outlive us.
     """
 
-    def __init__(self, module: str, *arguments: str, prefix: Sequence[str] = ()) -> None:
+    def __init__(self, module: str, *arguments: str) -> None:
         self._name = module
-        self._command = [*prefix, sys.executable, "-E", "-s", "-S", "-m", module, *arguments]
+        self._command = [sys.executable, "-E", "-s", "-S", "-m", module, *arguments]
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
 

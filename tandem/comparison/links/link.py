@@ -2,8 +2,7 @@
 
 Servers run at the far end of a link. Its settings can change while they run:
 
-    async with DelayLink() as link:                            # or NetnsLink()
-        command = [*link.command_prefix, ..., "--host", link.host]
+    async with DelayLink() as link:
         address = await link.listen(server.address)            # what clients of that server connect to
         await link.set(LinkSettings(rtt_ms=20, bandwidth_mbps=100))
         overhead = await link.overhead()
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 
@@ -25,15 +23,9 @@ OVERHEAD_SAMPLES = 200
 
 
 class Link:
-    """The loopback of one machine, whose settings add nothing; other links derive from it. Can be entered once.
-
-    `command_prefix`: the prefix of the command of a server at the far end. `host`: the host on which it listens.
-    `near_host`: the host on which a server at the near end listens for callers at the far end.
-    """
+    """The loopback of one machine, whose settings add nothing; DelayLink derives from it. Can be entered once."""
 
     def __init__(self) -> None:
-        self.command_prefix: Sequence[str] = ()
-        self.host = self.near_host = "127.0.0.1"
         self.settings = LinkSettings(0.0)
         self._stack = AsyncExitStack()
         self._echoes: tuple[str, str] | None = None
@@ -59,12 +51,8 @@ class Link:
         """Measures what the link adds to its settings. Takes 0.3 s or 28 round trips, whichever is longer."""
         if self._echoes is None:
             plain = await self._stack.enter_async_context(Echo())
-            self._echoes = plain.address, await self._across(plain)
+            self._echoes = plain.address, await self.listen(plain.address)
         return await asyncio.to_thread(measure_overhead, *self._echoes, self.settings.with_headers(), samples)
-
-    async def _across(self, plain: Echo) -> str:
-        """Returns the address of an echo process across the link; `plain` is reached without it."""
-        return await self.listen(plain.address)
 
 
 class DelayLink(Link):
@@ -85,7 +73,7 @@ class DelayLink(Link):
     async def listen(self, upstream: str, back: bool = False) -> str:
         """Returns the address on 127.0.0.1 that leads to `upstream`. Raises ValueError if that is not an address."""
         way = "listen-back" if back else "listen"
-        return f"{self.host}:{await self._proxy.ask(f'{way} {upstream}')}"
+        return f"127.0.0.1:{await self._proxy.ask(f'{way} {upstream}')}"
 
     async def set(self, settings: LinkSettings) -> None:
         """Changes the settings, also for open connections; data in flight keeps its due time and its order."""

@@ -1,7 +1,7 @@
 """Measures the latency that a link adds to its settings, with small messages sent directly and through it.
 
 `tandem.comparison.links.echo` answers them in a separate process: here it would share the interpreter lock with the
-timer, and over netns it must run at the far end.
+timer.
 """
 
 from __future__ import annotations
@@ -42,17 +42,16 @@ class LinkOverhead:
 
 
 class Echo:
-    """An echo process that listens on `host`; `prefix` precedes its command."""
+    """An echo process on this machine."""
 
-    def __init__(self, host: str = "127.0.0.1", prefix: Sequence[str] = ()) -> None:
-        self._host = host
-        self._process = LineProcess("tandem.comparison.links.echo", host, prefix=prefix)
+    def __init__(self) -> None:
+        self._process = LineProcess("tandem.comparison.links.echo", "127.0.0.1")
         self.address = ""
 
     async def __aenter__(self) -> Echo:
         try:
             await self._process.start()
-            self.address = f"{self._host}:{await self._process.read()}"
+            self.address = f"127.0.0.1:{await self._process.read()}"
         except BaseException:
             await self._process.stop()
             raise

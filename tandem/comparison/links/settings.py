@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tandem.comparison.links.impairments import STEADY, TRACE, Impairments
 
-LINK_KINDS = ("emulated", "netns", f"{TRACE}UP,DOWN")
+LINK_KINDS = ("emulated", f"{TRACE}UP,DOWN")
 
 MAX_RTT_MS = 10_000.0
 MIN_MBPS, MAX_MBPS = 0.01, 100_000.0

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from tandem.comparison.links.impairments import STEADY, TRACE, Impairments, traces_named
+from tandem.comparison.links.impairments import TRACE, Impairments, traces_named
 from tandem.comparison.links.settings import LINK_KINDS
 from tandem.comparison.measuring.architectures import ASKED, CONNECTABLE, DEFAULT, HEADED, OPENAI
 from tandem.comparison.measuring.conditions import Condition, plan
@@ -52,13 +52,13 @@ class ComparisonConfig:
     `credentials` are sent to those only. `pipeline` applies to the draft worker of the distributed architecture and,
     unless it is "on", to the target of remote_draft. `head` is the EAGLE-3 head of distributed_head,
     which gets features in `feature_format`, of the last `feature_context` positions of a prompt, from a target with
-    `hand_out_features` (as the flag of that name). `baseline` is an earlier comparison.json, parsed.
+    `hand_out_features` (as the flag of that name).
 
     `concurrency` and `rate` (requests per second; `arrivals`: a file with their pattern) are the loads, see
     tandem/comparison/measuring/loads.py; each answers `max_num_completed_requests` under the base condition.
     With `capacity_ms`, a bound on the 95th percentile of the time per token, they say how many clients a target serves:
     every client of an architecture that drafts apart has a draft worker of its own, and there are as many requests for
-    each client. `target_price` and `draft_price` are dollars an hour. `mean_input_tokens` cuts the prompts of loads to
+    each client. `mean_input_tokens` cuts the prompts of loads to
     a length, `mean_output_tokens` sets the length of their outputs.
 
     With the `engine` vllm, the targets are OpenAI servers of the vLLM that `vllm_python` has (see
@@ -93,8 +93,6 @@ class ComparisonConfig:
     concurrency: tuple[int, ...] = ()
     rate: tuple[float, ...] = ()
     capacity_ms: float | None = None
-    target_price: float | None = None
-    draft_price: float | None = None
     arrivals: str | None = None
     max_num_completed_requests: int | None = None
     mean_input_tokens: int | None = None
@@ -132,7 +130,6 @@ class ComparisonConfig:
     timeout_s: float = 300.0
     startup_timeout_s: float = 600.0
     formats: tuple[str, ...] = ("html",)
-    baseline: Mapping[str, Any] | None = field(default=None, metadata=HIDDEN)
 
     @property
     def drafts_with_head(self) -> bool:
@@ -223,8 +220,6 @@ class ComparisonConfig:
             raise ValueError(f"link: of several, each is {TRACE}UP,DOWN")
         if len(set(recorded)) < len(recorded):
             raise ValueError("link: one is named twice")
-        if self.link == "netns" and self.impairments != (STEADY,):
-            raise ValueError("link: netns has neither jitter, loss nor asymmetry; --link emulated has")
         if self.link.startswith(TRACE) and (self.bandwidth_mbps or self.up_mbps):
             raise ValueError("link: a recorded link has its own bandwidth")
         for condition in self.conditions:
@@ -243,15 +238,8 @@ class ComparisonConfig:
 
     def _check_loads(self) -> None:
         check_loads(self.concurrency, self.rate, self.max_num_completed_requests)
-        if self.capacity_ms is None and (self.target_price, self.draft_price) != (None, None):
-            raise ValueError("target-price: prices are for --capacity, which is not given")
-        for flag, given in (
-            ("capacity", self.capacity_ms),
-            ("target-price", self.target_price),
-            ("draft-price", self.draft_price),
-        ):
-            if given is not None and not (math.isfinite(given) and given > 0):
-                raise ValueError(f"{flag}: {given:g} is not a finite number above 0")
+        if self.capacity_ms is not None and not (math.isfinite(self.capacity_ms) and self.capacity_ms > 0):
+            raise ValueError(f"capacity: {self.capacity_ms:g} is not a finite number above 0")
         if self.capacity_ms is not None and self.max_num_completed_requests is not None:
             raise ValueError("max-num-completed-requests: --capacity has as many for each client")
         if self.capacity_ms is not None and self.connect:
@@ -290,11 +278,6 @@ class ComparisonConfig:
             adapter=self.adapter,
         )
         return plan(request, self.rtts_ms, self.bandwidth_mbps, self.temperatures, self.rules, self.impairments)
-
-    @property
-    def link_kind(self) -> str:
-        """How links are emulated; recorded ones are too."""
-        return "netns" if self.link == "netns" else "emulated"
 
     @property
     def impairments(self) -> tuple[Impairments, ...]:
@@ -336,9 +319,8 @@ class ComparisonConfig:
 
 
 def settings_as_json(config: ComparisonConfig) -> dict[str, Any]:
-    """Returns the configuration as JSON: without credentials, and of the baseline only its start time."""
-    started_at = config.baseline["started_at"] if config.baseline else None
-    return {**encoded(config), "baseline": started_at}
+    """Returns the configuration as JSON, without credentials."""
+    return encoded(config)
 
 
 def _check_names(flag: str, names: tuple[str, ...], known: Mapping[str, object], may_be_empty: bool = False) -> None:

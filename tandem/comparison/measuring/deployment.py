@@ -95,7 +95,7 @@ class _Deployment:
 
     async def _started_across(self, architecture: arch.Architecture, command: list[str]) -> Endpoint:
         """Starts a server on the target side and returns its endpoint."""
-        endpoint = await self._started(architecture, [*self.link.command_prefix, *command])
+        endpoint = await self._started(architecture, command)
         return replace(endpoint, across=await self.link.listen(endpoint.address))
 
     async def _one(self, architecture: arch.Architecture, start: Callable[[], Awaitable[Endpoint]]) -> list[Endpoint]:
@@ -105,12 +105,12 @@ class _Deployment:
         return [await (self._connected(architecture) if architecture.name in self.config.connect else start())]
 
     async def fused(self) -> list[Endpoint]:
-        command = server_command(self.config, "fused_target", group=whole_of(self.config), host=self.link.host)
+        command = server_command(self.config, "fused_target", group=whole_of(self.config))
         return await self._one(arch.FUSED, lambda: self._started_across(arch.FUSED, command))
 
     async def lookup(self) -> list[Endpoint]:
-        config, host = lookup_alone(self.config), self.link.host
-        command = server_command(config, "fused_target", group=whole_of(config), host=host)
+        config = lookup_alone(self.config)
+        command = server_command(config, "fused_target", group=whole_of(config))
         return await self._one(arch.LOOKUP, lambda: self._started_across(arch.LOOKUP, command))
 
     async def openai(self) -> list[Endpoint]:
@@ -137,7 +137,7 @@ class _Deployment:
             group = target_of(self.config) if drafted_for else whole_of(self.config)
             features = self._starts(arch.HEADED) or (drafted_for and self.config.drafts_with_head)
             handing = ("--hand_out_features", self.config.hand_out_features) if features else ()
-            command = server_command(self.config, "target", *handing, group=group, host=self.link.host)
+            command = server_command(self.config, "target", *handing, group=group)
             return await self._started_across(arch.AUTOREGRESSIVE, command)
         return None
 
@@ -154,8 +154,7 @@ class _Deployment:
         return [await self._started_width_1()] if arch.WIDTH_1.name in self.turn else []
 
     async def _started_width_1(self) -> Endpoint:
-        group, host = whole_of(self.config), self.link.host
-        command = server_command(self.config, "target", group=group, speculation_length=0, host=host)
+        command = server_command(self.config, "target", group=whole_of(self.config), speculation_length=0)
         return await self._started_across(arch.WIDTH_1, command)
 
     async def _distributed(self, worker: arch.Architecture, target: Endpoint | None, pipeline: str) -> list[Endpoint]:
@@ -185,9 +184,7 @@ class _Deployment:
             pipeline = "off" if self.config.pipeline == "on" else self.config.pipeline  # it has one round at a time
             shown = self._shown_to(worker) if worker else []
             drafting = ("--draft_host", drafter, "--pipeline", pipeline, *shown)
-            command = server_command(
-                self.config, "target", *drafting, group=target_of(self.config), host=self.link.host
-            )
+            command = server_command(self.config, "target", *drafting, group=target_of(self.config))
             return await self._started_across(arch.REMOTE_DRAFT, command)
 
         return await self._one(arch.REMOTE_DRAFT, start)
@@ -199,7 +196,7 @@ class _Deployment:
     def _worker_command(self, config: ComparisonConfig, *extra: str) -> list[str]:
         """Returns the command of a draft worker on the client side, reachable from the target side."""
         group = config.placement.draft if config.placement else None
-        return server_command(config, "draft_worker", *extra, group=group, host=self.link.near_host)
+        return server_command(config, "draft_worker", *extra, group=group)
 
     async def _proposing(self) -> str:
         """Starts a draft worker without a target and returns its address."""

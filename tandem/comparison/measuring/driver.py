@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from tandem.clients.encoding import target_tokenizer
 from tandem.comparison.links.link import DelayLink, Link
-from tandem.comparison.links.netns import NetnsLink
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, WIDTH_1
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Describe, Endpoint, deploy, in_report_order, wants_width_1
@@ -197,7 +196,7 @@ def turns_of(config: ComparisonConfig) -> list[tuple[str, ...]]:
 async def _open_link(config: ComparisonConfig) -> AsyncGenerator[Link, None]:
     """Opens the link that the conditions of a comparison need. Raises LinkUnavailable."""
     emulated = any(condition.link.rtt_ms is not None for condition in config.conditions)
-    link = Link() if not emulated else NetnsLink() if config.link == "netns" else DelayLink()
+    link = DelayLink() if emulated else Link()
     async with contextlib.AsyncExitStack() as stack:
         try:
             await stack.enter_async_context(link)

@@ -168,7 +168,7 @@ def read_records(path: Path, flag: str = "from-records") -> RunData:
 def _header(line: dict[str, Any], folder: Path) -> RunData:
     if not isinstance(line, dict) or line.get("format") != FORMAT:
         raise ValueError(f"format {FORMAT} is needed")
-    config = decoded(ComparisonConfig, {**line["settings"], "output_dir": folder, "baseline": None})
+    config = decoded(ComparisonConfig, {**line["settings"], "output_dir": folder})
     return RunData(config, decoded(Machine, line["machine"]), decoded(Versions, line["versions"]), line["started_at"])
 
 

@@ -20,11 +20,10 @@ def capacity_lines(comparison: JSON) -> Iterator[str]:
     bound = fmt.ms(found["bound_s"], 0)
     for one in found["served"]:
         name, tokens = fmt.name_in_sentence(one["architecture"]), fmt.number(one["tokens_per_second"], 0)
-        dollar = "" if one["tokens_per_dollar"] is None else f", {one['tokens_per_dollar']:,.0f} for a dollar"
         if not one["clients"]:
             yield f"{name} does not serve one client at {bound} a token."
         else:
-            yield f"{name} serves {_clients(one)} clients at {bound} a token (p95): {tokens} tokens/s{dollar}."
+            yield f"{name} serves {_clients(one)} clients at {bound} a token (p95): {tokens} tokens/s."
     if found["gain"] is not None:
         law = "" if found["law"] is None else f"; the law {LAW} says {fmt.times(found['law'])}"
         gain = fmt.times(found["gain"])

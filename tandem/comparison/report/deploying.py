@@ -39,7 +39,7 @@ def deployment(comparison: JSON, architecture: str) -> Text:
             return Text("command", (shlex.join(ask),), f"{fmt.capitalised(name)} runs already. Ask it")
         ask = ["tandem", "client", "--target_host", host, "--port", port, "--prompt", QUESTION]
         return Text("command", (shlex.join(ask),), f"{fmt.capitalised(name)} runs already. Ask it")
-    config = decoded(ComparisonConfig, {**comparison["settings"], "connect": {}, "baseline": None})
+    config = decoded(ComparisonConfig, {**comparison["settings"], "connect": {}})
     ours = commands(config, architecture)
     if config.engine == VLLM:  # of ours, only the worker that drafts for it
         ours = commands(config, arch.REMOTE_DRAFT.name)[:1] if architecture in FORMS else []

@@ -66,7 +66,7 @@ class Comparison(RunData):
         """Describes the links: emulated ones are called so, and servers beyond this machine's loopback are named."""
         rtts = [f"{condition.link}" for condition in self.conditions if condition.varies in (BASE, LINK)]
         if self.conditions[0].link.rtt_ms is not None:
-            return f"{self.config.link_kind} ({'; '.join(rtts)})"
+            return f"emulated ({'; '.join(rtts)})"
         given = (e for e in self.endpoints if e.log is None)
         outside = (e for e in given if not on_this_machine(e.address.rpartition(":")[0]))
         elsewhere = [f"{e.architecture.name} at {e.address}" for e in outside]
@@ -119,7 +119,7 @@ def _condition_as_json(comparison: Comparison, condition: Condition) -> dict[str
         "name": condition.name,
         "varies": condition.varies,
         "link": {
-            "kind": "direct" if condition.link.rtt_ms is None else comparison.config.link_kind,
+            "kind": "direct" if condition.link.rtt_ms is None else "emulated",
             "rtt_ms": 1000 * condition.link.seconds,
             "bandwidth_mbps": condition.link.bandwidth_mbps,
             "but": str(condition.link.but),

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tandem.comparison.analysis.regression import judge
 from tandem.comparison.analysis.run_analysis import analyse
 from tandem.comparison.analysis.step_times import step_times
 from tandem.comparison.measuring.record_log import RunData
@@ -22,17 +21,16 @@ from tandem.comparison.report.write import write_atomically, write_report
 from tandem.host.device_times import text_of as times_as_text
 
 OK, FAILED, USAGE, SERVER_DIED = 0, 1, 2, 4
-"""Exit codes. Others: 3 for a regression and 5 for figures that cannot be judged (analysis/regression.py), 130 by
-Ctrl-C, 143 by SIGTERM."""
+"""Exit codes. Others: 130 by Ctrl-C, 143 by SIGTERM."""
 
 
 def publish(measured: RunData, new: bool = True) -> int:
-    """Publishes a run. Returns OK, FAILED if a request or a file failed, or the exit code of the baseline's judgement.
+    """Publishes a run. Returns OK, or FAILED if a request or a file failed.
 
     A `new` run is added to the index of runs. Raises ValueError if nothing was measured.
     """
-    comparison, remarks, verdict = analyse(measured), list[str](), OK
-    folder, before = comparison.config.output_dir, comparison.config.baseline
+    comparison, remarks = analyse(measured), list[str]()
+    folder = comparison.config.output_dir
     as_json = tried(remarks, "The report", lambda: comparison_as_json(comparison), None)
     if as_json is not None:
         files = _write(comparison, as_json, remarks)
@@ -44,11 +42,9 @@ def publish(measured: RunData, new: bool = True) -> int:
         index = new and tried(remarks, "The line in the index of runs", lambda: append_run(as_json, folder), None)
         if index:
             print(f"the run is a line in {index}")
-        if before is not None:
-            verdict = tried(remarks, "The comparison with the baseline", lambda: judge(before, as_json), OK)
     for remark in remarks:
         print(f"compare_architectures.py: error: {remark}", file=sys.stderr)
-    return FAILED if comparison.failed or remarks else verdict
+    return FAILED if comparison.failed or remarks else OK
 
 
 def write_files(comparison: Comparison) -> tuple[Path, ...]:

@@ -244,7 +244,6 @@ def sampling_table(comparison: JSON) -> Table | None:
 LINK_KINDS = {
     "direct": "direct: not emulated",
     "emulated": "emulated: a delay proxy on loopback",
-    "netns": "emulated: tc-netem between network namespaces",
 }
 
 

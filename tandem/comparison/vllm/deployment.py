@@ -58,7 +58,7 @@ class VllmDeployment:
     async def _worker(self) -> str:
         """Starts a draft worker at the near end of the link; returns where the far end reaches it."""
         config = replace(self.config, batch=self.config.slots or WORKER_SLOTS)
-        command = commands.server_command(config, "draft_worker", "--propose_only", host=self.link.near_host)
+        command = commands.server_command(config, "draft_worker", "--propose_only")
         server = await self.fleet.start("draft_worker", command)
         return await self.link.listen(server.address, back=True)
 

@@ -87,7 +87,6 @@ def check(config: ComparisonConfig) -> None:
 def _not_of_vllm(config: ComparisonConfig) -> dict[str, bool]:
     """Returns which settings were given that a comparison of vLLM's servers does not have."""
     return {
-        "link netns": config.link == "netns",
         "rule": config.rules != (Rule.AGREEMENT,),
         "pipeline": config.pipeline != "off",
         "cores": config.placement is not None,

@@ -68,7 +68,7 @@ class Files:
         """The matrices in blocks that `--weights` asks for, quantised now if they are not in the cache."""
         if weights in WHEN_LOADED:
             return quantised(self.checkpoint, self.weights, weights)
-        return self.weights.blocks if weights == "as-stored" and isinstance(self.weights, GgufWeights) else None
+        return self.weights if weights == "as-stored" and isinstance(self.weights, GgufWeights) else None
 
 
 def load_checkpoint(

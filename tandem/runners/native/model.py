@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
-from tandem.checkpoints.family import FamilyConfig
+from tandem.checkpoints.family import FamilyConfig, Norms
 from tandem.checkpoints.family_weights import EMBEDDING, HEAD, NORM, FamilyWeights, matrix_name
 from tandem.checkpoints.numbers import DTYPES as NAMES
 from tandem.runners.native.features import NativeFeatures, features_of
@@ -14,6 +16,10 @@ from tandem.runners.native.rotary import rotary_tables
 from tandem.runners.native.steps import DTYPES, NativeSteps, NotNative, Threads, check_rope, check_sizes
 from tandem.runners.native.weights import UNQUANTISED, Linear, Packing
 
+_TODAY: dict[str, Any] = {  # forms that the C++ step has; windows are checked by length (fits.py)
+    **{"rope_of_layer": (), "attention_scale": None, "attention_cap": 0.0, "logit_cap": 0.0, "embedding_scale": 1.0},
+    **{"residual_scale": 1.0, "logit_scale": 1.0, "parallel": False, "hidden_act": "silu"},
+}
 _NORMS = ("input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "self_attn.k_norm")
 
 
@@ -94,6 +100,8 @@ def check(config: FamilyConfig, dtype: str) -> None:
     """Raises NotNative unless the C++ step computes what this model computes."""
     if dtype not in DTYPES:
         raise NotNative(f"weights in {dtype} (there are float32 and bfloat16)")
+    if config != replace(config, **_TODAY) or config.norms not in (Norms(), Norms(heads="head")):
+        raise NotNative(f"models of type {config.model_type} with norms, scales or embeddings of their own")
     check_rope(config.ropes[0])
     check_sizes(config.hidden_size, config.head_dim, config.intermediate_size)
 

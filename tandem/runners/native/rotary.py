@@ -38,6 +38,8 @@ def _frequencies(rope: Mapping[str, Any], dim: int) -> tuple[Floats, float]:
     if kind == "yarn":
         return _yarn(rope, periods, dim)
     plain = ONE / periods
+    if (given := rope.get("freq_factors")) is not None:  # a GGUF's, as of Llama 3.1
+        plain = np.divide(plain, np.asarray(given, dtype=np.float32))
     if kind == "linear":
         return plain / np.float32(rope["factor"]), 1.0
     if kind == "llama3":

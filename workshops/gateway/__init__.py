@@ -1,1 +1,0 @@
-"""Starts the gateway for OpenAI clients, smg, in front of servers (docs/openai.md)."""
