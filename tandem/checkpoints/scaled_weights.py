@@ -34,11 +34,6 @@ class ScaledWeights:
         self.folder, self.quantisation = folder, quantisation_of(folder)
         self._tensors = Tensors(folder)
 
-    @property
-    def weights(self) -> list[str]:
-        """The names of the weights, without those of scales."""
-        return [name for name in self._tensors.files if not name.endswith(SCALES)]
-
     def __contains__(self, name: object) -> bool:
         return name in self._tensors.files
 

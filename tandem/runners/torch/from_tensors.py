@@ -55,8 +55,8 @@ def module_from(folder: Path, config: Any, weights: ScaledWeights, dtype: torch.
         module: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION)
     shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
     names = [name for name in shapes if name in weights]
-    unused, resized = set(weights.weights) - {*names}, [name for name in names if weights.shape(name) != shapes[name]]
-    refuse_weights((), unused, resized)
+    unused = [name for name in weights.names() if name not in shapes and not name.endswith("rotary_emb.inv_freq")]
+    refuse_weights((), unused, [name for name in names if weights.shape(name) != shapes[name]])
     module.load_state_dict({name: weights[name].to(dtype) for name in names}, strict=False, assign=True)
     module.tie_weights()
     refuse_weights([name for name, parameter in module.named_parameters() if parameter.is_meta])
