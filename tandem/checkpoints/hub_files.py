@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from tandem.checkpoints.json_files import read_object
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, first_line
 
 _JSON, _WEIGHTS, _PICKLES = "*.json", "model*.safetensors", "pytorch_model*.bin"
@@ -20,6 +22,11 @@ def configuration_folder(checkpoint: Checkpoint) -> Path:
         return Path(hf_hub_download(checkpoint.folder, "config.json")).parent
     except Exception as error:  # of the hub, of the network, of the cache
         raise CheckpointError(f"{checkpoint.folder}: cannot be loaded: {first_line(error)}") from error
+
+
+def read_configuration(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What config.json says. Raises ValueError."""
+    return read_object(configuration_folder(checkpoint) / "config.json")
 
 
 def weights_folder(checkpoint: Checkpoint) -> Path:

@@ -231,5 +231,7 @@ def _hub_revision(name: str) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error from another library."""
-    return str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+    """The first line of an error from another library, with the second after a colon."""
+    lines = str(error).strip().splitlines() or [repr(error)]
+    text = " ".join(map(str.strip, lines[: 2 if lines[0].endswith(":") else 1]))
+    return f"unknown {text}" if isinstance(error, KeyError) else text

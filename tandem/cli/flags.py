@@ -151,6 +151,7 @@ class Options:
     )
     exact: bool = switch("use only step shapes whose results agree bit for bit (default)", VERIFYING, REAL)
     recertify: bool = switch("check native steps though they passed on this CPU before", LOADING, TORCH)
+    untested_model: bool = switch("try a family of models that was never tested here (docs/models.md)", LOADING, TORCH)
     fast: bool = switch("use all step shapes, even if their results differ in the last bits", VERIFYING, REAL)
     sequence_length: int | None = option(
         "tokens per sequence, prompt included (servers on the CPU: the model's own length, as far as a quarter of "

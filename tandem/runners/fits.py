@@ -22,7 +22,10 @@ def context_length(positions: int, ropes: Sequence[Mapping[str, Any]]) -> int:
 
 
 def check_fits(config: Any, max_length: int, ranks: int = 1) -> None:
-    """Raises UnsupportedModel unless attention is full over `max_length` positions and `ranks` divides the heads."""
+    """Raises UnsupportedModel unless each layer attends to `max_length` positions, or a window of them.
+
+    `ranks` must divide the heads.
+    """
     heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
     if heads % ranks:
         raise UnsupportedModel(f"tp_degree: {ranks} does not divide the model's {heads} key-value heads")
@@ -31,15 +34,8 @@ def check_fits(config: Any, max_length: int, ranks: int = 1) -> None:
     positions = positions and context_length(positions, ropes)
     if positions and max_length > positions:
         raise UnsupportedModel(f"sequence_length: {max_length} is above the model's {positions} positions")
-    window = getattr(config, "sliding_window", None)
-    every = "sliding_attention" if window else "full_attention"  # Mistral's has a window and lists no layers
-    kinds = set(getattr(config, "layer_types", None) or [every])
-    if kinds - {"full_attention"} and not (
-        kinds <= {"full_attention", "sliding_attention"} and window and window >= max_length
-    ):
-        raise UnsupportedModel(
-            f"attention of kind {', '.join(sorted(kinds))} does not fit a slot cache of {max_length} tokens"
-        )
-    for name in ("attn_logit_softcapping", "attention_chunk_size"):
-        if getattr(config, name, None):
-            raise UnsupportedModel(f"models with {name} are not supported")
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if others := kinds - {"full_attention", "sliding_attention"}:
+        raise UnsupportedModel(f"attention of kind {', '.join(sorted(others))} does not fit a slot cache")
+    if getattr(config, "attention_chunk_size", None):
+        raise UnsupportedModel("models with attention_chunk_size are not supported")

@@ -11,8 +11,10 @@ from tandem.checkpoints.eagle_heads import is_eagle1
 from tandem.checkpoints.extras import need_torch
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.head_config import is_head
+from tandem.checkpoints.hub_files import read_configuration
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, check_sizes
 from tandem.host.host import usable_cores
+from tandem.runners.families import check_family
 from tandem.runners.making import RunnerInputs, check_dispensable, made
 from tandem.runners.models import QUANTISED, SMALL, WHEN_LOADED, in_own_format, load_model, stored_weights
 from tandem.runners.native import LibraryMissing, NativeUnavailable
@@ -42,7 +44,8 @@ class Execution:
     and report bit_exact false in GetModelInfo. `compiled`: the folder of compiled code. `cores`: the device's cores
     that the processes use which share the target, such as "0-3". `tp_degree`: number of those processes. `recertify`
     is about native steps that passed their checks on this CPU before: true checks them again, false relies on the
-    certificate of that, and None, for programs, checks and keeps no certificate.
+    certificate of that, and None, for programs, checks and keeps no certificate. `untested_model`: families that
+    tandem/runners/families.py does not have are tried.
     """
 
     device: str = "auto"
@@ -55,6 +58,7 @@ class Execution:
     tp_degree: int = 1
     weights: str = "auto"
     recertify: bool | None = None
+    untested_model: bool = False
 
     def __post_init__(self) -> None:
         known = {"weights": WEIGHTS, "dtype": DTYPES, "device": DEVICES, "compile": COMPILE}
@@ -116,6 +120,8 @@ def load_runner(
     """
     startup = startup or Startup()
     _refuse_heads(Path(checkpoint.folder))
+    if checkpoint.gguf is None:
+        check_family(checkpoint.folder, read_configuration(checkpoint), execution.untested_model)
     platform, ranks = prepared_platform(execution), execution.tp_degree if verifies else 1
     order = _order(execution, shape, platform, ranks)
     log.info("%s is loaded on %s", checkpoint.name, platform.describe())

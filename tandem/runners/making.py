@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tandem.checkpoints.family_configs import end_ids as ids_of
-from tandem.checkpoints.locate import Checkpoint, CheckpointError, frequent_tokens, weights_revision
+from tandem.checkpoints.locate import Checkpoint, CheckpointError, first_line, frequent_tokens, weights_revision
 from tandem.host.memory import given_on_demand
+from tandem.runners.fits import UnsupportedModel
 from tandem.runners.models import QUANTISED
 from tandem.runners.native import NativeUnavailable
 from tandem.runners.protocol import TAIL, Limits, Runner, RunnerIdentity
@@ -17,7 +18,9 @@ from tandem.runners.torch.platforms import Platform
 
 if TYPE_CHECKING:
     from tandem.runners.loading import Execution, Shape
+    from tandem.runners.torch.model import TorchModel
 
+Model = TypeVar("Model", bound="TorchModel")
 DraftVocab = Sequence[int] | None  # the token ids that a draft model's head is cut down to
 
 
@@ -80,22 +83,31 @@ def check_dispensable(execution: Execution, error: NativeUnavailable) -> None:
         raise NativeRefused(f"compile: native steps are not available: {error}") from None
 
 
+def _checked(make: Callable[..., Model], inputs: RunnerInputs, **options: Any) -> Model:
+    """A model on a slot cache that computes what its module computes alone. Raises UnsupportedModel, or what is one."""
+    from tandem.runners.torch.own_forward import check_own_forward
+
+    limits, platform = inputs.limits, inputs.platform
+    sizes = (limits.slots, limits.max_length, inputs.widest, platform.device, inputs.draft_vocab)
+    try:
+        model = make(inputs.module, *sizes, ranks=inputs.ranks, **options)
+        if not platform.only_graphs:
+            check_own_forward(model)
+    except UnsupportedModel:
+        raise
+    except Exception as error:  # of any family's code, which may not know a cache of slots
+        kind = inputs.module.config.model_type
+        raise UnsupportedModel(f"module code cannot run {kind} on a slot cache: {first_line(error)}") from error
+    return model
+
+
 def _off(inputs: RunnerInputs) -> Runner:
     from tandem.runners.torch.model import TorchModel
     from tandem.runners.torch.runner import TorchRunner
 
     limits, device, ranks = inputs.limits, inputs.platform.device, inputs.ranks
     on_demand = device == "cpu" and ranks == 1 and given_on_demand()
-    model = TorchModel(
-        inputs.module,
-        limits.slots,
-        limits.max_length,
-        inputs.widest,
-        device,
-        inputs.draft_vocab,
-        ranks=ranks,
-        on_demand=on_demand,
-    )
+    model = _checked(TorchModel, inputs, on_demand=on_demand)
     return TorchRunner(model, limits, inputs.identity("torch"), inputs.verifies, inputs.execution.exact)
 
 
@@ -105,15 +117,7 @@ def _graphs(inputs: RunnerInputs) -> Runner:
     from tandem.runners.torch.graph_runner import GraphRunner
 
     limits, platform, identity = inputs.limits, inputs.platform, inputs.identity("torch")
-    model = GraphModel(
-        inputs.module,
-        limits.slots,
-        limits.max_length,
-        inputs.widest,
-        platform.device,
-        inputs.draft_vocab,
-        ranks=inputs.ranks,
-    )
+    model = _checked(GraphModel, inputs)
     make = graph_compiler(platform, identity, limits, inputs.draft_vocab, inputs.execution.compiled)
     buckets = buckets_for(model.platform, limits, inputs.shape.batch_buckets, inputs.shape.draft_buckets)
     return GraphRunner(model, limits, identity, make, inputs.verifies, inputs.execution.exact, buckets)

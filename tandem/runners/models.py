@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tandem.checkpoints.gguf_blocks import StoredWeights
-from tandem.checkpoints.hub_files import configuration_folder, weights_folder
+from tandem.checkpoints.hub_files import configuration_folder, read_configuration, weights_folder
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, first_line
 from tandem.checkpoints.quantisation import INT8, quantisation_of
 from tandem.checkpoints.scaled_weights import ScaledWeights, check_dense
@@ -49,6 +49,7 @@ def load_model(checkpoint: Checkpoint, dtype: Any, platform: Platform, ranks: in
 
 
 def _load(checkpoint: Checkpoint, dtype: Any, platform: Platform, ranks: int) -> Any:
+    from tandem.runners.torch.accounting import refuse_fields
     from tandem.runners.torch.from_tensors import configuration, module_from
     from tandem.runners.torch.model import load_module
 
@@ -57,10 +58,15 @@ def _load(checkpoint: Checkpoint, dtype: Any, platform: Platform, ranks: int) ->
         if ranks > 1:
             raise CheckpointError(f"{checkpoint.folder}: tp_degree: a quantised checkpoint is loaded in one process")
         folder = weights_folder(checkpoint)
-        return module_from(folder, configuration(folder), ScaledWeights(folder), dtype)
+        module = module_from(folder, configuration(folder), ScaledWeights(folder), dtype)
+        refuse_fields(read_configuration(checkpoint), module)
+        return module
     if checkpoint.gguf is None and Path(checkpoint.folder).is_dir() and not scaled:
         check_dense(Path(checkpoint.folder))
-    return load_module(checkpoint.source, dtype, platform.device, sharding(checkpoint.source, ranks))
+    module = load_module(checkpoint.source, dtype, platform.device, sharding(checkpoint.source, ranks))
+    if checkpoint.gguf is None:
+        refuse_fields(read_configuration(checkpoint), module)
+    return module
 
 
 def stored_weights(checkpoint: Checkpoint, weights: str) -> StoredWeights | None:

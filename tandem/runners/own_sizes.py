@@ -6,17 +6,14 @@ memory is taken whole, so that the operator decides.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from tandem.checkpoints.family_configs import family_of
 from tandem.checkpoints.gguf_blocks import StoredWeights
 from tandem.checkpoints.gguf_family import family_of_gguf
-from tandem.checkpoints.hub_files import configuration_folder
-from tandem.checkpoints.json_files import read_object
+from tandem.checkpoints.hub_files import read_configuration
 from tandem.checkpoints.locate import Checkpoint
 from tandem.host.memory import free_bytes, given_on_demand
 from tandem.runners.fits import context_length
@@ -29,6 +26,7 @@ SHARE = 4
 """All slots at full length take at most this part of the free memory (one of so many)."""
 MOST_SLOTS = 8
 """Certifying the steps of 16 slots at start takes 0.8 s longer than that of 4."""
+ORIGINAL = "original_max_position_embeddings"
 _STEP = 64  # positions that native slots have in common
 _NUMBER_BYTES = 4  # of a key or value, at most
 
@@ -54,8 +52,7 @@ def own_sizes(
     if platform.device != "cpu" or graphs or free is None:
         return shape
     configs = [_config(checkpoint) for checkpoint in checkpoints]
-    native = runs_native(execution)
-    lengths = [length for config in configs if (length := own_length(config, native))]
+    lengths = [length for config in configs if (length := own_length(config))]
     sizes = [size for config in configs if (size := _position_bytes(config))]
     if not configs or len(lengths) < len(configs) or len(sizes) < len(configs):
         return shape
@@ -72,18 +69,19 @@ def own_sizes(
     return replace(shape, max_length=length, slots=slots)
 
 
-def own_length(config: dict[str, Any], native: bool = True) -> int | None:
+def own_length(config: dict[str, Any]) -> int | None:
     """Returns the positions that a model has; None if it does not say.
 
-    Those of its window if it has one, unless it runs `native`: then it is of a family that native steps have.
+    Those of longrope and dynamic scaling are the original ones: longer lengths change the tokens of short prompts too.
     """
-    with contextlib.suppress(ValueError):
-        known = config.get("ropes") or family_of(config).ropes
-        if native and (count := _count(config, "max_position_embeddings")):
-            return context_length(count, known)
-    positions, window = _count(config, "max_position_embeddings"), _count(config, "sliding_window")
-    kinds = config.get("layer_types") or (["sliding_attention"] if config.get("use_sliding_window", True) else [])
-    return min(positions, window) if positions and window and "sliding_attention" in kinds else positions
+    positions = _count(config, "max_position_embeddings")
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or next(iter(config.get("ropes", ())), None)
+    if not positions or not isinstance(rope, Mapping):
+        return positions
+    kind = rope.get("rope_type") or rope.get("type")
+    if kind == "longrope":
+        return _count(config, ORIGINAL) or _count(rope, ORIGINAL) or positions
+    return positions if kind == "dynamic" else context_length(positions, [{**rope, "rope_type": kind}])
 
 
 def _config(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -92,7 +90,7 @@ def _config(checkpoint: Checkpoint) -> dict[str, Any]:
         if checkpoint.gguf_file:
             family = family_of_gguf(StoredWeights(checkpoint.gguf_file))
             return {each.name: getattr(family, each.name) for each in fields(family)}
-        return read_object(configuration_folder(checkpoint) / "config.json")
+        return read_configuration(checkpoint)
     except Exception as error:
         log.debug("%s: its configuration cannot be read: %s", checkpoint.name, error)
         return {}
@@ -112,6 +110,6 @@ def _head_bytes(config: dict[str, Any]) -> int:
     return (3 + 2) * (_count(config, "hidden_size") or 0) * _NUMBER_BYTES
 
 
-def _count(config: dict[str, Any], name: str) -> int | None:
+def _count(config: Mapping[str, Any], name: str) -> int | None:
     value = config.get(name)
     return value if type(value) is int and 0 < value < 2**31 else None

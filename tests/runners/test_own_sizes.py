@@ -83,19 +83,19 @@ def test_a_configuration_that_does_not_say_chooses_nothing(
     assert chosen(tmp_path, monkeypatch, 100_000, config) == (512, 4)
 
 
-def test_a_window_bounds_the_length_where_it_is_used() -> None:
-    windowed = {"max_position_embeddings": 32768, "sliding_window": 4096}
-    assert own_length(windowed) == 4096
-    assert own_length({**windowed, "use_sliding_window": False}) == 32768
-    assert own_length({**windowed, "layer_types": ["full_attention"] * 2}) == 32768
-    assert own_length({**windowed, "layer_types": ["full_attention", "sliding_attention"]}) == 4096
-    assert own_length({"sliding_window": 4096}) is None
-
-
-def test_a_window_of_a_native_family_and_its_scaling_bound_nothing() -> None:
-    sizes = dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"), 64)
-    model = {"model_type": "mistral", "num_attention_heads": 8, **sizes}
-    model |= {"max_position_embeddings": 32768, "sliding_window": 4096}
-    assert own_length(model) == 32768 and own_length(model, native=False) == 4096
-    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
-    assert own_length({**model, "rope_scaling": yarn}) == 131072
+@pytest.mark.parametrize(
+    ("said", "length"),
+    [
+        ({"sliding_window": 4096}, 32768),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}, 131072),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}}, 32768),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, 32768),
+        ({"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 4096}, 4096),
+        ({"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 4096}}, 4096),
+        ({"max_position_embeddings": None}, None),
+    ],
+)
+def test_the_length_is_what_the_rotary_embedding_serves_without_giving_up_short_prompts(
+    said: dict[str, Any], length: int | None
+) -> None:
+    assert own_length({"max_position_embeddings": 32768, **said}) == length

@@ -42,22 +42,24 @@ def configuration(folder: Path) -> Any:
 def module_from(folder: Path, config: Any, weights: ScaledWeights, dtype: torch.dtype) -> Any:
     """A module with slot attention whose parameters are `weights` in `dtype`, like load_module's; on the CPU.
 
-    Raises ValueError if the weights lack some.
+    Raises ValueError if the weights lack some, or have some that nothing uses.
     """
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM, GenerationConfig
 
+    from tandem.runners.torch.accounting import refuse_weights
     from tandem.runners.torch.kernels import ATTENTION, register_attention
 
     register_attention()
     with init_empty_weights(include_buffers=False):
         module: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION)
-    names = [name for name in module.state_dict() if name in weights]
+    shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    names = [name for name in shapes if name in weights]
+    unused = [name for name in weights.names() if name not in shapes and not name.endswith("rotary_emb.inv_freq")]
+    refuse_weights((), unused, [name for name in names if weights.shape(name) != shapes[name]])
     module.load_state_dict({name: weights[name].to(dtype) for name in names}, strict=False, assign=True)
     module.tie_weights()
-    missing = sorted(name for name, p in module.named_parameters() if p.is_meta)
-    if missing:
-        raise ValueError(f"weights lack {', '.join(missing[:3])}")
+    refuse_weights([name for name, parameter in module.named_parameters() if parameter.is_meta])
     if (folder / "generation_config.json").is_file():
         module.generation_config = GenerationConfig.from_pretrained(folder)
     return module.eval().requires_grad_(False)

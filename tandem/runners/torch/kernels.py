@@ -17,8 +17,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tandem.runners.fits import UnsupportedModel
+
 ATTENTION = "tandem_slots"
 ROW_MULTIPLE = 8
+_HARMLESS = frozenset(
+    {"is_causal", "position_ids", "output_attentions", "output_hidden_states", "output_router_logits", "use_cache"}
+)
+"""Arguments that attention gets from modules and that the mask already says, or that shape no result."""
 
 
 class PackedLinear(nn.Module):
@@ -70,19 +76,48 @@ def slot_attention(
     attention_mask: Tensor,
     scaling: float | None = None,
     dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
     """Attention over slot caches, with the signature that transformers expects.
 
-    query [rows, heads, width, d], key and value [rows, kv_heads, length, d], additive mask
-    [rows, 1, attention_rows, length]. Returns [rows, width, heads, d].
+    query [rows, heads, width, d], key and value [rows, kv_heads, length, d], additive causal mask
+    [rows, 1, attention_rows, length], sinks s_aux [heads]. Returns [rows, width, heads, d]. Raises UnsupportedModel
+    for any other argument that may shape the result.
     """
+    for name, given in {"dropout": dropout or None, **kwargs}.items():
+        if given is not None and name not in _HARMLESS:
+            raise UnsupportedModel(f"attention of {type(module).__name__} takes {name}, which slots do not serve")
     rows, heads, width, dim = query.shape
     kv_heads = key.shape[1]
-    used = heads // kv_heads * width
-    grouped = F.pad(query.reshape(rows, kv_heads, used, dim), (0, 0, 0, attention_mask.shape[2] - used))
-    out = F.scaled_dot_product_attention(grouped, key, value, attn_mask=attention_mask, scale=scaling)
+    used, padding = heads // kv_heads * width, attention_mask.shape[2] - heads // kv_heads * width
+    grouped = F.pad(query.reshape(rows, kv_heads, used, dim), (0, 0, 0, padding))
+    if sliding_window is not None and sliding_window < attention_mask.shape[3]:
+        attention_mask = _windowed(attention_mask, sliding_window)
+    if softcap is None and s_aux is None:
+        out = F.scaled_dot_product_attention(grouped, key, value, attn_mask=attention_mask, scale=scaling)
+    else:
+        scores = grouped @ key.transpose(2, 3) * (dim**-0.5 if scaling is None else scaling)
+        if softcap is not None:
+            scores = (scores / softcap).tanh() * softcap
+        scores = scores + attention_mask
+        if s_aux is not None:
+            sinks = F.pad(s_aux.repeat_interleave(width).view(kv_heads, used), (0, padding))
+            scores = torch.cat((scores, sinks[None, ..., None].expand(rows, -1, -1, 1)), dim=3)
+        weights = scores.float().softmax(3)[..., : key.shape[2]]
+        out = weights.to(value.dtype) @ value
     return out[:, :, :used].reshape(rows, heads, width, dim).transpose(1, 2).contiguous(), None
+
+
+def _windowed(mask: Tensor, window: int) -> Tensor:
+    """A causal mask that also hides what lies `window` positions or more behind a query.
+
+    Such a position is one whose follower by `window` positions is shown too.
+    """
+    follower = F.pad(mask[..., window:], (0, window), value=-1.0)
+    return torch.where(follower == 0, torch.finfo(mask.dtype).min, mask)
 
 
 def register_attention() -> None:

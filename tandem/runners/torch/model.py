@@ -13,6 +13,7 @@ from tandem.runners.fits import check_fits
 from tandem.runners.torch.kernels import ATTENTION, attention_rows, can_pack, pack_linears
 from tandem.runners.torch.module_adapters import TorchAdapters
 from tandem.runners.torch.platforms import Platform, platform_of
+from tandem.runners.torch.rotary import fix_rotary
 from tandem.runners.torch.slot_cache import GatheredSlots, SlotCache
 
 
@@ -45,6 +46,7 @@ class TorchModel:
         config = module.config
         check_fits(config, max_length, ranks)
         self.module: Any = module.eval()
+        fix_rotary(module, max_length)
         self.platform, self.ranks = platform or platform_of(device), ranks
         self.draft_vocab = None if only is None else torch.tensor(only, dtype=self.ids, device=device)
         if self.draft_vocab is not None:
@@ -194,12 +196,18 @@ def load_module(
     """Loads a model with slot attention. `source` and `shard` (tensor_parallel.py) are from_pretrained's arguments."""
     from transformers import AutoModelForCausalLM
 
+    from tandem.runners.torch.accounting import refuse_weights
     from tandem.runners.torch.kernels import register_attention
 
     register_attention()
     module, info = AutoModelForCausalLM.from_pretrained(
-        **source, **(shard or {}), dtype=dtype, attn_implementation=ATTENTION, output_loading_info=True
+        **source,
+        **(shard or {}),
+        dtype=dtype,
+        attn_implementation=ATTENTION,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # refused below, by name
+        trust_remote_code=False,
     )
-    if info["missing_keys"]:
-        raise ValueError(f"weights lack {', '.join(sorted(info['missing_keys'])[:3])}")
+    refuse_weights(info["missing_keys"], info["unexpected_keys"], [name for name, *_ in info["mismatched_keys"]])
     return module.to(device).requires_grad_(False)
