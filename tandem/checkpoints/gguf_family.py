@@ -194,7 +194,8 @@ def _gemma(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
 def _phi3(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
     window = keys.get("attention.sliding_window")
     keys.get("attention.sliding_window_pattern")
-    return {"sliding_window": window or None}
+    original = config["rope_parameters"].get("original_max_position_embeddings")
+    return {"sliding_window": window or None} | ({"original_max_position_embeddings": original} if original else {})
 
 
 def _olmo2(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
