@@ -41,6 +41,13 @@ _KINDS = {
 _IGNORED = ("rope.scaling.finetuned", "rope.scaling.yarn_ext_factor", "interleave_mode")
 _27B = {"gemma2": 46, "gemma3": 62}
 """Layers of the models whose queries are scaled by their hidden size; no key says so."""
+_ENDS = frozenset(
+    (
+        *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<|end_of_text|>"),
+        *("<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>"),
+    )
+)
+_CONTROL = 3  # llama.cpp's kind of a token
 LONG, SHORT, FREQUENCIES = "rope_factors_long.weight", "rope_factors_short.weight", "rope_freqs.weight"
 
 
@@ -102,7 +109,7 @@ def config_of_gguf(file: StoredWeights) -> dict[str, Any]:
     config |= _heads(keys, config)
     config |= _rotary(file, keys, config)
     config |= _OWN.get(architecture, _nothing)(keys, config)
-    config |= {"eos_token_id": list(_end_ids(values)), "pad_token_id": values.get("tokenizer.ggml.padding_token_id")}
+    config |= {"eos_token_id": list(_end_ids(file)), "pad_token_id": values.get("tokenizer.ggml.padding_token_id")}
     keys.refuse_unread()
     return config
 
@@ -111,9 +118,16 @@ def _nothing(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _end_ids(values: Mapping[str, Any]) -> tuple[int, ...]:
-    """The ids that end a sequence: those of a text, of a turn and of a message."""
-    found = (values.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
+def _end_ids(file: StoredWeights) -> tuple[int, ...]:
+    """The ids that end a sequence: those of a text, of a turn and of a message, and those that llama.cpp knows by text.
+
+    Gemma has `</s>` as a word of HTML: it ends a sequence as a control token alone.
+    """
+    found = [file.header.values.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    tokens, kinds = (file.array(f"tokenizer.ggml.{name}") for name in ("tokens", "token_type"))
+    for place, token in enumerate(tokens):
+        if token in _ENDS or (token == "</s>" and kinds[place : place + 1] == [_CONTROL]):
+            found.append(place)
     return tuple(dict.fromkeys(each for each in found if each is not None))
 
 
