@@ -141,11 +141,10 @@ class StoredWeights:
     def header(self) -> Header:
         return self._header
 
-    def array(self, name: str) -> list[Any]:
-        """A list of the metadata, which may be long; empty if there is none."""
-        if name not in self._header.values:
-            return []
-        return Header(self._content, (name,)).arrays.get(name, [])
+    def arrays(self, *names: str) -> list[list[Any]]:
+        """Lists of the metadata, which may be long; an empty one where there is none."""
+        found = Header(self._content, names).arrays
+        return [found.get(name, []) for name in names]
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor, outputs first. Raises CheckpointError."""

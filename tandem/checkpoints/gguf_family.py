@@ -39,6 +39,7 @@ _KINDS = {
 }
 """The architectures that are read, and what transformers calls them."""
 _IGNORED = ("rope.scaling.finetuned", "rope.scaling.yarn_ext_factor", "interleave_mode")
+_FOLDER = "module code serves its folder of safetensors, if transformers has the family"
 _27B = {"gemma2": 46, "gemma3": 62}
 """Layers of the models whose queries are scaled by their hidden size; no key says so."""
 _ENDS = frozenset(
@@ -95,10 +96,14 @@ def config_of_gguf(file: StoredWeights) -> dict[str, Any]:
     values = file.header.values
     architecture = str(values.get("general.architecture"))
     if architecture not in _KINDS:
-        raise UnsupportedFamily(f"GGUF files of architecture {architecture:.60} (there are {', '.join(_KINDS)})")
+        raise UnsupportedFamily(
+            f"GGUF files of architecture {architecture:.60}{_named(values)} (there are {', '.join(_KINDS)}): {_FOLDER}"
+        )
     keys = _Keys(file, architecture)
     if keys.get("expert_count", 0):
-        raise UnsupportedFamily(f"GGUF files of {architecture} with experts ({architecture}.expert_count)")
+        raise UnsupportedFamily(
+            f"GGUF files of {architecture}{_named(values)} with experts ({architecture}.expert_count): {_FOLDER}"
+        )
     keys.get("expert_used_count")
     config: dict[str, Any] = {"model_type": _KINDS[architecture], "tie_word_embeddings": "output.weight" not in file}
     for name, ours in (_SAME | (_GRANITE if architecture == "granite" else {})).items():
@@ -114,6 +119,11 @@ def config_of_gguf(file: StoredWeights) -> dict[str, Any]:
     return config
 
 
+def _named(values: Mapping[str, Any]) -> str:
+    name = values.get("general.name")
+    return f" ({name!s:.60})" if name else ""
+
+
 def _nothing(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
@@ -124,7 +134,7 @@ def _end_ids(file: StoredWeights) -> tuple[int, ...]:
     Gemma has `</s>` as a word of HTML: it ends a sequence as a control token alone.
     """
     found = [file.header.values.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
-    tokens, kinds = (file.array(f"tokenizer.ggml.{name}") for name in ("tokens", "token_type"))
+    tokens, kinds = file.arrays(*(f"tokenizer.ggml.{name}" for name in ("tokens", "token_type")))
     for place, token in enumerate(tokens):
         if token in _ENDS or (token == "</s>" and kinds[place : place + 1] == [_CONTROL]):
             found.append(place)
