@@ -23,6 +23,7 @@ from tandem.speculation.lookahead import LookaheadPolicy, RunMeasurements
 from tandem.speculation.loop import DraftThenVerify, Rounds
 from tandem.speculation.never_waiting import NeverWaitingRounds
 from tandem.speculation.pipeline import MAX_IN_FLIGHT, PipelinedRounds
+from tandem.speculation.prediction import PredictionDrafter
 from tandem.speculation.request import Drafts
 from tandem.speculation.retry import Persistence
 from tandem.speculation.round_statistics import RoundStatistics
@@ -73,10 +74,11 @@ def _rounds(
     """
 
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
-        read = features if request.models_draft and not request.adapter else None
+        read = features if request.models_draft and not request.adapter and not request.predicted else None
         inbox = FeatureInbox(read, drafting.choice.feature_context) if read else None
         session = RemoteSession(client, request.of_models, stats, inbox)
-        drafter = traced(drafting.drafter(request.of_models, info.vocab_size, stats=stats, inbox=inbox), "open draft")
+        own = None if request.predicted else drafting.drafter(request.of_models, info.vocab_size, None, stats, inbox)
+        drafter = traced(own or PredictionDrafter(request.predicted), "open draft")
         # Under rejection tokens depend on drafts, and a head's drafts on which features have come: it waits for them.
         if pipeline is Pipeline.OFF or (inbox and request.rule is Rule.REJECTION):
             steady = request.rule is Rule.AGREEMENT and not request.stop_strings
@@ -91,7 +93,7 @@ def _rounds(
         reach = LookaheadPolicy(info.max_speculation_length, measured, fixed_length(request, info))
         stepping = traced_run(RunningVerifier(session, stats, stop_tokens(request, info)))
         chunk = max(1, info.max_speculation_length)
-        copies = request.drafts in (Drafts.AUTO, Drafts.LOOKUP) and drafting.choice.looks_up
+        copies = request.drafts in (Drafts.AUTO, Drafts.LOOKUP) and drafting.choice.looks_up and not request.predicted
         running = NeverWaitingRounds(stepping, drafter, reach, stats, total, chunk, new, copies=copies)
         choice = ModeChoice(reach, MAX_IN_FLIGHT, pipeline)
 

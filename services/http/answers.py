@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from tandem.services.http.requests import Asked
 from tandem.services.http.scoring import Scores
 from tandem.services.http.tools import Delta, folded
 from tandem.services.http.usage import metrics, usage
-from tandem.speculation.types import Chunk, FinishReason, GenerationEnd, ModelInfo
+from tandem.speculation.types import Chunk, FinishReason, GenerationEnd, ModelInfo, TokenLogprobs
 
 Json = dict[str, Any]
 
@@ -25,7 +26,7 @@ class Choice:
         self._parser = asked.tools.parser()
         self._deltas: list[Delta] = []
         self._logprobs: list[Json] = []
-        self._offset = 0
+        self._offset, self._characters = 0, codecs.getincrementaldecoder("utf-8")(errors="replace")
         self.token_ids: list[int] = []
         self.end: GenerationEnd | None = None
         self._begun = False
@@ -33,11 +34,10 @@ class Choice:
     def scored(self, scores: Scores) -> None:
         """Takes the log-probabilities of the prompt, which the answer repeats."""
         prompt = self._asked.prompts[self._asked.prompt_of(self.index)]
-        first = self._told(prompt[0], 0.0)
-        self._offset = len(first["token"])
-        told = self._logprobs_of(prompt[1:], scores)
-        starts = {"tokens": first["token"], "token_logprobs": None, "top_logprobs": None, "text_offset": 0}
-        self._logprobs.append({name: [value, *told[name]] for name, value in starts.items()})
+        told = self._logprobs_of(prompt, (TokenLogprobs(0.0), *scores))
+        self._logprobs.append(
+            {**told, **{name: [None, *told[name][1:]] for name in ("token_logprobs", "top_logprobs")}}
+        )
 
     def add(self, chunk: Chunk) -> list[Json]:
         """Takes the next tokens. Returns the parts of a streamed choice that they make."""
@@ -125,21 +125,24 @@ class Choice:
 
     def _logprobs_of(self, token_ids: Sequence[int], logprobs: Scores) -> Json:
         told = [
-            (self._told(token, each.logprob), [self._told(*one) for one in each.top])
+            (self._told(token, each.logprob), [(id, self._told(id, logprob)) for id, logprob in each.top])
             for token, each in zip(token_ids, logprobs, strict=True)
         ]
         if self._asked.chat:
-            return {"content": [{**one, "top_logprobs": top} for one, top in told], "refusal": None}
-        offsets = []
-        for one, _ in told:
-            offsets.append(self._offset)
-            self._offset += len(one["token"])
+            content = [{**one, "top_logprobs": [each for _, each in top]} for one, top in told]
+            return {"content": content, "refusal": None}
         return {
             "tokens": [one["token"] for one, _ in told],
             "token_logprobs": [one["logprob"] for one, _ in told],
-            "top_logprobs": [{each["token"]: each["logprob"] for each in top} for _, top in told],
-            "text_offset": offsets,
+            "top_logprobs": [_by_text(token, top) for token, (_, top) in zip(token_ids, told, strict=True)],
+            "text_offset": [self._offset_of(token) for token in token_ids],
         }
+
+    def _offset_of(self, token: int) -> int:
+        """Returns where the next token begins in the text: at the character that it is, or is a part of."""
+        offset = self._offset
+        self._offset += len(self._characters.decode(self._tokenizer.token_bytes(token)))
+        return offset
 
     def _told(self, token: int, logprob: float) -> Json:
         if self._asked.says("return_tokens_as_token_ids"):
@@ -148,6 +151,22 @@ class Choice:
         spelt = self._tokenizer.token_bytes(token)
         text = self._tokenizer.text([token]) if not spelt else spelt.decode(errors="replace")
         return {"token": text, "logprob": logprob, "bytes": list(spelt)}
+
+
+def _by_text(chosen: int, top: Sequence[tuple[int, Json]]) -> dict[str, float]:
+    """Returns log-probabilities by tokens' texts. Of several with one text, others than the likeliest have other names.
+
+    Those are OpenAI's, of bytes that are no text, or vLLM's, of ids. The chosen token has its text in any case.
+    """
+    named = {each["token"]: token for token, each in reversed(top)}
+    named |= {each["token"]: token for token, each in top if token == chosen}
+    found: dict[str, float] = {}
+    for token, each in top:
+        name = each["token"]
+        if named[name] != token:
+            name = "bytes:" + "".join(f"\\x{byte:02x}" for byte in each["bytes"])
+        found[name if name not in found else f"token_id:{token}"] = each["logprob"]
+    return found
 
 
 class Answer:

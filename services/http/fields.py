@@ -9,7 +9,7 @@ from typing import Any
 
 from tandem.hints import meant
 from tandem.services.http import values
-from tandem.services.http.messages import messages
+from tandem.services.http.messages import messages, prediction
 from tandem.services.http.structures import response_format, structured_outputs
 from tandem.services.http.tools import tool_choice, tools
 from tandem.services.http.values import Parse, as_happens, boolean, integer, listed, mapping, never, number, string
@@ -110,12 +110,12 @@ FIELDS: Mapping[str, Field] = {
         BOTH,
         model=string,
         n=integer(1, MAX_CHOICES),
-        max_tokens=integer(1, MOST),
+        max_tokens=values.unless(-1, integer(0, MOST)),
         temperature=number,
         top_p=number,
         top_k=_top_k,
         min_p=number,
-        seed=integer(-(2**63), 2**64 - 1),
+        seed=values.unless(-1, integer(-(2**63), 2**64 - 1)),
         stop=_stop,
         stop_token_ids=listed(integer(0, MOST)),
         ignore_eos=boolean,
@@ -139,12 +139,13 @@ FIELDS: Mapping[str, Field] = {
         request_id=string,
         drafts=values.one_of(*(each.value for each in Drafts)),
         speculation_length=integer(0, MOST),
+        prediction=prediction,
         receipt=boolean,
     ),
     **_served(
         CHAT,
         messages=messages,
-        max_completion_tokens=integer(1, MOST),
+        max_completion_tokens=values.unless(-1, integer(1, MOST)),
         top_logprobs=integer(0, MAX_LOGPROBS),
         tools=tools,
         tool_choice=tool_choice,
@@ -164,7 +165,7 @@ FIELDS: Mapping[str, Field] = {
     **_accepted("reasoning is not told from the answer", True, names=("include_reasoning",), of=CHAT),
     "best_of": Field(Kind.ACCEPTED, BOTH, integer(1, MAX_CHOICES)),  # 1, or n
     **_accepted("beams are not searched", False, names=("use_beam_search", "early_stopping")),
-    **_accepted("it is for beam search, which is not served", 1, 1.0, names=("length_penalty",)),
+    **_accepted("it is for beam search, which is not served", 1, names=("length_penalty",)),
     **_accepted("not served: the end may come with any token", 0, names=("min_tokens",)),
     **_accepted("special tokens have no text here", True, names=("skip_special_tokens",)),
     **_accepted("not served", True, False, names=("spaces_between_special_tokens",)),
@@ -188,7 +189,6 @@ FIELDS: Mapping[str, Field] = {
     **_refused("this server searches nothing", "web_search_options", of=CHAT),
     **_refused("nothing is moderated here", "moderation", of=CHAT),
     **_refused("reasoning has no effort of its own here", "reasoning_effort", "thinking_token_budget", of=CHAT),
-    **_refused("drafts are the server's: see drafts", "prediction", of=CHAT),
     **_refused("prefixes are kept by the server's own rule", "prompt_cache_options", of=CHAT),
     **_refused("the model's own template is used", "chat_template", of=CHAT),
     **_refused("log-probabilities are of the output alone", "prompt_logprobs"),
@@ -203,15 +203,17 @@ FIELDS: Mapping[str, Field] = {
 
 
 def read(of: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a request for "chat" or "completions". Null stands for what is absent."""
+    """Returns the fields of a request for "chat" or "completions". Null, and what a field has for it, is absent."""
     found = {}
     for name, value in body.items():
         field = FIELDS.get(name)
         if field is None or of not in field.of:
             names = [each for each, its in FIELDS.items() if of in its.of]
             raise InvalidField(name[:64], f"unknown field of {of}{meant(name[:64], names)}")
-        if value is not None:
-            found[name] = field.parse(name, value)
+        if value is not None and (parsed := field.parse(name, value)) is not None:
+            found[name] = parsed
+    if of == "chat" and found.get("max_tokens") == 0:
+        raise InvalidField("max_tokens", f"0 is outside 1 to {MOST}")
     if found.get("best_of", 1) not in (1, found.get("n", 1)):
         raise InvalidField("best_of", "all choices are answered: it can only be n")
     if "stream_options" in found and not found.get("stream"):

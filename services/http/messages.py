@@ -38,8 +38,8 @@ def _message(name: str, value: Any) -> dict[str, Any]:
     return {"role": "system" if role == "developer" else role, "content": text, **rest}
 
 
-def _text(name: str, value: Any) -> str:
-    """Parses a text, or parts of text, each of which is a line of its own."""
+def _text(name: str, value: Any, between: str = "\n") -> str:
+    """Parses a text, or parts of text, each of which is a line of its own unless something else is `between`."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -50,7 +50,15 @@ def _text(name: str, value: Any) -> str:
         if kind != "text":
             raise InvalidField(f"{name}[{i}].type", f"{str(kind)[:32]!r} is not served: parts are text")
         parts.append(known(f"{name}[{i}]", part, {"type": string, "text": string}).get("text", ""))
-    return "\n".join(parts)
+    return between.join(parts)
+
+
+def prediction(name: str, value: Any) -> str:
+    """Parses OpenAI's predicted output, whose parts are of one text."""
+    found = known(name, value, {"type": one_of("content"), "content": lambda name, content: _text(name, content, "")})
+    if "content" not in found:
+        raise InvalidField(f"{name}.content", "missing")
+    return str(found["content"])
 
 
 def _calls(name: str, value: Any) -> list[dict[str, Any]]:

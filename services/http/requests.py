@@ -54,6 +54,11 @@ class Asked:
         """Whether the answer has log-probabilities of the prompts."""
         return self.says("echo") and "logprobs" in self.given
 
+    @property
+    def generates(self) -> bool:
+        """Whether tokens are to be made; else the prompt alone is answered."""
+        return self.given.get("max_tokens") != 0
+
     def prompt_of(self, choice: int) -> int:
         """The index of the prompt that a choice continues."""
         return choice // self.n
@@ -148,15 +153,17 @@ class Asking:
             raise InvalidField("n", f"{n} choices of {len(prompts)} prompts are above the limit of {MAX_CHOICES}")
         if last := given.get("truncate_prompt_tokens"):
             prompts = [prompt[-last:] for prompt in prompts]
+        longest, prediction = self._generator.info.max_sequence_length, given.get("prediction", "")
         for prompt in prompts:
-            self._limits.check_prompt(len(prompt), "", self._generator.info.max_sequence_length)
+            self._limits.check_prompt(len(prompt), "", longest)
+        self._limits.check_prompt(0, prediction, longest, "prediction")
         sampling = self._sampling(given, _structure(given, tools))
         stop = (*given.get("stop", ()), *tools.stop)
         check_stops(given.get("stop_token_ids", ()), "stop", stop)
         first = GenerationRequest(
             token_ids=(),
             sampling=sampling,
-            max_new_tokens=given.get("max_completion_tokens", given.get("max_tokens")),
+            max_new_tokens=given.get("max_completion_tokens", given.get("max_tokens") or None),
             stop_token_ids=tuple(given.get("stop_token_ids", ())),
             stop_strings=stop,
             ignore_end_of_sequence=given.get("ignore_eos", False),
@@ -164,6 +171,7 @@ class Asking:
             adapter=adapter,
             speculation_length=given.get("speculation_length"),
             receipt=given.get("receipt", False),
+            prediction=prediction,
             **members({name: given[name] for name in ("drafts",) if name in given}),
         )
         requests = tuple(

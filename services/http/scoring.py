@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from tandem.services.generation import Generations
 from tandem.speculation.types import (
     Chunk,
+    FinishReason,
+    GenerationEnd,
     GenerationRequest,
     SamplingParams,
+    SpeculationStats,
     Structure,
     StructureKind,
     TokenLogprobs,
@@ -35,6 +38,13 @@ async def scored(requests: Sequence[GenerationRequest], longest_draft: int, run:
     return [tuple(each) for each in found]
 
 
+async def nothing(requests: Sequence[GenerationRequest]) -> AsyncGenerator[tuple[int, Chunk | GenerationEnd], None]:
+    """Yields the events of generations without a token."""
+    for index, request in enumerate(requests):
+        yield index, Chunk()
+        yield index, GenerationEnd(FinishReason.LENGTH, len(request.token_ids or ()), 0, SpeculationStats())
+
+
 def _known(request: GenerationRequest, longest_draft: int) -> GenerationRequest:
     """Returns a request whose output is the prompt of `request` after its first token."""
     first, *rest = request.token_ids or ()
@@ -46,5 +56,6 @@ def _known(request: GenerationRequest, longest_draft: int) -> GenerationRequest:
         stop_token_ids=(),
         stop_strings=(),
         ignore_end_of_sequence=True,
+        prediction="",
         speculation_length=None if request.speculation_length == 0 else longest_draft,
     )

@@ -12,7 +12,7 @@ from typing import Any
 from google.protobuf.wrappers_pb2 import StringValue
 
 from tandem.rpc.request_context import Request, begin, current_span, set_prefix_scope, valid_id
-from tandem.services.errors import NotAccepting, NotOffered, NotRead
+from tandem.services.errors import Interrupted, NotAccepting, NotOffered, NotRead
 from tandem.services.generation import GenerateMethod, Generations
 from tandem.services.http import fields, values
 from tandem.services.http.answers import Answer, models
@@ -20,7 +20,7 @@ from tandem.services.http.body import read_json
 from tandem.services.http.exchange import Exchange
 from tandem.services.http.problems import NoSuchModel
 from tandem.services.http.requests import PROMPTS, Asked, Asking, own_name
-from tandem.services.http.scoring import scored
+from tandem.services.http.scoring import nothing, scored
 from tandem.services.http.tools import ToolUse
 from tandem.services.layers import Call
 from tandem.services.observability.setup import version
@@ -81,6 +81,9 @@ class HttpService:
             await self._answered(call, exchange, asked)
         except InvalidField as error:
             raise own_name(error, of, given) from None
+        except Interrupted as error:
+            cause = own_name(error.cause, of, given) if isinstance(error.cause, InvalidField) else error.cause
+            raise Interrupted(cause, error.produced) from None
         except NoSuchModel:
             exchange.param = "model"
             raise
@@ -121,7 +124,8 @@ class HttpService:
                         firsts = asked.requests[:: asked.n]
                         answer.score(await scored(firsts, generator.info.max_speculation_length, self._working))
                     with self._working(asked.requests) as work:
-                        async with contextlib.aclosing(work.events()) as events:
+                        made = work.events() if asked.generates else nothing(asked.requests)
+                        async with contextlib.aclosing(made) as events:
                             async for choice, event in events:
                                 call.replied(self._generate.reply(event))
                                 parts = answer.parts(choice, event)

@@ -7,6 +7,7 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
+from tandem.engine.structure_schemas import moved, step
 from tandem.services.http.structures import ANY_OBJECT, json_schema
 from tandem.services.http.values import boolean, known, mapping, one_of, sequence, string
 from tandem.speculation.types import InvalidField, Structure
@@ -74,26 +75,27 @@ class ToolUse:
     def structure(self) -> Structure | None:
         """What the output must match so that it is the calls that were asked for."""
         if self.named:
-            return json_schema("tools", self.functions[self.named].get("parameters") or ANY_OBJECT)
+            return json_schema("tools", self._with_parameters({"$ref": _pointer(self.named)}))
         return json_schema("tools", self._required()) if self.choice == "required" else None
 
+    def _with_parameters(self, schema: dict[str, Any]) -> dict[str, Any]:
+        """Returns a schema that can refer to those of the functions, and says their names if they are refused."""
+        named = {name: ANY_OBJECT | each.get("parameters", {}) for name, each in self.functions.items()}
+        return {**schema, "$defs": {f"tools.{name}": moved(each, _pointer(name)) for name, each in named.items()}}
+
     def _required(self) -> dict[str, Any]:
-        """Returns the schema of a list of calls. Definitions of the functions' schemas move to its top."""
-        definitions: dict[str, dict[str, Any]] = {}
-        calls = []
-        for name, function in self.functions.items():
-            parameters = dict(function.get("parameters") or ANY_OBJECT)
-            for key in ("$defs", "definitions"):
-                for title, schema in mapping(f"tools.{name[:64]}.{key}", parameters.pop(key, {})).items():
-                    if definitions.setdefault(key, {}).setdefault(title, schema) != schema:
-                        raise InvalidField("tools", f"two functions define {title[:64]!r} differently")
-            properties = {"name": {"const": name}, "arguments": parameters}
-            required = ["name", "arguments"]
-            calls.append(
-                {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
-            )
+        """Returns the schema of a list of calls."""
+        calls = [
+            {
+                "type": "object",
+                "properties": {"name": {"const": name}, "arguments": {"$ref": _pointer(name)}},
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+            for name in self.functions
+        ]
         most = {} if self.several else {"maxItems": 1}
-        return {"type": "array", "items": {"anyOf": calls}, "minItems": 1, **most, **definitions}
+        return self._with_parameters({"type": "array", "items": {"anyOf": calls}, "minItems": 1, **most})
 
     @property
     def stop(self) -> tuple[str, ...]:
@@ -107,6 +109,11 @@ class ToolUse:
         if self.choice == "required":
             return RequiredCalls()
         return MarkedCalls(frozenset(self.functions)) if self.choice == "auto" else Parser()
+
+
+def _pointer(name: str) -> str:
+    """Where a function's schema stands in that of calls."""
+    return f"#/$defs/{step(f'tools.{name}')}"
 
 
 class Parser:

@@ -12,13 +12,14 @@ from tandem.speculation.types import GenerationEnd
 def usage(prompt: int, output: int, ends: Sequence[GenerationEnd], firsts: Sequence[GenerationEnd]) -> dict[str, Any]:
     """Builds `usage`. `firsts`: the ends of each prompt's first choice, whose cached tokens count."""
     accepted, drafted = sum(each.stats.accepted for each in ends), sum(each.stats.drafted for each in ends)
+    shown = sum(min(each.stats.accepted, each.output_tokens) for each in ends)  # a stop may cut the last round's
     return {
         "prompt_tokens": prompt,
         "completion_tokens": output,
         "total_tokens": prompt + output,
         "prompt_tokens_details": {"cached_tokens": sum(each.stats.cached_prompt_tokens for each in firsts)},
         "completion_tokens_details": {
-            "accepted_prediction_tokens": accepted,
+            "accepted_prediction_tokens": shown,
             "rejected_prediction_tokens": drafted - accepted,
         },
     }

@@ -54,6 +54,8 @@ def number(name: str, value: Any) -> float:
 
 def integer(least: int, most: int) -> Parse:
     def parse(name: str, value: Any) -> int:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # 64.0, as clients of languages with one kind of number write it
         if isinstance(value, bool) or not isinstance(value, int):
             raise refused(name, value, "an integer")
         if not least <= value <= most:
@@ -61,6 +63,11 @@ def integer(least: int, most: int) -> Parse:
         return value
 
     return parse
+
+
+def unless(absent: int, parse: Parse) -> Parse:
+    """Takes a value for null."""
+    return lambda name, value: None if value == absent and value is not True else parse(name, value)
 
 
 def one_of(*values: str) -> Parse:
@@ -94,7 +101,7 @@ def as_happens(*values: Any, why: str) -> Parse:
     """Accepts the values that ask for what happens anyway, and no other."""
 
     def parse(name: str, value: Any) -> Any:
-        if not any(type(value) is type(each) and value == each for each in values):
+        if not any(isinstance(value, bool) == isinstance(each, bool) and value == each for each in values):
             raise InvalidField(name, why)
         return value
 

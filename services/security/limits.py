@@ -81,10 +81,11 @@ class ServerLimits:
         """Checks the counts and lengths of a tandem.v1.Generation before reading it. Raises TooLong, InvalidField."""
         text = message.text or texts_of(message.messages)
         self.check_prompt(len(message.token_ids.ids), text, max_sequence_length)
+        self.check_prompt(0, message.prediction, max_sequence_length, "prediction")
         check_stops(message.stop_token_ids, "stop_strings", message.stop_strings)
         check_name("adapter", message.adapter)
 
-    def check_prompt(self, tokens: int, text: str, max_sequence_length: int) -> None:
+    def check_prompt(self, tokens: int, text: str, max_sequence_length: int, what: str = "prompt") -> None:
         """Raises TooLong if a prompt of so many token ids, or of that text, is too long to be read."""
         if tokens > max_sequence_length:
             raise TooLong(
@@ -93,7 +94,7 @@ class ServerLimits:
         most = self.max_prompt_bytes or BYTES_PER_TOKEN * max_sequence_length
         length = len(text.encode())
         if length > most:
-            raise TooLong(f"the prompt has {length} bytes and this server takes {most} (max_prompt_bytes)")
+            raise TooLong(f"the {what} has {length} bytes and this server takes {most} (max_prompt_bytes)")
 
 
 def check_stops(token_ids: Sized, name: str, strings: Sequence[str]) -> None:

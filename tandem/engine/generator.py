@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from tandem.checkpoints.tokenizers import Tokenizer
+from tandem.checkpoints.tokenizers import ChatTokenizer, Tokenizer
 from tandem.engine.chats import chat_length, chat_tokens
 from tandem.engine.fair_turns import FairThread
 from tandem.speculation.length import AdaptiveLength, FixedLength, LengthPolicy
@@ -114,6 +114,8 @@ class Generator:
         """
         prompt = await self.prompt_tokens(request)
         request = self.defaults.complete(request, self._total(request) - len(prompt))
+        if request.prediction:
+            request = replace(request, predicted=await self._predicted(request.prediction))
         stats = SpeculationStats() if stats is None else stats
         stopping = Stopping(self._rules(request, len(prompt)), self.tokenizer.stream())
         chosen = self.fallback if self.fallback and not self.answers(request) else self
@@ -143,6 +145,11 @@ class Generator:
             raise InvalidField("prompt", "empty: at least one token is needed")
         check_tokens("prompt", prompt, self.info.vocab_size)
         return prompt
+
+    async def _predicted(self, text: str) -> tuple[int, ...]:
+        """Returns the tokens of a prediction, as far as a sequence could have them."""
+        encode = self.tokenizer.tokens if isinstance(self.tokenizer, ChatTokenizer) else self.tokenizer.encode
+        return tuple((await self._encoded(partial(encode, text, False), len(text)))[: self.info.max_sequence_length])
 
     async def _encoded(self, encode: Callable[[], list[int]], length: int) -> list[int]:
         """Tokenizes; long texts one at a time in a thread, since a megabyte would block the event loop for seconds."""

@@ -25,6 +25,7 @@ from tandem.speculation.lookup_policy import PolicedLookup
 from tandem.speculation.loop import DraftThenVerify, Rounds
 from tandem.speculation.model_info import Rehearsal
 from tandem.speculation.never_waiting import DraftsElsewhere, NeverWaitingRounds
+from tandem.speculation.prediction import PredictionDrafter
 from tandem.speculation.request import Drafts
 from tandem.speculation.round_statistics import RoundStatistics
 from tandem.speculation.step_times import MeasuredTimes
@@ -76,6 +77,8 @@ def plain_generator(loaded: Loaded) -> Generator:
     """Builds a generator that decodes plainly with the target alone."""
 
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
+        if request.predicted:
+            return predicted_rounds(loaded, replace(request, rule=Rule.AGREEMENT), stats, info)
         check_drafts(request, ())
         verifier = LocalVerifier(loaded.engine, replace(request.of_models, rule=Rule.AGREEMENT), stats)
         return UndraftedRounds(verifier, None if request.stop_strings else stop_tokens(request, info))
@@ -102,6 +105,8 @@ def drafted_generator(
     measured, most = RunMeasurements(steps=statistics.verify), info.max_speculation_length
 
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
+        if request.predicted:
+            return predicted_rounds(target, request, stats, info)
         check_drafts(request, drafts_named(name))
         fixed = fixed_length(request, info)
         verifier = LocalVerifier(target.engine, request.of_models, stats)
@@ -127,6 +132,17 @@ def drafted_generator(
         return ChosenRounds(verifier.open, choice.runs, choice.took, waiting, running, reach, measures_steps=True)
 
     return Generator(info, target.tokenizer, rounds, statistics=statistics)
+
+
+def predicted_rounds(target: Loaded, request: GenerationRequest, stats: SpeculationStats, info: ModelInfo) -> Rounds:
+    """Returns rounds of a target for which the request's prediction drafts, and nothing else."""
+    verifier = LocalVerifier(target.engine, request.of_models, stats)
+    if request.drafts_sample:
+        return DraftThenVerify(verifier, PredictionDrafter(request.predicted))
+    drafter = PredictionDrafter(request.predicted, only_grows=True)
+    most = info.max_speculation_length if request.speculation_length is None else request.speculation_length
+    stops = None if request.stop_strings else stop_tokens(request, info)
+    return UndraftedRounds(verifier, stops, most, PolicedLookup(target.lookup_policy, prediction=drafter))
 
 
 def fixed_length(request: GenerationRequest, info: ModelInfo) -> int | None:
@@ -209,6 +225,10 @@ def fused_generator(
     pair = FusedPair(target.engine, draft.engine, health) if draft and not draft.translation else None
 
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
+        if request.predicted:
+            if draft and isinstance(why := draft.engine.can.copied_drafts, No):
+                raise InvalidField("prediction", f"this server takes none: {why}")
+            return predicted_rounds(target, request, stats, info)
         mine = drafts_for(request, draft)
         check_drafts(request, drafts_of(mine, choice))
         if mine and not request.models_draft and not isinstance(mine.engine.can.copied_drafts, No):

@@ -5,17 +5,18 @@ a process that compiles it, and from that one, for each output, a process that f
 parent has, at no cost, and can be killed alone. Each process has a limit of memory, and of processor time per message.
 
 A message is a packet on the process's own socket. If the other end closes, the process is killed. If it dies, its
-parent sends the signal in its place. It imports nothing of Tandem, so that it starts quickly.
+parent sends the signal in its place. Of Tandem it imports structure_schemas.py alone, so that it starts quickly.
 """
 
 from __future__ import annotations
 
 import array
 import contextlib
-import decimal
 import gc
+import importlib
 import json
 import os
+import re
 import resource
 import select
 import signal
@@ -35,16 +36,14 @@ NOTHING, ADVANCE, MASK = range(3)
 STEP_HEADER = struct.Struct("<BBxxII")  # STEP, what is asked, tokens to take back, a token
 TAKEN = struct.Struct("<cI")  # DONE, how many of the tokens were taken
 COMPILED = struct.Struct("<cQ")  # DONE, bytes that the process took to compile
-# Keywords of JSON schemas: those of an object itself, and those with the schemas of what is in an object or an array.
-OF_OBJECTS = ("properties", "patternProperties", "additionalProperties", "required", "minProperties")
-NAMED = ("properties", "patternProperties")
-ITEMS = ("items", "prefixItems", "additionalProperties")
 
 MOST_DIGITS = 20
 """Digits in a row that a number of JSON may have: a float has 17 significant ones, an integer of 64 bits 20."""
 EXPONENT_DIGITS = 3
 LONGEST_NUMBER = 400
 """Digits in a row, where the schema itself has such numbers: 1e308 has 309."""
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_NUMBER = re.compile(rb"([0-9][eE][+-]?)?([0-9]*)$")
 
 PACKET = 64 * 1024
 """Most bytes of a text or of tokens in one packet; a socket's buffer holds about three times as many."""
@@ -56,44 +55,44 @@ def step(asked: int, back: int, tokens: Sequence[int], token: int = 0) -> bytes:
     return STEP_HEADER.pack(STEP, asked, back, token) + array.array("I", tokens).tobytes()
 
 
-class NumberLimit:
-    """Bounds the digits of JSON's numbers, which schemas leave without end: so many in a row, and in an exponent three.
+class JsonText:
+    """Reads an output that is JSON. It bounds the digits of numbers, which schemas leave without end.
 
-    `leading[n]`: the tokens that begin with n digits or more, as bits of a mask. It reads the text of what was taken.
+    `leading[n]`: the tokens that begin with n digits or more, as bits of a mask. `most`: digits in a row; an exponent
+    has EXPONENT_DIGITS. `rest` (structure_schemas.Rest) checks an output that is complete; `fault`: what it found last.
     """
 
-    def __init__(self, leading: Sequence[int], most: int, text_of: Callable[[int], bytes]) -> None:
-        self._leading, self._most, self._text_of = leading, most, text_of
-        self._states = [(False, False, 0, False)]  # in a string, after a backslash, digits so far, in an exponent
+    def __init__(self, leading: Sequence[int], most: int, text_of: Callable[[int], bytes], rest: Any = None) -> None:
+        self._leading, self._most, self._text_of, self._rest = leading, most, text_of, rest
+        self._texts: list[bytes] = []
+        self.fault = ""
 
     def take(self, token: int) -> None:
-        string, escaped, digits, exponent = self._states[-1]
-        for byte in self._text_of(token):
-            if string:
-                string, escaped = escaped or byte != ord('"'), byte == ord("\\") and not escaped
-            elif ord("0") <= byte <= ord("9"):
-                digits += 1
-            else:
-                signs = exponent and not digits and byte in b"+-"
-                exponent, string, digits = signs or (digits > 0 and byte in b"eE"), byte == ord('"'), 0
-        self._states.append((string, escaped, digits, exponent))
+        self._texts.append(self._text_of(token))
 
     def back(self, count: int) -> None:
-        del self._states[len(self._states) - count :]
+        del self._texts[len(self._texts) - count :]
 
     def limit(self, mask: bytearray, may_end: bool) -> None:
         """Takes the tokens out of a mask that have too many digits, unless nothing else may come."""
-        string, _, digits, exponent = self._states[-1]
-        over = max(1, (EXPONENT_DIGITS if exponent else self._most) - digits + 1)
-        if string or over >= len(self._leading):
+        outside = _STRINGS.sub(b"", b"".join(self._texts))
+        number = _NUMBER.search(outside)
+        assert number, "it matches what is empty"
+        over = max(1, (EXPONENT_DIGITS if number[1] else self._most) - len(number[2]) + 1)
+        if b'"' in outside or over >= len(self._leading):
             return
         left = int.from_bytes(mask, "little") & ~self._leading[over]
         if left or may_end:
             mask[:] = left.to_bytes(len(mask), "little")
 
+    def complete(self) -> bool:
+        """Whether an output that may end has nothing against it."""
+        self.fault = self._rest.fault(b"".join(self._texts).decode(errors="replace")) if self._rest else ""
+        return not self.fault
+
 
 def leading_digits(vocabulary: Any, vocab_size: int) -> list[int]:
-    """Returns the `leading` of NumberLimit for a vocabulary."""
+    """Returns the `leading` of JsonText for a vocabulary."""
     found: list[int] = [0]
     for token in range(vocab_size):
         text = vocabulary.decode_bytes([token])
@@ -104,28 +103,17 @@ def leading_digits(vocabulary: Any, vocab_size: int) -> list[int]:
 
 
 def digits_needed(schema: str) -> int:
-    """Returns how many digits in a row a number may have: MOST_DIGITS, or as many as one in the schema has."""
-    most = MOST_DIGITS
-
-    def note(text: str) -> int:
-        nonlocal most
-        number = decimal.Decimal(text)
-        if number.is_finite() and number:
-            most = max(most, min(LONGEST_NUMBER, max(number.adjusted() + 1, -int(number.as_tuple().exponent))))
-        return 0
-
-    with contextlib.suppress(ValueError, RecursionError, ArithmeticError):
-        json.loads(schema, parse_int=note, parse_float=note)
-    return most
+    """Returns how many digits in a row a number may have: MOST_DIGITS, or as many as the schema itself has."""
+    return min(LONGEST_NUMBER, max(MOST_DIGITS, *map(len, re.findall("[0-9]+", schema)), 0))
 
 
 class Follower:
     """Follows an output through a structure. Where it may end, any of `end_ids` may come next, and ends it."""
 
     def __init__(
-        self, matcher: Any, vocab_size: int, end_ids: Sequence[int], numbers: NumberLimit | None = None
+        self, matcher: Any, vocab_size: int, end_ids: Sequence[int], json_text: JsonText | None = None
     ) -> None:
-        self._matcher, self._vocab_size, self._end_ids, self._numbers = matcher, vocab_size, end_ids, numbers
+        self._matcher, self._vocab_size, self._end_ids, self._json = matcher, vocab_size, end_ids, json_text
         self._ended = 0  # end-of-sequence tokens taken
 
     def mask(self) -> bytes:
@@ -136,11 +124,13 @@ class Follower:
             self.check()
             mask[: len(made)] = made
         may_end = self._may_end()
-        if self._numbers:
-            self._numbers.limit(mask, may_end)
+        if self._json:
+            self._json.limit(mask, may_end)
         for token in self._end_ids:
             mask[token // 8] &= ~(1 << token % 8)
             mask[token // 8] |= may_end << token % 8
+        if self._json and self._json.fault and not any(mask):
+            raise ValueError(f"the output breaks it at {self._json.fault}")
         return bytes(mask)
 
     def advance(self, token: int) -> bool:
@@ -150,8 +140,8 @@ class Follower:
             self._ended += may
             return may
         taken = not self._ended and bool(self._matcher.try_consume_tokens([token]))
-        if taken and self._numbers:
-            self._numbers.take(token)
+        if taken and self._json:
+            self._json.take(token)
         return taken
 
     def back(self, count: int) -> None:
@@ -159,8 +149,8 @@ class Follower:
         self._ended -= ends
         if count > ends:
             self._matcher.rollback(count - ends)
-            if self._numbers:
-                self._numbers.back(count - ends)
+            if self._json:
+                self._json.back(count - ends)
 
     def check(self) -> None:
         """Raises ValueError if the structure cannot be followed any further."""
@@ -168,7 +158,9 @@ class Follower:
             raise ValueError(self._matcher.get_error())
 
     def _may_end(self) -> bool:
-        return self._ended > 0 or bool(self._matcher.is_accepting())
+        if self._ended or not self._matcher.is_accepting():
+            return self._ended > 0
+        return self._json is None or self._json.complete()
 
 
 class Bytes:
@@ -198,63 +190,35 @@ def grammar(kind: str, text: str) -> str:
     """Returns llguidance's form of a structure of this kind. Raises ValueError."""
     from llguidance import LLMatcher
 
-    if kind == "json_schema":  # without optional whitespace, which some models would write for ever
-        return str(LLMatcher.grammar_from_json_schema(closed(text), defaults={"whitespace_flexible": False}))
+    if kind == "json_schema":
+        from tandem.engine.structure_schemas import rewritten
+
+        return json_grammar(rewritten(text, compiles)[0])
     if kind == "choice":
         text = "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in json.loads(text))
     return str(LLMatcher.grammar_from_regex(text) if kind == "regex" else LLMatcher.grammar_from_lark(text))
 
 
-def closed(text: str) -> str:
-    """Returns a JSON schema whose objects have only the properties that it names, unless it says what else they have.
+def json_grammar(schema: str) -> str:
+    """Returns llguidance's form of a JSON schema, without optional whitespace, which some models would write for ever.
 
-    An object that several schemas describe together stays open: each of them would refuse what the others name.
+    It leaves out keywords that it does not have, and takes formats that it does not have as annotations.
     """
-    try:
-        root = json.loads(text)
-    except (ValueError, RecursionError):
-        return text  # llguidance says what is wrong with it
-    found: dict[int, dict[str, Any]] = {}
-    together: set[int] = set()  # the ids of schemas that describe an object with others
-    waiting: list[tuple[Any, bool]] = [(root, False)]
-    seen: set[tuple[int, bool]] = set()
-    while waiting:
-        schema, shares = waiting.pop()
-        if not isinstance(schema, dict) or (id(schema), shares) in seen:
-            continue
-        seen.add((id(schema), shares))
-        found[id(schema)] = schema
-        alternatives = [[_referred(root, schema["$ref"])]] if "$ref" in schema else []
-        alternatives += [[part] for part in _list(schema.get("allOf"))]
-        alternatives += [union for key in ("anyOf", "oneOf") if (union := _list(schema.get(key)))]
-        shares |= len(alternatives) + (not schema.keys().isdisjoint(OF_OBJECTS)) > 1
-        if shares:
-            together.add(id(schema))
-        waiting += [(each, shares) for union in alternatives for each in union]
-        waiting += [(each, False) for key in NAMED for each in _dict(schema.get(key)).values()]
-        waiting += [(each, False) for key in ITEMS for each in (schema.get(key), *_list(schema.get(key)))]
-    for at, schema in found.items():
-        properties, required = schema.get("properties"), map(str, _list(schema.get("required")))
-        if at not in together and isinstance(properties, dict) and properties.keys() >= set(required):
-            schema.setdefault("additionalProperties", False)
-    return json.dumps({} if root is True else root)  # llguidance takes its options with objects alone
+    from llguidance import LLMatcher
+
+    return str(LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_flexible": False, "lenient": True}))
 
 
-def _referred(root: Any, reference: object) -> Any:
-    """Returns the schema that a reference names; None if it is not in the same document."""
-    first, *steps = str(reference).split("/")
-    at = root if first == "#" else None
-    for step in steps:
-        at = _dict(at).get(step.replace("~1", "/").replace("~0", "~"))
-    return at
+def compiles(pattern: str) -> bool:
+    """Whether llguidance has a regular expression, in a schema."""
+    return not fault(json.dumps({"type": "string", "pattern": pattern}))
 
 
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
+def fault(schema: str) -> str:
+    """Returns why llguidance does not compile a JSON schema; "" if it does."""
+    from llguidance import LLMatcher
 
-
-def _dict(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+    return str(LLMatcher.validate_grammar(json_grammar(schema)))
 
 
 class Worker:
@@ -270,6 +234,9 @@ class Worker:
         self._text = b""
         self._packet = bytearray(PACKET + STEP_HEADER.size)
         self._begin()
+
+    def _text_of(self, token: int) -> bytes:
+        return bytes(self._vocabulary.decode_bytes([token]))
 
     def serve(self) -> NoReturn:
         while True:
@@ -297,17 +264,22 @@ class Worker:
         """Compiles the text, and makes the first mask: a structure may be found to be wrong only there."""
         import llguidance
 
+        from tandem.engine import structure_schemas
+
         before, most = _address_space(), self._given["memory_bytes"]
         resource.setrlimit(resource.RLIMIT_AS, (before + most, before + most))
         limits = llguidance.LLParserLimits(max_lexer_states=self._given["lexer_states"], verbose_errors=False)
         text = self._text.decode("utf-8", "surrogatepass")
-        matcher = llguidance.LLMatcher(self._vocabulary, grammar(kind, text), log_level=0, limits=limits)
-        numbers = None
+        made, read = "", None
         if kind == "json_schema":
-            numbers = NumberLimit(
-                self._leading, digits_needed(text), lambda token: self._vocabulary.decode_bytes([token])
-            )
-        self._follower = Follower(matcher, self._given["vocab_size"], self._given["end_ids"], numbers)
+            made, exact = structure_schemas.rewritten(text, compiles)
+            rest = None if exact else structure_schemas.Rest(text)
+            read = JsonText(self._leading, digits_needed(text), self._text_of, rest)
+        form = json_grammar(made) if made else grammar(kind, text)
+        matcher = llguidance.LLMatcher(self._vocabulary, form, log_level=0, limits=limits)
+        if made and matcher.is_error():
+            raise ValueError(structure_schemas.blamed(made, matcher.get_error(), fault))
+        self._follower = Follower(matcher, self._given["vocab_size"], self._given["end_ids"], read)
         self._follower.check()
         if not any(self._follower.mask()):
             raise ValueError("no output can match it")
@@ -419,6 +391,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # it ends with the server, which may have requests to finish
     signal.signal(signal.SIGCHLD, lambda *_: None)  # so that it wakes
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    importlib.import_module("tandem.engine.structure_schemas")  # so that forks have it
     try:
         worker = Worker(own, json.load(sys.stdin))
     except BaseException as error:
@@ -432,5 +405,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.path[:] = [each for each in sys.path if each != os.path.dirname(__file__)]  # which has modules of Tandem
+    sys.path[0] = os.path.abspath(f"{os.path.dirname(__file__)}/../..")  # where Tandem is, not its modules
     main()

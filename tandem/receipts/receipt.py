@@ -20,7 +20,7 @@ from tandem.speculation.types import (
 )
 
 VERSION, CONTRACT = 1, "tandem.v1"
-MOST_BYTES = 64 * 2**20
+MOST_BYTES = 16 * 2**20
 MOST_STOPS = 1024
 SIGNED = b"tandem-receipt-v1\n"
 """Stands before the canonical JSON in what is signed, so that a signature means nothing elsewhere."""

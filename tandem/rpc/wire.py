@@ -186,6 +186,7 @@ def generation_to_wire(request: GenerationRequest) -> pb.Generation:
         adapter=request.adapter,
         drafts=_DRAFTS[request.drafts],
         receipt=request.receipt,
+        prediction=request.prediction,
     )
     if request.messages is not None:
         message.messages.CopyFrom(chat_to_wire(request.messages))
@@ -217,6 +218,7 @@ def generation_from_wire(message: pb.Generation) -> GenerationRequest:
         adapter=message.adapter,
         drafts=drafts_from_wire(message.drafts),
         receipt=message.receipt,
+        prediction=message.prediction,
         unset_sampling=frozenset(name for name in SAMPLING_FIELDS if not message.sampling.HasField(name)),
         **{name: getattr(message, name) for name in optional if message.HasField(name)},
     )

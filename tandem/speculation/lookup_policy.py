@@ -17,6 +17,7 @@ from typing import NamedTuple
 from tandem.speculation.acceptance_rates import AcceptanceCounts
 from tandem.speculation.common_prefix import common
 from tandem.speculation.drafters import NgramDrafter
+from tandem.speculation.prediction import PredictionDrafter
 from tandem.speculation.round_statistics import FADING_COMPANY
 from tandem.speculation.step_times import StepTimes
 from tandem.speculation.types import Draft, Proposer
@@ -89,15 +90,19 @@ class PolicedLookup:
     """Prompt lookup next to a draft model, for one request: proposes a copy only if it is expected to beat the model.
 
     The caller reports what the model drafted (`modelled`) and what was committed (`learn`). `by_time`: the lengths of
-    copies may depend on how long steps took; not where tokens depend on lengths. Another thread may ask for copies.
+    copies may depend on how long steps took; not where tokens depend on lengths. Another thread may ask for copies. A
+    `prediction` is looked up in place of the text.
     """
 
     by_time = True
 
-    def __init__(self, policy: LookupPolicy, only_grows: bool = False) -> None:
+    def __init__(
+        self, policy: LookupPolicy, only_grows: bool = False, prediction: PredictionDrafter | None = None
+    ) -> None:
         self._policy, self.stepped = policy, policy.stepped
         self._counts = {source: AcceptanceCounts(REQUEST_FADING) for source in PRIOR}
-        self._lookup, self._lock = NgramDrafter(LONGEST, only_grows=only_grows), threading.Lock()
+        self._lookup = prediction or NgramDrafter(LONGEST, only_grows=only_grows)
+        self._lock = threading.Lock()
         self._open: list[_Prediction] = []
         self._learned = 0
 

@@ -97,6 +97,8 @@ class GenerationRequest(Request):
 
     Exactly one of `text`, `token_ids` and `messages`, a chat for the model's template, is set. The fields of `sampling`
     named in `unset_sampling` take the server's defaults, and are not sent. `receipt`: the end has a signed receipt.
+    `prediction`: a text that the output may be for the most part, which drafts in place of all else; `predicted` are
+    its tokens, set where it is tokenized.
     """
 
     text: str | None = None
@@ -108,6 +110,8 @@ class GenerationRequest(Request):
     ignore_end_of_sequence: bool = False
     unset_sampling: frozenset[str] = frozenset()
     receipt: bool = False
+    prediction: str = ""
+    predicted: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         Request.__post_init__(self)
@@ -117,6 +121,8 @@ class GenerationRequest(Request):
             check_chat(self.messages, self.chat)
         if any(not s for s in self.stop_strings):
             raise InvalidField("stop_strings", "an empty string would end every generation")
+        if self.prediction and (self.speculation_length == 0 or self.drafts not in (Drafts.AUTO, Drafts.LOOKUP)):
+            raise InvalidField("prediction", "it drafts: drafts must be auto or lookup, and speculation_length not 0")
         if self.receipt and self.rule is Rule.REJECTION:
             raise InvalidField("receipt", "under rejection tokens depend on drafts, which it has not: use agreement")
 
@@ -173,6 +179,12 @@ class RequestOptions(TypedDict, total=False):
         str,
         '"auto", "none", "lookup", "model" or "head"',
         'what drafts: "auto", "none", or of what the server has, "lookup", "model" or "head" alone.',
+    ]
+    prediction: Annotated[
+        str,
+        "a string",
+        'a text that the output may be for the most part, as a file to change: it drafts, without changing tokens. "": '
+        "none.",
     ]
     receipt: Annotated[
         bool, "True or False", "whether the completion has a signed receipt, which others can check (docs/receipts.md)."

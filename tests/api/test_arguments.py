@@ -30,6 +30,7 @@ DEFAULTS = {
     "logprobs": None,
     "adapter": "",
     "drafts": "auto",
+    "prediction": "",
     "receipt": False,
 }
 
@@ -109,6 +110,7 @@ WRONG_TYPES = [
     ({"logprobs": True}, "logprobs must be an integer from 0 to 20, or None, not True"),
     ({"adapter": None}, "adapter must be a string, the name of an adapter, not None"),
     ({"drafts": None}, 'drafts must be "auto", "none", "lookup", "model" or "head", not None'),
+    ({"prediction": None}, "prediction must be a string, not None"),
     ({"receipt": "yes"}, "receipt must be True or False, not 'yes'"),
     ({"max_tokens": 5}, "a request has no option max_tokens; did you mean max_new_tokens?"),
 ]

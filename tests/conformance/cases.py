@@ -80,6 +80,7 @@ CASES = (
     Entry(generations.sampled_output_depends_on_seed_only, ("G1",), _ALL, real=True),
     Entry(generations.k_zero_equals_plain, ("G1", "G10"), _ALL, real=True),
     Entry(generations.chosen_drafts_equal_plain, ("G1", "G9"), _ALL, real=True),
+    Entry(generations.predictions_change_no_token, ("G1",), _ALL, real=True),
     Entry(generations.messages_equal_a_chat, ("G1", "G9"), _ALL, real=True),
     Entry(generations.receipts_are_of_the_answer, ("G1", "G9"), _ALL),
     Entry(generations.neighbours_change_nothing, ("G1", "G7"), _ALL),

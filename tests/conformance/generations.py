@@ -73,6 +73,13 @@ async def chosen_drafts_equal_plain(bench: Bench) -> None:
     assert not {Drafts.AUTO, Drafts.NONE} & set(refusals) and len(set(refusals)) < 3, refusals
 
 
+async def predictions_change_no_token(bench: Bench) -> None:
+    """Whatever was predicted, output is plain decoding's, also where nothing else drafts."""
+    for sampling in (GREEDY, SAMPLED):
+        for prediction in ("a", "the answer, or so it was thought"):
+            await _equals_plain(bench, sampling, prediction=prediction)
+
+
 async def messages_equal_a_chat(bench: Bench) -> None:
     """A chat of one message says what its text with the option `chat` says; each further message is in the prompt."""
 

@@ -14,7 +14,7 @@ from tandem.engine.structure_worker import (
     EXPONENT_DIGITS,
     MOST_DIGITS,
     Follower,
-    NumberLimit,
+    JsonText,
     digits_needed,
     grammar,
     leading_digits,
@@ -30,7 +30,7 @@ SHORT = {"type": "number", "minimum": 0, "maximum": 1}
 
 def following(schema: Any) -> Follower:
     text = json.dumps(schema)
-    numbers = NumberLimit(leading_digits(VOCABULARY, VOCAB_SIZE), digits_needed(text), lambda t: bytes([t]))
+    numbers = JsonText(leading_digits(VOCABULARY, VOCAB_SIZE), digits_needed(text), lambda t: bytes([t]))
     matcher = llguidance.LLMatcher(VOCABULARY, grammar("json_schema", text), log_level=0)
     return Follower(matcher, VOCAB_SIZE, (END,), numbers)
 
@@ -96,8 +96,10 @@ def test_what_a_schema_has_itself_and_strings_are_not_bounded(schema: Any, text:
 
 
 def test_a_number_that_needs_more_digits_gets_them() -> None:
-    assert digits_needed('{"minimum": 1e25}') == 26 and digits_needed("1e-30") == 30
-    assert digits_needed('{"maximum": 1e999999999999}') == 400 and digits_needed("[") == MOST_DIGITS
+    assert digits_needed('{"enum": [%s]}' % 10**25) == 26 and digits_needed("0." + "1" * 30) == 30
+    assert (
+        digits_needed('{"const": %s}' % ("1" * 999)) == 400 and digits_needed("[1") == digits_needed("") == MOST_DIGITS
+    )
 
 
 def test_tokens_of_several_digits_are_bounded_too() -> None:
@@ -107,7 +109,7 @@ def test_tokens_of_several_digits_are_bounded_too() -> None:
 
     leading = leading_digits(Vocabulary(), 5)
     assert leading == [0, 0b111, 0b110, 0b100]
-    limit = NumberLimit(leading, 4, lambda token: (b"1", b"22", b"333")[token])
+    limit = JsonText(leading, 4, lambda token: (b"1", b"22", b"333")[token])
     for taken, left in ((1, 0b11011), (0, 0b11001), (0, 0b11000)):
         limit.take(taken)
         limit.limit(mask := bytearray([0b11111]), may_end=True)
@@ -138,7 +140,7 @@ def test_what_was_taken_back_does_not_count() -> None:
     for seed in range(3):
         backs(seed)
     with (
-        planted("", "tandem.engine.structure_worker:NumberLimit.back", "- count :]", "- 1 :]"),
+        planted("", "tandem.engine.structure_worker:JsonText.back", "- count :]", "- 1 :]"),
         pytest.raises(AssertionError),
     ):
         for seed in range(3):

@@ -11,6 +11,7 @@ import pytest
 from tandem.engine.generator import RequestDefaults
 from tandem.services.http.tools import MarkedCalls, RequiredCalls, folded
 from tandem.speculation.types import SamplingParams
+from tests.http import site as site_module
 from tests.http.site import CHAT, COMPLETIONS, HELLO, Site, door
 from tests.support import ForgetfulRunner, oracle, run
 
@@ -168,7 +169,68 @@ def test_an_echoed_prompt_is_scored_as_it_would_be_if_it_were_written(stream: bo
             assert told["tokens"] == [*text, *after["choices"][0]["logprobs"]["tokens"]]
             assert told["text_offset"][:4] == [0, 1, 2, 3] and told["top_logprobs"][0] is None
             assert {len(each) for each in told.values()} == {len(text) + 3}
-            assert {len(each) for each in told["top_logprobs"][1:]} <= {1, 2}  # two tokens may have one spelling
+            assert {len(each) for each in told["top_logprobs"][1:]} == {2}
+            scores = {**ask, "max_tokens": 0}
+            if stream:
+                (scored, last) = (each["choices"][0] for each in await site.events(COMPLETIONS, scores))
+            else:
+                scored = last = (await site.completion(**scores))["choices"][0]
+            assert scored["logprobs"] == {name: each[: len(text)] for name, each in told.items()}
+            assert (scored["text"], last["finish_reason"]) == (text, "length")
+
+    run(test())
+
+
+def test_the_likeliest_tokens_are_all_told_and_offsets_are_of_the_characters_that_tokens_are_parts_of() -> None:
+    text = "a日本é"
+
+    async def test() -> None:
+        async with door() as site:
+            chat = await site.chat(max_tokens=5, logprobs=True, top_logprobs=20)
+            plain = (await site.completion(max_tokens=5, logprobs=20))["choices"][0]["logprobs"]
+            for one, its in zip(chat["choices"][0]["logprobs"]["content"], plain["top_logprobs"], strict=True):
+                assert list(its.values()) == [each["logprob"] for each in one["top_logprobs"]] and len(its) == 20
+                assert its[one["token"]] == one["logprob"]  # though others are no text either
+                for name, each in zip(its, one["top_logprobs"], strict=True):
+                    hexed = "".join(f"\\x{byte:02x}" for byte in each["bytes"])
+                    assert name in (each["token"], f"bytes:{hexed}")
+            echoed = (await site.completion(prompt=text, max_tokens=0, echo=True, logprobs=1))["choices"][0]
+            offsets = echoed["logprobs"]["text_offset"]
+            assert offsets == [0, 1, 1, 1, 2, 2, 2, 3, 3] and echoed["text"] == text
+            parts = [text.encode()[at : at + 1] for at in range(9)]
+            assert all(part in text[at].encode() for part, at in zip(parts, offsets, strict=True))
+
+    run(test())
+
+
+def test_a_predicted_output_drafts_and_the_usage_counts_it_alone() -> None:
+    async def test() -> None:
+        async with door() as site:
+            ask: Any = {"max_tokens": 60, "guided_regex": "[a-z]{60}"}
+            plain = await site.chat(**ask, drafts="none")
+            text = plain["choices"][0]["message"]["content"]
+            for content in (text, [{"type": "text", "text": text[:9]}, {"type": "text", "text": text[9:]}], "z" * 20):
+                answer = await site.chat(**ask, prediction={"type": "content", "content": content})
+                assert answer["choices"] == plain["choices"]
+                accepted = answer["usage"]["completion_tokens_details"]["accepted_prediction_tokens"]
+                assert accepted > 0 if content is text else content != "z" * 20 or accepted == 0
+            assert "zz" not in text
+            events = await site.events(COMPLETIONS, {"prompt": "a", "max_tokens": 5, "prediction": {"content": "b"}})
+            assert events[-1]["choices"][0]["finish_reason"] == "length"
+            error = await site.refused(CHAT, {"messages": HELLO, "drafts": "none", "prediction": {"content": "b"}})
+            assert error["param"] == "prediction"
+
+    run(test())
+
+
+def test_what_a_stop_cut_off_counts_as_no_accepted_token() -> None:
+    async def test() -> None:
+        async with door() as site:
+            text = await site.text(max_tokens=40)
+            for at in range(1, 30):
+                answer = await site.completion(max_tokens=40, stop=[text[at : at + 2]])
+                usage = answer["usage"]
+                assert usage["completion_tokens_details"]["accepted_prediction_tokens"] <= usage["completion_tokens"]
 
     run(test())
 
@@ -228,6 +290,43 @@ def test_the_output_has_the_structure_that_either_api_asks_for() -> None:
     run(test())
 
 
+def test_a_schema_that_cannot_be_served_blocks_no_other_tool_and_is_named_with_the_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(site_module, "LENGTH", 2048)
+    kids = {"type": "array", "items": {"$ref": "#"}, "maxItems": 0}
+    tree = {"type": "object", "properties": {"v": {"const": 1}, "kids": kids}}
+    odd = {"type": "object", "properties": {"x y": {"type": "sting"}}}
+    again = {"$defs": {"T": {"const": 7}}, "properties": {"t": {"$ref": "#/$defs/T"}}, "required": ["t"]}
+    other = {**again, "$defs": {"T": {"const": 8}}}  # another of the same name
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": parameters}}
+        for name, parameters in {"tree": {**tree, "required": ["v", "kids"]}, "a": again, "b": other}.items()
+    ]
+    bad = {"type": "function", "function": {"name": "bad", "parameters": odd}}
+
+    async def test() -> None:
+        async with door() as site:
+            ask: Any = {"tools": [*tools, bad], "max_tokens": 200}
+            wanted = {"tree": '{"v":1,"kids":[]}', "a": '{"t":7}', "b": '{"t":8}'}
+            for name, arguments in wanted.items():
+                named = await site.chat(tool_choice={"type": "function", "function": {"name": name}}, **ask)
+                assert named["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == arguments
+            several = await site.chat(tool_choice="required", temperature=1, seed=5, **{**ask, "tools": tools})
+            calls = [each["function"] for each in several["choices"][0]["message"]["tool_calls"]]
+            assert len(calls) > 1 and all(each["arguments"] == wanted[each["name"]] for each in calls)
+            for choice in ("required", {"type": "function", "function": {"name": "bad"}}):
+                error = await site.refused(CHAT, {"messages": HELLO, "tool_choice": choice, **ask})
+                assert error["param"] == "tools"
+                assert "at #/$defs/tools.bad/properties/x%20y: Invalid type: sting" in error["message"]
+            twice = {"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2, "uniqueItems": True}
+            form = {"type": "json_schema", "json_schema": {"name": "s", "schema": twice}}
+            error = await site.refused(CHAT, {"messages": HELLO, "response_format": form})
+            assert "the output breaks it at $: " in error["message"] and error["param"] == "response_format"
+
+    run(test())
+
+
 def test_a_tool_that_must_be_called_is_called_streamed_and_not() -> None:
     async def test() -> None:
         async with door() as site:
@@ -252,11 +351,6 @@ def test_a_tool_that_must_be_called_is_called_streamed_and_not() -> None:
                 await site.client.chat.completions.create(
                     tool_choice={"type": "function", "function": {"name": "sub"}}, **asked
                 )
-            odd = [{"type": "function", "function": {"name": "f", "parameters": {"$defs": 5}}}]
-            assert (
-                "tools"
-                in (await site.refused(CHAT, {"messages": HELLO, "tools": odd, "tool_choice": "required"}))["param"]
-            )
             assert '"tools"' in str(await told_of(site, tools=TOOLS))
             assert '"tools"' not in str(await told_of(site, tools=TOOLS, tool_choice="none"))
 

@@ -58,6 +58,7 @@ SERVED: dict[str, Any] = {
     "request_id": "mine",
     "drafts": "none",
     "speculation_length": 1,
+    "prediction": {"type": "content", "content": [{"type": "text", "text": "abc"}, {"type": "text", "text": "d"}]},
     "receipt": False,  # tests/services/test_receipts.py has a server with keys
     "messages": HELLO,
     "top_logprobs": 2,
@@ -75,7 +76,8 @@ SERVED: dict[str, Any] = {
 WITH = {"stream_options": {"stream": True}, "top_logprobs": {"logprobs": True}, "tool_choice": {"tools": TOOLS}}
 WRONG: dict[str, Any] = {
     "n": (0, 129, 1.5, True, "1"),
-    "max_tokens": (0, -1, "many"),
+    "max_tokens": (-2, 64.5, "many"),
+    "max_completion_tokens": (0, 1.5),
     "temperature": (-1, "hot", True, 1e400),
     "top_p": (0, 1.1),
     "top_k": (-2, 0.5),
@@ -94,6 +96,7 @@ WRONG: dict[str, Any] = {
     "speculation_length": (-1, 99),
     "drafts": ("some", "head"),
     "receipt": ("yes", True),
+    "prediction": ("a", {}, {"type": "text", "content": "a"}, {"type": "content", "content": 5}),
     "request_id": ("a b",),
     "stream": ("yes", 1),
     "echo": ("yes",),
@@ -190,6 +193,26 @@ def test_what_is_no_plain_json_is_refused() -> None:
         async with door() as site:
             for body, why in hostile.items():
                 assert why in (await site.refused(COMPLETIONS, body))["message"]
+
+    run(test())
+
+
+def test_whole_numbers_and_what_clients_send_for_no_limit_are_taken_as_they_are_meant() -> None:
+    async def test() -> None:
+        async with door() as site:
+            plain = await site.text(max_tokens=8)
+            assert await site.text(max_tokens=8.0, top_k=40.0, n=1.0, min_tokens=0.0, stop_token_ids=[257.0]) == plain
+            for path, name in ((CHAT, "max_tokens"), (CHAT, "max_completion_tokens"), (COMPLETIONS, "max_tokens")):
+                ask = {"messages": HELLO} if path == CHAT else {"prompt": "hello"}
+                answers = [
+                    (await site.post(path, {**ask, **limit, "temperature": 0})).json() for limit in ({}, {name: -1})
+                ]
+                assert answers[0]["choices"] == answers[1]["choices"] and answers[1]["usage"]["completion_tokens"] > 9
+            drawn = {await site.text(seed=-1, temperature=1, max_tokens=40) for _ in range(3)}
+            assert len(drawn) > 1 and await site.text(seed=-2, temperature=1) == await site.text(
+                seed=-2.0, temperature=1
+            )
+            assert "0 is outside" in (await site.refused(CHAT, {"messages": HELLO, "max_tokens": 0}))["message"]
 
     run(test())
 

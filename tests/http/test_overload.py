@@ -311,7 +311,8 @@ def deaf(site: Site, body: dict[str, Any]) -> Any:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         client.connect(("127.0.0.1", site.door.port))
         data = json.dumps(body).encode()
-        head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: [::1]\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
+        head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: [::1]\r\ncontent-type: application/json\r\n"
+        head += f"content-length: {len(data)}"
         client.sendall(f"{head}\r\n\r\n".encode() + data)
         client.settimeout(HANG)
         yield client

@@ -68,13 +68,14 @@ common = {
     "chat": st.booleans(),
     "max_new_tokens": st.none() | st.integers(1, 2**32 - 1),
     "max_total_tokens": st.none() | st.integers(2, 2**32 - 1),
-    "speculation_length": st.none() | uint32,
+    "speculation_length": st.none() | st.integers(1, 2**32 - 1),
     "stop_token_ids": ids,
     "stop_strings": st.lists(st.text(min_size=1, max_size=5), max_size=3).map(tuple),
     "ignore_end_of_sequence": st.booleans(),
     "margins": st.booleans(),
     "rule": st.sampled_from(Rule),
     "drafts": st.sampled_from([each for each in Drafts if each is not Drafts.NONE]),
+    "prediction": st.just(""),
     "logprobs": st.none() | st.integers(0, 20),
 }
 tool_calls = st.builds(
@@ -87,6 +88,7 @@ answers = st.builds(ChatMessage, role=st.just("tool"), content=text, tool_call_i
 chats = st.lists(messages | answers, min_size=1, max_size=4).map(tuple)
 requests = (
     st.builds(GenerationRequest, text=text, **common)
+    | st.builds(GenerationRequest, text=text, **(common | {"prediction": text, "drafts": st.just(Drafts.LOOKUP)}))
     | st.builds(GenerationRequest, token_ids=ids, **common)
     | st.builds(GenerationRequest, messages=chats, **(common | {"chat": st.just(False)}))
 )

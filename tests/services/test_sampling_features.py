@@ -376,7 +376,11 @@ REFUSED = [
     ("structure", {"structure": Structure(StructureKind.REGEX, "(")}, "unclosed group"),
     ("structure", {"structure": Structure(StructureKind.REGEX, "(?=a)b")}, "look-ahead"),
     ("structure", {"structure": Structure(StructureKind.JSON_SCHEMA, '{"type": "never"}')}, "never"),
-    ("structure", {"structure": Structure(StructureKind.JSON_SCHEMA, '{"uniqueItems": true}')}, "uniqueItems"),
+    (
+        "structure",
+        {"structure": Structure(StructureKind.JSON_SCHEMA, '{"patternProperties": {"a": {}, "b": {}}}')},
+        "disjoint",
+    ),
     ("structure", {"structure": Structure(StructureKind.JSON_SCHEMA, '{"$ref": "http://x/y"}')}, "x/y"),
     ("structure", {"structure": Structure(StructureKind.GRAMMAR, "start: nothing")}, "nothing"),
 ]
