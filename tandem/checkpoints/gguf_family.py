@@ -218,7 +218,9 @@ def _gemma(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
 def _phi3(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
     window = keys.get("attention.sliding_window")
     keys.get("attention.sliding_window_pattern")
-    return {"sliding_window": window or None}
+    name = "original_max_position_embeddings"  # of phi3 it has a default beside rope_parameters, which would win
+    original = config["rope_parameters"].get(name)
+    return {"sliding_window": window or None} | ({} if original is None else {name: original})
 
 
 def _olmo2(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
