@@ -22,6 +22,8 @@ from tandem.services.security.tls import TlsConfig, check_pair
 log = logging.getLogger("tandem.security")
 
 KEEP_ALIVE_SECONDS = 30
+ACCEPTED_AT_ONCE, MOST_UNACCEPTED = 64, 8192
+"""Connections that the event loop takes in one go, so that a flood does not keep it from requests; that may wait."""
 FLUSH_SECONDS = 1
 """How long answers that are cut have to reach their clients."""
 
@@ -62,6 +64,7 @@ class Listener:
             log_config=None,
             access_log=False,
             server_header=False,
+            backlog=ACCEPTED_AT_ONCE,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=FLUSH_SECONDS,
         )
@@ -73,6 +76,8 @@ class Listener:
         self._serving = asyncio.create_task(self._server.serve([self._socket]), name="http")
         while not (self._server.started or self._serving.done()):
             await asyncio.sleep(0.005)
+        if not self._serving.done():
+            self._socket.listen(MOST_UNACCEPTED)  # asyncio takes one number for both
 
     async def stop(self) -> None:
         """Closes, after what is being written."""

@@ -65,12 +65,11 @@ def host_of(client: tuple[str, int] | None) -> str:
     return str(getattr(address, "ipv4_mapped", None) or address)
 
 
-def to_make_way(connections: Iterable[BoundedProtocol], newcomer: str) -> BoundedProtocol | None:
+def to_make_way(connections: Iterable[BoundedProtocol], counts: Counter[str], newcomer: str) -> BoundedProtocol | None:
     """The oldest connection without a request under way, of the host that has most; None if the newcomer has as many.
 
-    So a host that takes all connections loses one to each that has fewer.
+    So a host that takes all connections loses one to each that has fewer. `counts`: connections of each host.
     """
-    counts = Counter(each.host for each in connections)
     most, count = counts.most_common(1)[0]
     if counts[newcomer] >= count:
         return None
@@ -90,16 +89,20 @@ class BoundedProtocol(H11Protocol):
     _late: asyncio.TimerHandle | None = None
     _refused = False
     _lingering = 0  # of all connections
+    _counts: Counter[str]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.host, self.since = host_of(self.client), self.loop.time()
+        self._counts = vars(self.server_state).setdefault("hosts", Counter())
         if len(self.connections) > CONNECTIONS:
-            others: Any = self.connections - {self}
-            if (other := to_make_way(others, self.host)) is None:
+            others: Any = self.connections
+            if (other := to_make_way(others, self._counts, self.host)) is None:
+                self.connections.discard(self)
                 self._refuse(_BUSY)
                 return
             other.transport.abort()
+        self._counts[self.host] += 1
         secured = transport.get_extra_info("ssl_object")
         shown = secured.getpeercert(binary_form=True) if secured else None
         self.certificate = ssl.DER_cert_to_PEM_cert(shown).encode() if shown else None
@@ -114,6 +117,10 @@ class BoundedProtocol(H11Protocol):
         self._came()
         if self._refused:
             BoundedProtocol._lingering -= 1
+        if self in self.connections:
+            self._counts[self.host] -= 1
+            if not self._counts[self.host]:
+                del self._counts[self.host]
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,19 +39,26 @@ def check_folder(folder: Path, weights: list[Path]) -> None:
     _check(read_object(folder / "config.json"), BITS * sum(file.stat().st_size for file in weights))
 
 
-def check_gguf(file: Path) -> None:
-    """Checks a GGUF's metadata against its tensor table, and that against the file. Raises ImplausibleSize."""
-    with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        try:
-            _check_header(Header(content), len(content))
-        except MalformedHeader as error:
-            raise ImplausibleSize(str(error)) from None
+def check_gguf(files: Sequence[Path]) -> None:
+    """Checks a GGUF's metadata against the tables of tensors of its parts, and those against the files.
+
+    Raises ImplausibleSize.
+    """
+    headers = []
+    for file in files:
+        with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            try:
+                headers.append(Header(content))
+            except MalformedHeader as error:
+                raise ImplausibleSize(str(error)) from None
+    _check_headers(headers, sum(file.stat().st_size for file in files))
 
 
-def _check_header(header: Header, size: int) -> None:
-    claims = {key.partition(".")[2]: value for key, value in header.values.items()}
-    elements = sum(tensor.elements for tensor in header.tensors.values())
-    blocks = {int(found[1]) for name in header.tensors if (found := _BLOCK.match(name))}
+def _check_headers(headers: Sequence[Header], size: int) -> None:
+    claims = {key.partition(".")[2]: value for key, value in headers[0].values.items()}
+    tensors = [tensor for header in headers for tensor in header.tensors.values()]
+    elements = sum(tensor.elements for tensor in tensors)
+    blocks = {int(found[1]) for tensor in tensors if (found := _BLOCK.match(tensor.name))}
     if elements > BITS * size:
         raise ImplausibleSize(f"its tensors have {elements} elements, more than {size} bytes can hold")
     layers = claims.get("block_count")

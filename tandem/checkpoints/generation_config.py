@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tandem.checkpoints.family_configs import end_ids
 from tandem.checkpoints.json_files import read_object
 from tandem.checkpoints.locate import Checkpoint, CheckpointError
 from tandem.speculation.sampling import SAMPLING_FIELDS, SamplingParams
@@ -40,18 +41,28 @@ def generation_defaults(checkpoint: Checkpoint) -> dict[str, Any]:
     return found
 
 
-def _file(checkpoint: Checkpoint) -> Path | None:
+def all_end_ids(checkpoint: Checkpoint, usual: tuple[int, ...]) -> tuple[int, ...]:
+    """The ids that end a sequence by generation_config.json and config.json; `usual` where neither says one.
+
+    The tokenizer's end joins them in the engine. Raises OSError or ValueError.
+    """
+    files = (_file(checkpoint, name) for name in (GENERATION_CONFIG, "config.json"))
+    said = [token for file in files if file for token in end_ids(read_object(file).get("eos_token_id"))]
+    return tuple(dict.fromkeys(said)) or usual
+
+
+def _file(checkpoint: Checkpoint, name: str = GENERATION_CONFIG) -> Path | None:
     if checkpoint.gguf:
         return None
     folder = Path(checkpoint.folder)
     if folder.is_dir():
-        file = folder / GENERATION_CONFIG
+        file = folder / name
         return file if file.exists() else None
     if checkpoint.folder.count("/") != 1:
         return None
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(checkpoint.folder, GENERATION_CONFIG)
+    found = try_to_load_from_cache(checkpoint.folder, name)
     return Path(found) if isinstance(found, str) else None
 
 

@@ -6,12 +6,14 @@ import math
 import mmap
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tandem.checkpoints.gguf_header import Header, MalformedHeader, TensorEntry
-from tandem.checkpoints.locate import CheckpointError
+from tandem.checkpoints.gguf_repack import REPACKED, repacked
+from tandem.checkpoints.locate import CheckpointError, split_files
 from tandem.checkpoints.numbers import STORAGE, Stored, of_floats
 
 
@@ -36,7 +38,9 @@ DENSE_TYPES = {0: "F32", 1: "F16", 30: "BF16"}
 """Types of GGML that are no blocks, as safetensors names them."""
 _TURNED = ("llama", "granite", "smollm3")
 """Architectures whose files have the rows of q and k in the order of interleaved rotary pairs."""
-_OTHERS = {6: "Q5_0", 7: "Q5_1", 10: "Q2_K", 11: "Q3_K", 13: "Q5_K", 20: "IQ4_NL", 23: "IQ4_XS", 39: "MXFP4"}
+_OTHERS = {7: "Q5_1", 10: "Q2_K", 13: "Q5_K", 23: "IQ4_XS", 39: "MXFP4"}
+_NAMES = {**{form.kind: name for name, form in FORMATS.items()}, **{kind: form.name for kind, form in REPACKED.items()}}
+"""Formats that native steps run, by number: as they are, or repacked."""
 MATRIX_NAMES = {
     **{name: f"attn_{name}" for name in "qkv"},
     "o": "attn_output",
@@ -54,32 +58,70 @@ class Blocks:
     rows: NDArray[np.uint8]
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A file in memory. `begin`: the byte at which its tensors begin."""
+
+    file: Path
+    content: mmap.mmap
+    header: Header
+    begin: int
+
+    @classmethod
+    def of(cls, file: Path) -> _Part:
+        """Raises OSError or ValueError."""
+        with file.open("rb") as stream:
+            content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        header = Header(content)
+        alignment = header.whole("general.alignment", _ALIGNMENT)
+        return cls(file, content, header, -(-header.end // alignment) * alignment)
+
+    def check(self, number: int, count: int) -> None:
+        """Raises MalformedHeader unless the header says that it is this part, from 0, of so many."""
+        said = (self.header.values.get("split.no") or 0, self.header.values.get("split.count") or 1)
+        if said != (number, count):
+            raise MalformedHeader(
+                f"split.no {said[0]} and split.count {said[1]}, and by its name it is part {number} of {count}"
+            )
+
+
 class StoredWeights:
-    """The matrices of a GGUF file, mapped into memory."""
+    """The matrices of a GGUF file, or of all parts of a split one, mapped into memory."""
 
     def __init__(self, file: Path) -> None:
         """Raises CheckpointError."""
         self._file = file
-        try:
-            with file.open("rb") as stream:
-                self._content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-            self._header = Header(self._content)
-            self._tensors = self._header.tensors
-            alignment = self._header.whole("general.alignment", _ALIGNMENT)
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{file}: its header cannot be read: {error}") from None
-        self._begin = -(-self._header.end // alignment) * alignment
+        self._tensors: dict[str, TensorEntry] = {}
+        self._parts: dict[str, _Part] = {}
+        parts = split_files(file)
+        for number, part in enumerate(parts):
+            try:
+                opened = _Part.of(part)
+                opened.check(number, len(parts))
+                if twice := self._tensors.keys() & opened.header.tensors.keys():
+                    raise MalformedHeader(f"{min(twice)} is in an earlier part too")
+            except (OSError, ValueError) as error:
+                raise CheckpointError(f"{part}: its header cannot be read: {error}") from None
+            self._tensors |= opened.header.tensors
+            self._parts |= dict.fromkeys(opened.header.tensors, opened)
+            if not number:
+                self._header, self._content = opened.header, opened.content
+        claimed = self._header.values.get("split.tensors.count", len(self._tensors))
+        if len(parts) > 1 and claimed != len(self._tensors):
+            raise CheckpointError(
+                f"{file}: split.tensors.count is {claimed}, its parts have {len(self._tensors)} tensors"
+            )
 
     def formats(self) -> tuple[str, ...]:
         """Names of the formats of its matrices, sorted."""
         kinds = {tensor.kind for tensor in self._tensors.values() if len(tensor.dimensions) > 1}
-        return tuple(sorted(name for name, found in FORMATS.items() if found.kind in kinds))
+        return tuple(sorted(name for kind, name in _NAMES.items() if kind in kinds))
 
     @property
     def runs_as_stored(self) -> bool:
         """Whether some of its matrices are in blocks, and none in a format that native steps do not read."""
         kinds = {tensor.kind for tensor in self._tensors.values() if len(tensor.dimensions) > 1}
-        return bool(kinds - set(DENSE_TYPES)) and kinds <= {*DENSE_TYPES, *(found.kind for found in FORMATS.values())}
+        return bool(kinds - set(DENSE_TYPES)) and kinds <= {*DENSE_TYPES, *_NAMES}
 
     def matrix(self, layer: int, name: str) -> Blocks | None:
         """The matrix q, k, v, o, gate, up or down of a layer; None if it is dense.
@@ -98,6 +140,11 @@ class StoredWeights:
     @property
     def header(self) -> Header:
         return self._header
+
+    def arrays(self, *names: str) -> list[list[Any]]:
+        """Lists of the metadata, which may be long; an empty one where there is none."""
+        found = Header(self._content, names).arrays
+        return [found.get(name, []) for name in names]
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor, outputs first. Raises CheckpointError."""
@@ -138,20 +185,24 @@ class StoredWeights:
         tensor = self._entry(name)
         if tensor.kind in DENSE_TYPES:
             return None
+        if form := REPACKED.get(tensor.kind):
+            rows = self._rows(tensor, BlockFormat(tensor.kind, form.inputs, form.bytes))
+            return Blocks(form.into, self._in_our_order(tensor, repacked(rows, tensor.kind)))
         found = next(((name, form) for name, form in FORMATS.items() if form.kind == tensor.kind), None)
         if found is None:
             stored = _OTHERS.get(tensor.kind, f"type {tensor.kind}")
-            known = ", ".join(FORMATS).upper()
+            known = ", ".join(_NAMES.values()).upper()
             raise CheckpointError(f"{self._file}: {name} is stored as {stored}; what runs as stored is {known}")
         return Blocks(found[0], self._in_our_order(tensor, self._rows(tensor, found[1])))
 
     def _rows(self, tensor: TensorEntry, form: BlockFormat) -> NDArray[np.uint8]:
         inputs, outputs = tensor.dimensions[0], math.prod(tensor.dimensions[1:])
         size = inputs // form.inputs * form.bytes
-        begin = self._begin + tensor.offset
-        if inputs % form.inputs or begin + outputs * size > len(self._content):
-            raise CheckpointError(f"{self._file}: {tensor.name} does not lie in it whole")
-        return np.frombuffer(self._content, np.uint8, outputs * size, begin).reshape(outputs, size)
+        part = self._parts[tensor.name]
+        begin = part.begin + tensor.offset
+        if inputs % form.inputs or begin + outputs * size > len(part.content):
+            raise CheckpointError(f"{part.file}: {tensor.name} does not lie in it whole")
+        return np.frombuffer(part.content, np.uint8, outputs * size, begin).reshape(outputs, size)
 
     def _in_our_order(self, tensor: TensorEntry, rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Rows of a head in the order of transformers: all first members of rotary pairs, then all second ones."""

@@ -31,7 +31,7 @@ from tandem.checkpoints.trusted_cache import cache_root
 
 log = logging.getLogger("tandem.engine")
 _SHARD_BYTES = 4 << 30
-_LAYOUT = 3  # part of the folder's name; increase it when the folder's content changes
+_LAYOUT = 4  # part of the folder's name; increase it when the folder's content changes
 
 
 def unpacked(checkpoint: Checkpoint) -> Checkpoint:

@@ -39,8 +39,16 @@ _KINDS = {
 }
 """The architectures that are read, and what transformers calls them."""
 _IGNORED = ("rope.scaling.finetuned", "rope.scaling.yarn_ext_factor", "interleave_mode")
+_FOLDER = "module code serves its folder of safetensors, if transformers has the family"
 _27B = {"gemma2": 46, "gemma3": 62}
 """Layers of the models whose queries are scaled by their hidden size; no key says so."""
+_ENDS = frozenset(
+    (
+        *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<|end_of_text|>"),
+        *("<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>"),
+    )
+)
+_CONTROL = 3  # llama.cpp's kind of a token
 LONG, SHORT, FREQUENCIES = "rope_factors_long.weight", "rope_factors_short.weight", "rope_freqs.weight"
 
 
@@ -88,10 +96,14 @@ def config_of_gguf(file: StoredWeights) -> dict[str, Any]:
     values = file.header.values
     architecture = str(values.get("general.architecture"))
     if architecture not in _KINDS:
-        raise UnsupportedFamily(f"GGUF files of architecture {architecture:.60} (there are {', '.join(_KINDS)})")
+        raise UnsupportedFamily(
+            f"GGUF files of architecture {architecture:.60}{_named(values)} (there are {', '.join(_KINDS)}): {_FOLDER}"
+        )
     keys = _Keys(file, architecture)
     if keys.get("expert_count", 0):
-        raise UnsupportedFamily(f"GGUF files of {architecture} with experts ({architecture}.expert_count)")
+        raise UnsupportedFamily(
+            f"GGUF files of {architecture}{_named(values)} with experts ({architecture}.expert_count): {_FOLDER}"
+        )
     keys.get("expert_used_count")
     config: dict[str, Any] = {"model_type": _KINDS[architecture], "tie_word_embeddings": "output.weight" not in file}
     for name, ours in (_SAME | (_GRANITE if architecture == "granite" else {})).items():
@@ -102,18 +114,30 @@ def config_of_gguf(file: StoredWeights) -> dict[str, Any]:
     config |= _heads(keys, config)
     config |= _rotary(file, keys, config)
     config |= _OWN.get(architecture, _nothing)(keys, config)
-    config |= {"eos_token_id": list(_end_ids(values)), "pad_token_id": values.get("tokenizer.ggml.padding_token_id")}
+    config |= {"eos_token_id": list(_end_ids(file)), "pad_token_id": values.get("tokenizer.ggml.padding_token_id")}
     keys.refuse_unread()
     return config
+
+
+def _named(values: Mapping[str, Any]) -> str:
+    name = values.get("general.name")
+    return f" ({name!s:.60})" if name else ""
 
 
 def _nothing(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _end_ids(values: Mapping[str, Any]) -> tuple[int, ...]:
-    """The ids that end a sequence: those of a text, of a turn and of a message."""
-    found = (values.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
+def _end_ids(file: StoredWeights) -> tuple[int, ...]:
+    """The ids that end a sequence: those of a text, of a turn and of a message, and those that llama.cpp knows by text.
+
+    Gemma has `</s>` as a word of HTML: it ends a sequence as a control token alone.
+    """
+    found = [file.header.values.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    tokens, kinds = file.arrays(*(f"tokenizer.ggml.{name}" for name in ("tokens", "token_type")))
+    for place, token in enumerate(tokens):
+        if token in _ENDS or (token == "</s>" and kinds[place : place + 1] == [_CONTROL]):
+            found.append(place)
     return tuple(dict.fromkeys(each for each in found if each is not None))
 
 
@@ -194,7 +218,9 @@ def _gemma(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
 def _phi3(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
     window = keys.get("attention.sliding_window")
     keys.get("attention.sliding_window_pattern")
-    return {"sliding_window": window or None}
+    name = "original_max_position_embeddings"  # of phi3 it has a default beside rope_parameters, which would win
+    original = config["rope_parameters"].get(name)
+    return {"sliding_window": window or None} | ({} if original is None else {name: original})
 
 
 def _olmo2(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:

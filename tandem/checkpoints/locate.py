@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ EMBEDDED_DRAFT = Path(__file__).parent / "embedded_draft"
 EMBEDDED_HEAD = Path(__file__).parent / "embedded_head"
 FREQUENT_TOKENS = "frequent_tokens.json"
 _MOST_INDEX_BYTES = 1 << 26
+_SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "model*.bin")
 
 
@@ -127,18 +129,42 @@ def _package_folders(name: str) -> list[Path]:
 def _gguf(path: Path) -> Checkpoint:
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file")
-    with path.open("rb") as file:
-        if file.read(4) != b"GGUF":
-            raise CheckpointError(f"{path}: not a GGUF file (its first four bytes are not 'GGUF')")
-    return Checkpoint(path.stem, str(path.parent), path.name)
+    for part in split_files(path):
+        with part.open("rb") as file:
+            if file.read(4) != b"GGUF":
+                raise CheckpointError(f"{part}: not a GGUF file (its first four bytes are not 'GGUF')")
+    split = _SPLIT.fullmatch(path.name)
+    return Checkpoint(split[1] if split else path.stem, str(path.parent), path.name)
+
+
+def split_files(path: Path) -> list[Path]:
+    """All parts of the split model of which a GGUF file is the first; the file alone if its name is not a part's.
+
+    Raises CheckpointError for another part, and for one that is missing.
+    """
+    if (split := _SPLIT.fullmatch(path.name)) is None:
+        return [path]
+    count = int(split[3])
+    if int(split[2]) != 1:
+        raise CheckpointError(f"{path}: a part of a split model; load it from its first part, {_first_part(path).name}")
+    for number in range(1, count + 1):  # before a list is made: a name may claim 99999
+        part = path.with_name(f"{split[1]}-{number:05d}-of-{split[3]}.gguf")
+        if not part.is_file():
+            raise CheckpointError(f"{part}: missing, and {path.name} is the first of {count} parts")
+    return [path.with_name(f"{split[1]}-{number:05d}-of-{split[3]}.gguf") for number in range(1, count + 1)]
+
+
+def _first_part(path: Path) -> Path:
+    split = _SPLIT.fullmatch(path.name)
+    return path.with_name(f"{split[1]}-00001-of-{split[3]}.gguf") if split else path
 
 
 def _folder(path: Path) -> Checkpoint:
     config = path / "config.json"
     if not config.is_file():
-        ggufs = sorted(path.glob("*.gguf"))
+        ggufs = {_first_part(file) for file in path.glob("*.gguf")}
         if len(ggufs) == 1:
-            return _gguf(ggufs[0])
+            return _gguf(ggufs.pop())
         raise CheckpointError(f"{config}: missing, so {path} is not a model folder")
     try:
         read_object(config)
@@ -185,7 +211,9 @@ def weights_revision(checkpoint: Checkpoint) -> str:
     folder = Path(checkpoint.folder)
     if not folder.is_dir():
         return _hub_revision(checkpoint.folder)
-    files = [folder / checkpoint.gguf] if checkpoint.gguf else [*_weight_files(folder), *_configurations(folder)]
+    files = (
+        split_files(folder / checkpoint.gguf) if checkpoint.gguf else [*_weight_files(folder), *_configurations(folder)]
+    )
     try:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             hashes = list(pool.map(file_hashes().of, files))
@@ -211,7 +239,7 @@ def check_sizes(checkpoint: Checkpoint) -> None:
     file = folder / (checkpoint.gguf or "config.json")
     try:
         if checkpoint.gguf:
-            check_gguf(file)
+            check_gguf(split_files(file))
         else:
             check_folder(folder, list(_weight_files(folder)))
     except (OSError, ValueError) as error:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tandem.checkpoints.family_configs import end_ids as ids_of
+from tandem.checkpoints.generation_config import all_end_ids
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, first_line, frequent_tokens, weights_revision
 from tandem.host.memory import given_on_demand
 from tandem.runners.fits import UnsupportedModel
@@ -57,7 +58,7 @@ class RunnerInputs:
             dtype=dtype or self.dtype,
             device=self.platform.name,
             backend=backend,
-            end_of_sequence_ids=end_ids(self.module),
+            end_of_sequence_ids=all_end_ids(self.checkpoint, end_ids(self.module)),
         )
 
 
@@ -124,5 +125,5 @@ def _graphs(inputs: RunnerInputs) -> Runner:
 
 
 def end_ids(module) -> tuple[int, ...]:  # type: ignore[no-untyped-def]
-    """Token ids that end a sequence, from the generation config or else the model's config."""
+    """Token ids that end a sequence, where no file says one: those of the module's classes."""
     return ids_of(getattr(module.generation_config, "eos_token_id", None)) or ids_of(module.config.eos_token_id)

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tandem.checkpoints.family import UnsupportedFamily
-from tandem.checkpoints.family_configs import end_ids
 from tandem.checkpoints.family_weights import FamilyWeights, FolderWeights, GgufWeights
+from tandem.checkpoints.generation_config import all_end_ids
 from tandem.checkpoints.hub_files import weights_folder
-from tandem.checkpoints.json_files import read_object
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, check_unchanged, frequent_tokens, weights_revision
 from tandem.checkpoints.scaled_weights import check_dense
 from tandem.host.cores import default_threads
@@ -54,10 +53,8 @@ class Files:
 
     @property
     def end_ids(self) -> tuple[int, ...]:
-        """Token ids that end a sequence, from the generation config or else the model's config."""
-        file = self.folder and self.folder / "generation_config.json"
-        said = end_ids(read_object(file).get("eos_token_id")) if file and file.is_file() else ()
-        return said or self.weights.config.eos
+        """Token ids that end a sequence."""
+        return all_end_ids(self.checkpoint, self.weights.config.eos)
 
     @property
     def is_small(self) -> bool:
