@@ -48,7 +48,7 @@ def test_a_page_has_results_of_every_family_and_of_llama_cpp() -> None:
     [
         ("llama llama3", "llama plain"),
         ("llama yarn", "llama plain"),
-        ("mistral window", "mistral no window"),
+        ("phi3 window", "phi3 plain"),
         ("phi3 longrope", "phi3 plain"),
     ],
 )
