@@ -26,7 +26,7 @@ def text(results: Sequence[Result]) -> str:
     served = list(dict.fromkeys(each.family for each in models if _folder(each) and each.verdict != "refused"))
     reasons = dict.fromkeys(each.refused for each in FAMILIES.values() if each.refused)
     kinds = {why: [name for name, each in FAMILIES.items() if each.refused == why] for why in reasons}
-    partly = [each for each in models if each.verdict == "refused" and each.family in served]
+    partly = [each for each in models if each.verdict == "refused" and each.family in served and not needs_llama(each)]
     equal, near = (
         dict.fromkeys(each.formats for each in models if not _folder(each) and each.verdict == verdict)
         for verdict in ("equal", "near")
@@ -37,7 +37,7 @@ def text(results: Sequence[Result]) -> str:
         refused="".join(f"| {why} | {', '.join(names)} |\n" for why, names in kinds.items()),
         partly=_partly(partly),
         equal=", ".join(equal),
-        near=", ".join(near),
+        near=f"; nearly, with activations in 8 bits beside blocks: {', '.join(near)}" if near else "",
         texts=len(recorded["texts"]),
         kinds=len(recorded["digests"]),
         vocabularies=", ".join(name for name, each in vocabularies.items() if each.verdict == "equal"),
@@ -59,7 +59,8 @@ def _family(name: str, results: Sequence[Result]) -> str:
     variants = ", ".join(dict.fromkeys(each.variant for each in folders))
     files = [each for each in results if not _folder(each)]
     gguf = "yes" if any(each.verdict != "refused" for each in files) else "refused" if files else ""
-    return f"| {name} | {runs} | {variants} | {'yes' if all(each.exact for each in folders) else 'no'} | {gguf} |\n"
+    exact = "measured at start" if FAMILIES[name].experts else "yes" if all(each.exact for each in folders) else "no"
+    return f"| {name} | {runs} | {variants} | {exact} | {gguf} |\n"
 
 
 def _partly(results: Sequence[Result]) -> str:
