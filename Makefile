@@ -22,7 +22,7 @@ SECONDS ?= 3600
 REHEARSED := --rehearse trn2-llama-8b --rtt-ms 20 --architectures autoregressive,distributed,never_waiting \
 	--workloads counting_and_lists,code,chat,prose --prompts-per-workload 2 --max-new-tokens 24
 
-.PHONY: help setup compare serve wheels screenshot test thorough clients engines docs images reliability soak proto lint format clean distclean
+.PHONY: help setup compare serve wheels screenshot test thorough families clients engines docs images reliability soak proto lint format clean distclean
 
 help:
 	@echo 'make compare     run the architectures on the embedded models and compare them'
@@ -31,6 +31,8 @@ help:
 	@echo 'make thorough    run the tests that take long: real models in every format, planted mistakes, graphs,'
 	@echo '                 Ray Serve, the comparison of the seeds, recipe pages walked, the commands of README and of the'
 	@echo '                 pages for users as written, native steps under sanitizers, every lie of a server'
+	@echo 'make families    run tiny models of every family, in folders and GGUF files, and compare their tokens with transformers'
+	@echo '                 (ARGS="--llama-cpp DIR --llama-bin DIR": with llama.cpp too; docs/models.md)'
 	@echo 'make clients     install OpenAI clients and load tools of others in an environment of their own (some 2 GB), run them unmodified'
 	@echo 'make engines     install the CPU build of vLLM in an environment of its own (some 4 GB), and run it with our drafts'
 	@echo 'make docs        build the documentation site into build/site, in an environment of its own, check its links, and run'
@@ -153,6 +155,9 @@ engines: $(STAMP) $(if $(TANDEM_VLLM_PYTHON),,.venv-vllm/.set-up)
 docs: $(STAMP) .venv-docs/.set-up
 	@$(BIN)/python -m pytest -q -m docs tests/site $(ARGS)
 	@echo 'the site is in build/site; to read it at http://127.0.0.1:8000: $(BIN)/python -m http.server -d build/site --bind 127.0.0.1'
+
+families: $(STAMP)
+	@$(BIN)/python -m tests.families $(ARGS)
 
 # Makes and removes two virtual environments of about 1.5 GB.
 images: $(STAMP)

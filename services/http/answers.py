@@ -11,7 +11,8 @@ from typing import Any
 from tandem.checkpoints.tokenizers import ChatTokenizer
 from tandem.services.http.requests import Asked
 from tandem.services.http.scoring import Scores
-from tandem.services.http.tools import Delta, folded
+from tandem.services.http.tool_calls import Delta
+from tandem.services.http.tools import folded
 from tandem.services.http.usage import metrics, usage
 from tandem.speculation.types import Chunk, FinishReason, GenerationEnd, ModelInfo, TokenLogprobs
 
@@ -42,15 +43,27 @@ class Choice:
     def add(self, chunk: Chunk) -> list[Json]:
         """Takes the next tokens. Returns the parts of a streamed choice that they make."""
         self.token_ids += chunk.token_ids
-        deltas = self._parser.add(chunk.text)
+        deltas = self._parser.add(self._with_marks(chunk))
         return self._parts(deltas, chunk)
 
     def ended(self, end: GenerationEnd) -> list[Json]:
         """Takes the end. Returns the last parts, with the reason of the end."""
         self.end = end
-        parts = self._parts(self._parser.end(), None)
+        parts = self._parts(self._parser.end(end.finish_reason is FinishReason.LENGTH), None)
         last: Json = {"index": self.index, "finish_reason": self._reason, "logprobs": None, **self._receipt}
         return [*parts, {**last, "delta": {}} if self._asked.chat else {**last, "text": ""}]
+
+    def _with_marks(self, chunk: Chunk) -> str:
+        """Returns the text with the special tokens in it that mark calls, which have no text otherwise."""
+        text, marks, at = chunk.text, self._asked.tools.marks, 0
+        if marks.keys().isdisjoint(chunk.token_ids):
+            return text
+        stream = self._tokenizer.stream()
+        for token in chunk.token_ids:
+            mark = marks.get(token, "")
+            at += len(mark or stream.push(token))
+            text = text[: at - len(mark)] + mark + text[at - len(mark) :] if mark else text
+        return text
 
     @property
     def _reason(self) -> str:

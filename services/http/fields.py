@@ -188,7 +188,8 @@ FIELDS: Mapping[str, Field] = {
     **_refused("text alone is read and made", "audio", "mm_processor_kwargs", of=CHAT),
     **_refused("this server searches nothing", "web_search_options", of=CHAT),
     **_refused("nothing is moderated here", "moderation", of=CHAT),
-    **_refused("reasoning has no effort of its own here", "reasoning_effort", "thinking_token_budget", of=CHAT),
+    **_accepted("reasoning has no effort of its own here", "none", names=("reasoning_effort",), of=CHAT),
+    **_refused("reasoning has no effort of its own here", "thinking_token_budget", of=CHAT),
     **_refused("prefixes are kept by the server's own rule", "prompt_cache_options", of=CHAT),
     **_refused("the model's own template is used", "chat_template", of=CHAT),
     **_refused("log-probabilities are of the output alone", "prompt_logprobs"),
@@ -206,11 +207,13 @@ def read(of: str, body: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of a request for "chat" or "completions". Null, and what a field has for it, is absent."""
     found = {}
     for name, value in body.items():
+        if value is None:
+            continue
         field = FIELDS.get(name)
         if field is None or of not in field.of:
             names = [each for each, its in FIELDS.items() if of in its.of]
             raise InvalidField(name[:64], f"unknown field of {of}{meant(name[:64], names)}")
-        if value is not None and (parsed := field.parse(name, value)) is not None:
+        if (parsed := field.parse(name, value)) is not None:
             found[name] = parsed
     if of == "chat" and found.get("max_tokens") == 0:
         raise InvalidField("max_tokens", f"0 is outside 1 to {MOST}")

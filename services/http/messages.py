@@ -5,11 +5,23 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tandem.services.http.values import Parse, as_happens, known, mapping, one_of, refused, sequence, string
+from tandem.services.http.values import Parse, known, mapping, one_of, refused, sequence, string
 from tandem.speculation.chat import MAX_MESSAGES, ROLES, check_call_counts
 from tandem.speculation.types import InvalidField
 
-_NOTHING = as_happens([], "", why="not served in a message")
+ANNOTATIONS = (
+    *("id", "cache_control", "provider_specific_fields", "extra_content", "index", "annotations", "parsed"),
+    *("thinking_blocks", "reasoning_details", "parsed_arguments", "weight", "status", "metadata", "citations"),
+)
+"""What SDKs add to messages, parts, calls and tools they send back: no template reads it. Their values are not read."""
+REASONING = ("reasoning_content", "reasoning", "thinking")
+
+
+def annotated(name: str, value: Any, keys: dict[str, Parse]) -> dict[str, Any]:
+    """Parses an object of these keys, which may have annotations."""
+    return known(
+        name, {key: one for key, one in mapping(name, value).items() if key in keys or key not in ANNOTATIONS}, keys
+    )
 
 
 def messages(name: str, value: Any) -> list[dict[str, Any]]:
@@ -27,14 +39,15 @@ def _message(name: str, value: Any) -> dict[str, Any]:
     role = one_of(*ROLES)(f"{name}.role", mapping(name, value).get("role"))
     keys: dict[str, Parse] = {"role": string, "name": string, "content": _text}
     if role == "assistant":
-        keys |= {"tool_calls": _calls, "refusal": string, "annotations": _NOTHING}
+        keys |= {"tool_calls": _calls, "refusal": string, **dict.fromkeys(REASONING, string)}
     if role == "tool":
         keys |= {"tool_call_id": string}
-    found = known(name, value, keys)
-    if "content" not in found and not found.get("tool_calls"):
+    found = annotated(name, value, keys)
+    if "content" not in found and role not in ("assistant", "tool"):
         raise InvalidField(f"{name}.content", "missing")
     text = found.get("content", "") or found.get("refusal", "")
-    rest: dict[str, Any] = {key: found[key] for key in ("name", "tool_call_id", "tool_calls") if key in found}
+    kept = ("name", "tool_call_id", "tool_calls", *REASONING)
+    rest: dict[str, Any] = {key: found[key] for key in kept if found.get(key)}
     return {"role": "system" if role == "developer" else role, "content": text, **rest}
 
 
@@ -47,9 +60,9 @@ def _text(name: str, value: Any, between: str = "\n") -> str:
     parts = []
     for i, part in enumerate(value):
         kind = mapping(f"{name}[{i}]", part).get("type")
-        if kind != "text":
+        if kind not in ("text", "refusal"):
             raise InvalidField(f"{name}[{i}].type", f"{str(kind)[:32]!r} is not served: parts are text")
-        parts.append(known(f"{name}[{i}]", part, {"type": string, "text": string}).get("text", ""))
+        parts.append(annotated(f"{name}[{i}]", part, {"type": string, kind: string}).get(kind, ""))
     return between.join(parts)
 
 
@@ -66,8 +79,8 @@ def _calls(name: str, value: Any) -> list[dict[str, Any]]:
 
 
 def _call(name: str, value: Any) -> dict[str, Any]:
-    found = known(name, value, {"id": string, "type": one_of("function"), "index": lambda _, i: i, "function": mapping})
-    function = known(f"{name}.function", found.get("function"), {"name": string, "arguments": _arguments})
+    found = annotated(name, value, {"id": string, "type": one_of("function"), "function": mapping})
+    function = annotated(f"{name}.function", found.get("function"), {"name": string, "arguments": _arguments})
     if "name" not in function:
         raise InvalidField(f"{name}.function.name", "missing")
     return {"id": found.get("id", ""), "type": "function", "function": {"arguments": {}, **function}}
@@ -75,6 +88,8 @@ def _call(name: str, value: Any) -> dict[str, Any]:
 
 def _arguments(name: str, value: Any) -> Any:
     """Parses the arguments of a call, which templates take as an object."""
+    if isinstance(value, dict):
+        return value
     try:
         return json.loads(string(name, value) or "{}")
     except (ValueError, RecursionError):

@@ -12,6 +12,7 @@ from tandem.engine.chats import TEMPLATE
 from tandem.engine.generator import LONG_TEXT, Generator
 from tandem.services.http.fields import MAX_CHOICES
 from tandem.services.http.problems import NoSuchModel
+from tandem.services.http.tool_calls import FORMATS
 from tandem.services.http.tools import ToolUse
 from tandem.services.security.limits import ServerLimits, check_stops
 from tandem.speculation.request import members
@@ -74,6 +75,9 @@ class Asking:
     def __init__(self, generator: Generator, limits: ServerLimits, adapters: Callable[[], Mapping[str, str]]) -> None:
         self._generator, self._limits, self.adapters = generator, limits, adapters
         self.tokenizer = chat_tokenizer(generator.tokenizer)
+        self._format = FORMATS[self.tokenizer.tool_format() or "hermes"]
+        spelt = {text: self.tokenizer.tokens(text, False) for text in self._format.all_marks}
+        self._marks = {ids[0]: text for text, ids in spelt.items() if is_special(self.tokenizer, ids)}
 
     @property
     def model(self) -> str:
@@ -97,7 +101,7 @@ class Asking:
         return self._asked(False, given, prompts, texts, ToolUse())
 
     async def chat(self, given: Mapping[str, Any]) -> Asked:
-        tools = _tool_use(given)
+        tools = self._tool_use(given)
         prompt = await self.chat_tokens(given, tools)
         return self._asked(True, given, [prompt], (None,), tools)
 
@@ -105,9 +109,6 @@ class Asking:
         """Returns the tokens of a chat in the model's template."""
         if "messages" not in given:
             raise InvalidField("messages", "missing")
-        tokenizer = self.tokenizer
-        if tools.choice == "auto" and not tokenizer.takes_tools():
-            raise InvalidField("tools", "this model's chat template does not tell it of tools; choose one, or required")
         options = {name: given.get(name, usual) for name, usual in TEMPLATE.items()}
         if options["continue_final_message"]:
             if options["add_generation_prompt"] and "add_generation_prompt" in given:
@@ -115,7 +116,7 @@ class Asking:
             options["add_generation_prompt"] = False
         options |= given.get("chat_template_kwargs", {})
         options |= {"tools": list(tools.tools) or None, "documents": given.get("documents")}
-        text = await self._rendered(given["messages"], options)
+        text = await self._rendered([self._format.shown(each) for each in given["messages"]], options)
         return await self.tokens(text, given.get("add_special_tokens", False))
 
     async def _rendered(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
@@ -159,12 +160,14 @@ class Asking:
         self._limits.check_prompt(0, prediction, longest, "prediction")
         sampling = self._sampling(given, _structure(given, tools))
         stop = (*given.get("stop", ()), *tools.stop)
-        check_stops(given.get("stop_token_ids", ()), "stop", stop)
+        spelt = [self.tokenizer.tokens(each, False) for each in stop]
+        stop_ids = (*given.get("stop_token_ids", ()), *(ids[0] for ids in spelt if is_special(self.tokenizer, ids)))
+        check_stops(stop_ids, "stop", stop)
         first = GenerationRequest(
             token_ids=(),
             sampling=sampling,
             max_new_tokens=given.get("max_completion_tokens", given.get("max_tokens") or None),
-            stop_token_ids=tuple(given.get("stop_token_ids", ())),
+            stop_token_ids=stop_ids,
             stop_strings=stop,
             ignore_end_of_sequence=given.get("ignore_eos", False),
             logprobs=given.get("logprobs"),
@@ -180,6 +183,12 @@ class Asking:
             for i in range(n)
         )
         return Asked(chat, model or self.model, requests, tuple(prompts), texts, given, tools)
+
+    def _tool_use(self, given: Mapping[str, Any]) -> ToolUse:
+        tools = tuple(given.get("tools", ()))
+        choice = given.get("tool_choice", "auto" if tools else "none")
+        several = given.get("parallel_tool_calls", True)
+        return ToolUse(tools if choice != "none" else (), choice, several, self._format, self._marks)
 
     def _sampling(self, given: Mapping[str, Any], structure: Structure | None) -> SamplingParams:
         """Builds how tokens are drawn. What is absent is the server's default, if operator or model gave one.
@@ -201,10 +210,9 @@ def chat_tokenizer(tokenizer: Tokenizer) -> ChatTokenizer:
     return tokenizer
 
 
-def _tool_use(given: Mapping[str, Any]) -> ToolUse:
-    tools = tuple(given.get("tools", ()))
-    choice = given.get("tool_choice", "auto" if tools else "none")
-    return ToolUse(tools if choice != "none" else (), choice, given.get("parallel_tool_calls", True))
+def is_special(tokenizer: Tokenizer, tokens: Sequence[int]) -> bool:
+    """Whether these are one token without a text."""
+    return len(tokens) == 1 and not (stream := tokenizer.stream()).push(tokens[0]) + stream.flush()
 
 
 def _structure(given: Mapping[str, Any], tools: ToolUse) -> Structure | None:

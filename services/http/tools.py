@@ -1,22 +1,26 @@
-"""Reads the tools of a chat, and parses the calls of them in its output."""
+"""Reads the tools of a chat, and what the output must match so that it calls them."""
 
 from __future__ import annotations
 
 import json
-import uuid
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.engine.structure_schemas import moved, step
-from tandem.services.http.structures import ANY_OBJECT, json_schema
-from tandem.services.http.values import boolean, known, mapping, one_of, sequence, string
-from tandem.speculation.types import InvalidField, Structure
+from tandem.services.http.messages import annotated
+from tandem.services.http.structures import ANY_OBJECT, json_schema, made
+from tandem.services.http.tool_calls import FORMATS, Delta, Format, MarkedCalls, NamedCall, Parser, RequiredCalls
+from tandem.services.http.values import Parse, boolean, known, mapping, one_of, sequence, string
+from tandem.speculation.types import InvalidField, Structure, StructureKind
 
-Delta = dict[str, Any]
-"""What a message grows by: `content`, or `tool_calls`."""
 MAX_TOOLS = 128
-BEGIN, END = "<tool_call>", "</tool_call>"
-_DECODER = json.JSONDecoder()
+# llguidance's options: JSON as json.dumps writes it and templates show it, without keywords that it does not have.
+_SPACED = {"x-guidance": {"whitespace_flexible": False, "lenient": True, "item_separator": ", ", "key_separator": ": "}}
+_MARKED = """start: (begin call "\\n"? "</tool_call>")* TEXT
+TEXT: /(?s:.*)/
+begin[lazy]: TEXT "<tool_call>"
+call: "\\n"? %json """
 
 
 def tools(name: str, value: Any) -> list[dict[str, Any]]:
@@ -31,9 +35,9 @@ def tools(name: str, value: Any) -> list[dict[str, Any]]:
 
 
 def _tool(name: str, value: Any) -> dict[str, Any]:
-    found = known(name, value, {"type": one_of("function"), "function": mapping})
-    keys = {"name": string, "description": string, "parameters": mapping, "strict": boolean}
-    function = known(f"{name}.function", found.get("function"), keys)
+    found = annotated(name, value, {"type": one_of("function"), "function": mapping})
+    keys: dict[str, Parse] = {"name": string, "description": string, "parameters": mapping, "strict": boolean}
+    function = annotated(f"{name}.function", found.get("function"), keys)
     if not function.get("name"):
         raise InvalidField(f"{name}.function.name", "missing")
     return {"type": "function", "function": function}
@@ -50,11 +54,16 @@ def tool_choice(name: str, value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The tools of a request, and which are to be called. `several`: more than one may be, in one answer."""
+    """The tools of a request, and which are to be called. `several`: more than one may be, in one answer.
+
+    `marks`: the texts of special tokens that the format has.
+    """
 
     tools: tuple[dict[str, Any], ...] = ()
     choice: str = "none"
     several: bool = True
+    format: Format = FORMATS["hermes"]
+    marks: Mapping[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.choice != "none" and not self.tools:
@@ -76,15 +85,24 @@ class ToolUse:
         """What the output must match so that it is the calls that were asked for."""
         if self.named:
             return json_schema("tools", self._with_parameters({"$ref": _pointer(self.named)}))
-        return json_schema("tools", self._required()) if self.choice == "required" else None
+        if self.choice == "required":
+            most = {} if self.several else {"maxItems": 1}
+            return json_schema(
+                "tools", self._with_parameters({"type": "array", "items": self._call, "minItems": 1, **most})
+            )
+        if self.choice == "none" or self.format is not FORMATS["hermes"] or self.marks:
+            return None
+        call = json.dumps({**_SPACED, **self._with_parameters(self._call)}, ensure_ascii=False)
+        return made("tools", StructureKind.GRAMMAR, _MARKED + call)
 
     def _with_parameters(self, schema: dict[str, Any]) -> dict[str, Any]:
         """Returns a schema that can refer to those of the functions, and says their names if they are refused."""
         named = {name: ANY_OBJECT | each.get("parameters", {}) for name, each in self.functions.items()}
         return {**schema, "$defs": {f"tools.{name}": moved(each, _pointer(name)) for name, each in named.items()}}
 
-    def _required(self) -> dict[str, Any]:
-        """Returns the schema of a list of calls."""
+    @property
+    def _call(self) -> dict[str, Any]:
+        """The schema of a call."""
         calls = [
             {
                 "type": "object",
@@ -94,133 +112,26 @@ class ToolUse:
             }
             for name in self.functions
         ]
-        most = {} if self.several else {"maxItems": 1}
-        return self._with_parameters({"type": "array", "items": {"anyOf": calls}, "minItems": 1, **most})
+        return {"anyOf": calls}
 
     @property
     def stop(self) -> tuple[str, ...]:
         """What ends the output, where one call must be the last."""
-        return (END,) if self.choice == "auto" and not self.several else ()
+        return (self.format.end,) if self.choice == "auto" and not self.several and self.format.end else ()
 
     def parser(self) -> Parser:
         """Returns what parses one output."""
         if self.named:
-            return NamedCall(self.named)
+            return NamedCall(self.format, self.named)
         if self.choice == "required":
-            return RequiredCalls()
-        return MarkedCalls(frozenset(self.functions)) if self.choice == "auto" else Parser()
+            return RequiredCalls(self.format)
+        kind = MarkedCalls if self.choice == "auto" else Parser
+        return kind(self.format, frozenset(self.functions), self.several)
 
 
 def _pointer(name: str) -> str:
     """Where a function's schema stands in that of calls."""
     return f"#/$defs/{step(f'tools.{name}')}"
-
-
-class Parser:
-    """Makes deltas of a message of an output's text, as it comes. This one: all is content."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def add(self, text: str) -> list[Delta]:
-        return [{"content": text}] if text else []
-
-    def end(self) -> list[Delta]:
-        """Returns what was held back."""
-        return []
-
-    def _call(self, name: str, arguments: str) -> Delta:
-        self.calls += 1
-        function = {"name": name, "arguments": arguments}
-        made = {"index": self.calls - 1, "id": f"call_{uuid.uuid4().hex[:24]}", "type": "function"}
-        return {"tool_calls": [{**made, "function": function}]}
-
-
-class NamedCall(Parser):
-    """The output is the arguments of one function."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self._name = name
-
-    def add(self, text: str) -> list[Delta]:
-        if not self.calls:
-            return [self._call(self._name, text)]
-        return [{"tool_calls": [{"index": 0, "function": {"arguments": text}}]}] if text else []
-
-
-class RequiredCalls(Parser):
-    """The output is a list of calls, each of which is told once it is complete."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._rest = ""
-
-    def add(self, text: str) -> list[Delta]:
-        self._rest += text
-        found: list[Delta] = []
-        while "}" in text and (begin := self._rest.find("{")) >= 0:
-            try:
-                call, end = _DECODER.raw_decode(self._rest, begin)
-            except ValueError:
-                break
-            found.append(self._call(call["name"], _compact(call["arguments"])))
-            self._rest = self._rest[end:]
-        return found
-
-    def end(self) -> list[Delta]:
-        """Returns the part of a call that was cut, as content."""
-        rest = self._rest.strip("[], \n")
-        return [{"content": rest}] if rest else []
-
-
-class MarkedCalls(Parser):
-    """Calls stand between marks (the form of Hermes, and of Qwen). What is no call of a function is content."""
-
-    def __init__(self, names: frozenset[str]) -> None:
-        super().__init__()
-        self._names, self._held, self._inside, self._after_call = names, "", False, False
-
-    def add(self, text: str) -> list[Delta]:
-        self._held += text
-        found: list[Delta] = []
-        while True:
-            before, mark, after = self._held.partition(END if self._inside else BEGIN)
-            if not mark:
-                break
-            found += self._between(before) if self._inside else self._content(before)
-            self._held, self._inside = after, not self._inside
-        if not self._inside:
-            kept = _begun(self._held)
-            found += self._content(self._held[: len(self._held) - kept])
-            self._held = self._held[len(self._held) - kept :]
-        return found
-
-    def end(self) -> list[Delta]:
-        """Returns what was held back. A call needs no end mark at the end of the output, which may be that mark."""
-        return self._between(self._held, "") if self._inside else self._content(self._held)
-
-    def _content(self, text: str) -> list[Delta]:
-        """Returns text as content, without the space between a call and what follows it."""
-        text = text.lstrip() if self._after_call else text
-        self._after_call = self._after_call and not text
-        return [{"content": text}] if text else []
-
-    def _between(self, text: str, end: str = END) -> list[Delta]:
-        try:
-            call = json.loads(text)
-            if call["name"] in self._names and isinstance(call.get("arguments", {}), dict):
-                self._after_call = True
-                return [self._call(call["name"], _compact(call.get("arguments", {})))]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            pass
-        self._after_call = False
-        return [{"content": f"{BEGIN}{text}{end}"}]
-
-
-def _begun(text: str) -> int:
-    """Returns how many characters at the end of the text may be the beginning of a mark."""
-    return next((n for n in range(min(len(text), len(BEGIN) - 1), 0, -1) if text.endswith(BEGIN[:n])), 0)
 
 
 def folded(deltas: list[Delta]) -> Delta:
@@ -234,8 +145,3 @@ def folded(deltas: list[Delta]) -> Delta:
             calls[part["index"]]["function"]["arguments"] += part["function"]["arguments"]
     message: Delta = {"role": "assistant", "content": content if content or not calls else None, "refusal": None}
     return {**message, "tool_calls": calls} if calls else message
-
-
-def _compact(arguments: Any) -> str:
-    """Returns the arguments of a call as JSON, without whitespace, as all JSON that is generated."""
-    return json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))

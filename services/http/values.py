@@ -90,10 +90,11 @@ def known(name: str, value: Any, keys: Mapping[str, Parse]) -> dict[str, Any]:
     """Parses an object that has these keys alone. Null stands for what is absent."""
     found = {}
     for key, one in mapping(name, value).items():
+        if one is None:
+            continue
         if key not in keys:
-            raise InvalidField(f"{name}.{key}", f"not a field that is served here: {', '.join(keys)}")
-        if one is not None:
-            found[key] = keys[key](f"{name}.{key}", one)
+            raise InvalidField(f"{name}.{key[:64]}", f"not a field that is served here: {', '.join(keys)}")
+        found[key] = keys[key](f"{name}.{key}", one)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -9,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from tandem.checkpoints import tool_prompts
 from tandem.checkpoints.byte_level import byte_characters
 from tandem.checkpoints.gguf_tokenizer import gguf_parts
 from tandem.checkpoints.hub_files import tokenizer_folder
@@ -43,8 +45,8 @@ class ChatTokenizer(Tokenizer, Protocol):
     def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         """The text of a chat, by the model's template. `options`: the template's. Raises ValueError."""
 
-    def takes_tools(self) -> bool:
-        """Whether the model's template tells the model which tools there are."""
+    def tool_format(self) -> str:
+        """The format in which the model's template tells it of tools (tool_prompts.FORMATS); "" if in none of them."""
 
     def text(self, tokens: Sequence[int]) -> str:
         """The text of tokens, special ones included."""
@@ -85,16 +87,32 @@ class HuggingFaceTokenizer:
         """Like Tokenizer.render. What a template raises is about the messages that it was given."""
         if not self._parts.chat_template:
             raise ValueError("this model has no chat template")
-        from tandem.checkpoints import chat_templates
-
         try:
-            template = chat_templates.chosen(self._parts.chat_template, options.get("tools"))
-            return chat_templates.render(template, messages, **{**self._parts.named, **options})
+            if options.get("tools") and not self.tool_format():
+                with contextlib.suppress(Exception):  # some templates have no such role
+                    text = self._rendered(messages, options, system=True)
+                    if tool_prompts.INTRODUCTION in text:
+                        return text
+            return self._rendered(messages, options, system=False)
         except Exception as error:
             raise ValueError(f"the model's chat template refuses them: {first_line(error)[:300]}") from None
 
-    def takes_tools(self) -> bool:
-        return "tools" in str(self._parts.chat_template)
+    def _rendered(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any], system: bool) -> str:
+        """`system`: tools that the template does not tell of are told in that role."""
+        from tandem.checkpoints import chat_templates
+
+        tools = options.get("tools")
+        messages, tools = tool_prompts.with_tools(self._template(tools), messages, tools, system)
+        options = {**self._parts.named, **options, "tools": tools}
+        return chat_templates.render(self._template(tools), messages, **options)
+
+    def _template(self, tools: Sequence[Any] | None) -> str:
+        from tandem.checkpoints import chat_templates
+
+        return chat_templates.chosen(self._parts.chat_template or "", tools)
+
+    def tool_format(self) -> str:
+        return tool_prompts.format_of(self._template(tools=())) if self._parts.chat_template else ""
 
     def text(self, tokens: Sequence[int]) -> str:
         return str(self._backend.decode(list(tokens), skip_special_tokens=False))

@@ -47,6 +47,7 @@ _NUMBER = re.compile(rb"([0-9][eE][+-]?)?([0-9]*)$")
 
 PACKET = 64 * 1024
 """Most bytes of a text or of tokens in one packet; a socket's buffer holds about three times as many."""
+_SCHEMA = re.compile(r"^(.*%json )(\{.*\})$", re.MULTILINE)
 _PAGE = resource.getpagesize()
 
 
@@ -190,10 +191,12 @@ def grammar(kind: str, text: str) -> str:
     """Returns llguidance's form of a structure of this kind. Raises ValueError."""
     from llguidance import LLMatcher
 
-    if kind == "json_schema":
-        from tandem.engine.structure_schemas import rewritten
+    from tandem.engine.structure_schemas import rewritten
 
+    if kind == "json_schema":
         return json_grammar(rewritten(text, compiles)[0])
+    if kind == "grammar":
+        text = _SCHEMA.sub(lambda found: found[1] + rewritten(found[2], compiles)[0], text)
     if kind == "choice":
         text = "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in json.loads(text))
     return str(LLMatcher.grammar_from_regex(text) if kind == "regex" else LLMatcher.grammar_from_lark(text))

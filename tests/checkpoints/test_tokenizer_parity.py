@@ -14,6 +14,7 @@ from transformers import AutoTokenizer, GPT2Tokenizer, LlamaTokenizer, PreTraine
 
 from tandem.checkpoints.locate import EMBEDDED_DRAFT, Checkpoint, CheckpointError, find
 from tandem.checkpoints.tokenizers import HuggingFaceTokenizer, fingerprint
+from tandem.checkpoints.tool_prompts import with_tools
 from tests.daily import daily
 
 TEXTS = (
@@ -249,10 +250,12 @@ def test_chats_are_rendered_as_transformers_renders_them(both: tuple[HuggingFace
         with pytest.raises(ValueError, match="no chat template"):
             ours.render(*CHATS[0][:1])
         return
-    assert ours.takes_tools() == ("tools" in str(theirs.chat_template))
     for messages, options in CHATS:
-        wanted = theirs.apply_chat_template(messages, tokenize=False, **options)
-        assert ours.render(messages, **options) == wanted, options
+        wanted = []
+        for system in (True, False):  # of tools that the template does not tell of
+            shown, tools = with_tools(str(theirs.chat_template), messages, options.get("tools"), system)
+            wanted.append(theirs.apply_chat_template(shown, tokenize=False, **{**options, "tools": tools}))
+        assert ours.render(messages, **options) in wanted, options
     asked = theirs.apply_chat_template([{"role": "user", "content": "hi"}], add_generation_prompt=True, tokenize=False)
     assert ours.encode("hi", chat=True) == theirs(asked, add_special_tokens=False)["input_ids"]
 

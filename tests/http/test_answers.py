@@ -9,7 +9,8 @@ import openai
 import pytest
 
 from tandem.engine.generator import RequestDefaults
-from tandem.services.http.tools import MarkedCalls, RequiredCalls, folded
+from tandem.services.http.tool_calls import FORMATS, MarkedCalls, RequiredCalls
+from tandem.services.http.tools import folded
 from tandem.speculation.types import SamplingParams
 from tests.http import site as site_module
 from tests.http.site import CHAT, COMPLETIONS, HELLO, Site, door
@@ -366,23 +367,32 @@ async def told_of(site: Site, **body: Any) -> str:
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_calls_between_marks_are_told_from_content_however_the_text_comes(size: int) -> None:
     text = 'I add.<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>\n<tool_call>[]</tool_call> <b'
-    parser, deltas = MarkedCalls(frozenset({"add"})), []
+    parser, deltas = MarkedCalls(FORMATS["hermes"], frozenset({"add"})), []
     for i in range(0, len(text), size):
         deltas += parser.add(text[i : i + size])
-    message = folded([*deltas, *parser.end()])
+    message = folded([*deltas, *parser.end(cut=False)])
     (call,) = message["tool_calls"]
     assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("add", {"a": 1})
     assert message["content"].replace("\n", "") == "I add.<tool_call>[]</tool_call> <b"
 
 
 def test_a_list_of_calls_is_told_as_each_is_complete() -> None:
-    parser = RequiredCalls()
+    parser = RequiredCalls(FORMATS["hermes"])
     assert parser.add('[{"name":"a","arguments":{"x":"}') == []
     (first,) = parser.add('"}},{"name":')
     (second,) = parser.add('"b","arguments":{}}]')
     assert [each["tool_calls"][0]["index"] for each in (first, second)] == [0, 1]
     assert first["tool_calls"][0]["function"] == {"name": "a", "arguments": '{"x":"}"}'}
-    assert parser.end() == []
+    assert parser.add(',{"name":"c","argu') == parser.end(cut=True) == []
+
+
+SHOWN = """da
+b<tool_call>
+{"name": "add", "arguments": {"a": 1}}
+</tool_call><tool_response>
+4
+</tool_response>"""
+"""A history in the format for templates that have none for calls."""
 
 
 def test_messages_are_read_as_openai_writes_them_and_what_is_not_served_is_named() -> None:
@@ -396,7 +406,7 @@ def test_messages_are_read_as_openai_writes_them_and_what_is_not_served_is_named
                 {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None, "annotations": []},
                 {"role": "tool", "tool_call_id": "1", "content": "4"},
             ]
-            assert await told_of(site, messages=history) == "da\nb4"
+            assert await told_of(site, messages=history) == SHOWN
             wrong: list[tuple[Any, str]] = [
                 ([], "messages"),
                 ([{"role": "robot", "content": ""}], "messages[0].role"),

@@ -1,0 +1,210 @@
+"""Parses calls of tools in a model's output, in the formats that models were trained to write."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+Delta = dict[str, Any]
+"""What a message grows by: `content`, or `tool_calls`."""
+Call = tuple[str, dict[str, Any]]
+"""The name of a function, and its arguments."""
+_DECODER = json.JSONDecoder()
+_DEEPSEEK = re.compile(
+    r"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?(.+?)(?:<｜tool▁sep｜>|\n)(.*?)<｜tool▁call▁end｜>", re.DOTALL
+)
+_BARE = re.compile(r'\s*\{\s*"(name|type)"')
+_NAMED = re.compile(r"\s*(?:\[TOOL_CALLS\])?\s*([\w.-]+)\s*(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*(?={)")
+
+
+def _objects(text: str) -> Iterator[Call]:
+    """Reads JSON objects, or a list of them, whatever stands between them. Raises ValueError, KeyError or TypeError."""
+    at = 0
+    while (begin := text.find("{", at)) >= 0:
+        found, at = _DECODER.raw_decode(text, begin)
+        arguments = found.get("arguments", found.get("parameters", {}))
+        yield found["name"], arguments
+    if text[at:].strip(" ,;]\n") or not at:
+        raise ValueError("something else follows")
+
+
+def _mistral(text: str) -> Iterator[Call]:
+    """Reads a list of objects, or (Mistral's tokenizers since version 11) a name and then the arguments."""
+    if not (named := _NAMED.match(text)):
+        yield from _objects(text)
+        return
+    while named:
+        arguments, end = _DECODER.raw_decode(text, named.end())
+        yield named[1], arguments
+        named = _NAMED.match(text, end)
+
+
+def _deepseek(text: str) -> Iterator[Call]:
+    for name, arguments in _DEEPSEEK.findall(text):
+        yield name.strip(), json.loads(arguments.strip().removeprefix("```json").removesuffix("```"))
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How a model writes calls: between `begin` and `end`, or the end of the output; `bare`: also without `begin`.
+
+    `marks`: texts of it that may be special tokens. `id_length`: of calls.
+    """
+
+    begin: str
+    end: str
+    read: Callable[[str], Iterator[Call]]
+    marks: tuple[str, ...] = ()
+    bare: bool = False
+    id_length: int = 24
+
+    @property
+    def all_marks(self) -> tuple[str, ...]:
+        return tuple(filter(None, (self.begin, self.end, *self.marks)))
+
+    def new_id(self) -> str:
+        made = uuid.uuid4().hex[: self.id_length]
+        return made if self.id_length < 10 else f"call_{made}"
+
+    def shown(self, message: dict[str, Any]) -> dict[str, Any]:
+        """A message with ids of calls that the format has, also where another server made them."""
+        if self.id_length > 9:
+            return message
+        own = {key: _short(message[key]) for key in ("tool_call_id",) if key in message}
+        calls = [{**each, "id": _short(each["id"])} for each in message.get("tool_calls", ())]
+        return {**message, **own, **({"tool_calls": calls} if calls else {})}
+
+
+def _short(name: str) -> str:
+    """An id of nine letters and digits, the same for the same one."""
+    fits = len(name) == 9 and name.isascii() and name.isalnum()
+    return name if fits else hashlib.sha256(name.encode()).hexdigest()[:9]
+
+
+_DEEPSEEK_MARKS = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
+FORMATS = {
+    "hermes": Format("<tool_call>", "</tool_call>", _objects),
+    "llama3": Format("<|python_tag|>", "", _objects, bare=True),
+    "mistral": Format("[TOOL_CALLS]", "", _mistral, ("[ARGS]", "[CALL_ID]"), id_length=9),
+    "deepseek": Format("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", _deepseek, _DEEPSEEK_MARKS),
+}
+"""By the names of tandem.checkpoints.tool_prompts."""
+
+
+class Parser:
+    """Makes deltas of a message of an output's text, as it comes. This one: all is content."""
+
+    def __init__(self, form: Format, names: frozenset[str] = frozenset(), several: bool = True) -> None:
+        self._format, self._names, self._several, self.calls = form, names, several, 0
+
+    def add(self, text: str) -> list[Delta]:
+        return [{"content": text}] if text else []
+
+    def end(self, cut: bool) -> list[Delta]:
+        """Returns what was held back. `cut`: the output reached its limit of tokens; a call that is cut is left out."""
+        return []
+
+    def _call(self, name: str, arguments: str) -> Delta:
+        self.calls += 1
+        function = {"name": name, "arguments": arguments}
+        made = {"index": self.calls - 1, "id": self._format.new_id(), "type": "function"}
+        return {"tool_calls": [{**made, "function": function}]}
+
+
+class NamedCall(Parser):
+    """The output is the arguments of one function."""
+
+    def __init__(self, form: Format, name: str) -> None:
+        super().__init__(form)
+        self._name = name
+
+    def add(self, text: str) -> list[Delta]:
+        if not self.calls:
+            return [self._call(self._name, text)]
+        return [{"tool_calls": [{"index": 0, "function": {"arguments": text}}]}] if text else []
+
+
+class RequiredCalls(Parser):
+    """The output is a list of calls, each of which is returned once it is complete."""
+
+    _rest = ""
+
+    def add(self, text: str) -> list[Delta]:
+        self._rest += text
+        found: list[Delta] = []
+        while "}" in text and (begin := self._rest.find("{")) >= 0:
+            try:
+                call, end = _DECODER.raw_decode(self._rest, begin)
+            except ValueError:
+                break
+            found.append(self._call(call["name"], _compact(call["arguments"])))
+            self._rest = self._rest[end:]
+        return found
+
+
+class MarkedCalls(Parser):
+    """Calls stand between marks. What is no call of a function is content."""
+
+    _held, _inside, _after_call, _begun = "", False, False, False
+
+    def add(self, text: str) -> list[Delta]:
+        self._held += text
+        found: list[Delta] = []
+        while True:
+            mark = self._format.end if self._inside else self._format.begin
+            before, seen, after = self._held.partition(mark) if mark else (self._held, "", "")
+            if not seen:
+                break
+            found += self._between(before, mark) if self._inside else self._content(before)
+            self._held, self._inside = after, not self._inside
+        if not self._inside and not (self._bare and not found):
+            kept = _overlap(self._held, self._format.begin)
+            found += self._content(self._held[: len(self._held) - kept])
+            self._held = self._held[len(self._held) - kept :]
+        return found
+
+    def end(self, cut: bool) -> list[Delta]:
+        """A call needs no end mark at the end of the output, which may be that mark."""
+        if self._inside or self._bare:
+            return self._between(self._held, "", cut)
+        return self._content(self._held)
+
+    @property
+    def _bare(self) -> bool:
+        """Whether what is held, from the beginning of the output, may be a call without a mark."""
+        return self._format.bare and not self._begun and self._held.lstrip()[:1] in ("{", "")
+
+    def _content(self, text: str) -> list[Delta]:
+        """Returns text as content, without the space between a call and what follows it."""
+        text = text.lstrip() if self._after_call else text
+        self._after_call = self._after_call and not text
+        self._begun = self._begun or bool(text)
+        return [{"content": text}] if text else []
+
+    def _between(self, text: str, end: str, cut: bool = False) -> list[Delta]:
+        """Returns what stood between marks as calls, or as content."""
+        try:
+            calls = [(name, arguments) for name, arguments in self._format.read(text)]
+            if calls and all(name in self._names and isinstance(arguments, dict) for name, arguments in calls):
+                self._after_call = True
+                room = len(calls) if self._several else 1 - self.calls
+                return [self._call(name, _compact(arguments)) for name, arguments in calls[:room]]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            pass
+        begin, self._after_call = self._format.begin if self._inside else "", False
+        return [] if cut and (begin or _BARE.match(text)) else self._content(f"{begin}{text}{end}")
+
+
+def _overlap(text: str, mark: str) -> int:
+    """Returns how many characters at the end of the text may be the beginning of a mark."""
+    return next((n for n in range(min(len(text), len(mark) - 1), 0, -1) if text.endswith(mark[:n])), 0)
+
+
+def _compact(arguments: Any) -> str:
+    """Returns the arguments of a call as JSON, without whitespace, as all JSON that is generated."""
+    return json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
