@@ -52,7 +52,7 @@ Call with <tool_call>{"name": ..., "arguments": ...}</tool_call> one of
 def answers(prompt: str) -> Iterator[str]:
     """What the model wants to say to a prompt, best first; a structure may forbid the first."""
     asked, _, after = prompt.rpartition("?")  # of the user's last question
-    call = {"name": "weather", "arguments": {"city": ([""] + re.findall(r"weather in (\w+)", asked))[-1]}}
+    call = {"name": "weather", "arguments": {"city": ["", *re.findall(r"weather in (\w+)", asked)][-1]}}
     reacts = "Action Input" in asked  # LlamaIndex's ReActAgent tells of tools by itself, in words
     if found := re.search(r"sunny in \w+", after):
         yield ("Thought: I can answer.\nAnswer: " if reacts else "") + f"It is {found[0]}."

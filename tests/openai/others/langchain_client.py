@@ -1,4 +1,4 @@
-"""LangChain, unmodified: `python langchain_client.py URL`. Loops of create_agent (langgraph), whole and then streamed."""
+"""LangChain, unmodified: `python langchain_client.py URL`. Loops of create_agent (langgraph), whole and streamed."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""LlamaIndex, unmodified: `python llama_index_client.py URL`. Loops of FunctionAgent and ReActAgent, whole and streamed."""
+"""LlamaIndex: `python llama_index_client.py URL`. Loops of FunctionAgent and ReActAgent, whole and streamed."""
 
 import asyncio
 import sys

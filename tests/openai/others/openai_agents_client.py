@@ -5,6 +5,7 @@ With `required`, the model must call a tool; the agent resets that on its second
 
 import asyncio
 import sys
+from typing import Literal
 
 import agents
 import openai
@@ -14,7 +15,7 @@ called = []
 
 
 @agents.function_tool
-def weather(city: str) -> str:
+def weather(city: Literal["Paris", "Rome"]) -> str:
     """The weather of a city."""
     called.append(city)
     return f"sunny in {city}"
