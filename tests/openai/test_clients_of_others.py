@@ -36,6 +36,8 @@ LOOPS = [
     ("node", "ai", 4),
 ]
 """What runs an agent, its name, and how many loops it runs: a question, a call of a tool, and the text that ends it."""
+FORMATS = [(name, *loop) for name in ("plain", "hermes") for loop in LOOPS]
+FORMATS += [(name, *LOOPS[0]) for name in sorted(TEMPLATES.keys() - {"plain", "hermes"})]
 
 
 def serving(folder: Path, *arguments: str, program: tuple[str, ...] = (MAIN,)) -> Iterator[str]:
@@ -53,9 +55,9 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     yield from serving(tmp_path_factory.mktemp("server"))
 
 
-@pytest.fixture(scope="module", params=TEMPLATES)
+@pytest.fixture(scope="module")
 def scripted_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server whose model calls `weather`; its template tells it of tools, or Tandem does."""
+    """A server whose model calls `weather`; its template tells it of tools in its own format, or Tandem does."""
     program = ("-m", "tests.openai.scripted", request.param)
     long = ("--backend", "toy", "--port", "0", "--sequence_length", "16384")  # of bytes
     yield from serving(tmp_path_factory.mktemp("scripted"), *long, program=program)
@@ -74,9 +76,9 @@ def lines_of(interpreter: Path | str, name: str, folder: Path, *arguments: str) 
     return ran.stdout.splitlines()
 
 
-@pytest.mark.parametrize(("interpreter", "agent", "loops"), LOOPS)
+@pytest.mark.parametrize(("scripted_url", "interpreter", "agent", "loops"), FORMATS, indirect=["scripted_url"])
 def test_an_agent_of_others_runs_whole_loops_unmodified(
-    interpreter: Path | str, agent: str, loops: int, scripted_url: str, tmp_path: Path
+    scripted_url: str, interpreter: Path | str, agent: str, loops: int, tmp_path: Path
 ) -> None:
     said = [line for line in lines_of(interpreter, agent, tmp_path, scripted_url) if "Provider List" not in line]
     assert list(filter(None, said)) == ["It is sunny in Paris."] * loops + [f"{loops} calls"]
