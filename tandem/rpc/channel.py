@@ -95,7 +95,7 @@ def _first_process() -> int:
 def forked(process: int | None = None) -> bool:
     """Whether this is a forked child of `process`, by default of the one that used gRPC first.
 
-    gRPC's asyncio polls in a thread, which a child lacks and cannot start again; GRPC_ENABLE_FORK_SUPPORT does not help.
+    gRPC's asyncio polls in a thread, which a child lacks and cannot start again; GRPC_ENABLE_FORK_SUPPORT is no help.
     """
     return os.getpid() != (_first_process() if process is None else process)
 
