@@ -33,7 +33,8 @@ help:
 	@echo '                 pages for users as written, native steps under sanitizers, every lie of a server'
 	@echo 'make families    run tiny models of every family, in folders and GGUF files, and compare their tokens with transformers'
 	@echo '                 (ARGS="--llama-cpp DIR --llama-bin DIR": with llama.cpp too; docs/models.md)'
-	@echo 'make clients     install OpenAI clients and load tools of others in an environment of their own (some 2 GB), run them unmodified'
+	@echo 'make clients     install OpenAI clients, agents and load tools of others in an environment of their own (some 2 GB;'
+	@echo '                 needs npm), run them unmodified'
 	@echo 'make engines     install the CPU build of vLLM in an environment of its own (some 4 GB), and run it with our drafts'
 	@echo 'make docs        build the documentation site into build/site, in an environment of its own, check its links, and run'
 	@echo '                 the notebook of examples/ (needs npm for the program that draws diagrams)'
@@ -132,9 +133,13 @@ thorough: $(STAMP)
 	    --max-worker-restart 0 --share $(or $(SHARE),1/1) $(ARGS)
 	@$(BIN)/python -m pytest -q -m alone $(ARGS)
 
-.venv-clients/.set-up: requirements-clients.txt
+.venv-clients/.set-up: requirements-clients.txt requirements-agents.txt tests/openai/others/package.json
 	@$(BIN)/python -m venv --clear .venv-clients
 	@.venv-clients/bin/python -m pip install -q $(PIP_ARGS) -r requirements-clients.txt
+	@$(BIN)/python -m venv .venv-clients/agents
+	@.venv-clients/agents/bin/python -m pip install -q $(PIP_ARGS) -r requirements-agents.txt
+	@cp tests/openai/others/package.json .venv-clients
+	@npm install --prefix .venv-clients --no-audit --no-fund --silent
 	@touch $@
 
 clients: $(STAMP) .venv-clients/.set-up
