@@ -21,7 +21,6 @@ from tandem.services.security.tls import TlsConfig, check_pair
 
 log = logging.getLogger("tandem.security")
 
-KEEP_ALIVE_SECONDS = 30
 ACCEPTED_AT_ONCE, MOST_UNACCEPTED = 64, 8192
 """Connections that the event loop takes in one go, so that a flood does not keep it from requests; that may wait."""
 FLUSH_SECONDS = 1
@@ -65,7 +64,7 @@ class Listener:
             access_log=False,
             server_header=False,
             backlog=ACCEPTED_AT_ONCE,
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_keep_alive=self._address.keep_alive_seconds,  # type: ignore[arg-type]  # call_later takes it
             timeout_graceful_shutdown=FLUSH_SECONDS,
         )
         _allow_open_files()

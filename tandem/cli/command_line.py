@@ -123,7 +123,12 @@ NEEDS = (
     Need(("target_port",), ("draft_worker",), lambda a: _wants_port(a.target_host), _PORTED),
     Need(("port",), ASKING, lambda a: _wants_port(a.target_host), _PORTED),
     Need(("adapter_admins",), TARGETS, lambda a: a.adapter_root is not None, "give --adapter_root as well"),
-    Need(("http_host", "allowed_hosts"), SERVERS, lambda a: a.http_port is not None, "give --http_port as well"),
+    Need(
+        ("http_host", "allowed_hosts", "http_keep_alive_seconds"),
+        SERVERS,
+        lambda a: a.http_port is not None,
+        "give --http_port as well",
+    ),
     Need(("metrics_host",), LISTENING, lambda a: a.metrics_port is not None, "give --metrics_port as well"),
     Need(("target_model", "draft_model"), ("convert",), lambda a: a.convert == "eagle", "is for --convert eagle"),
     Need(("model",), ("convert",), lambda a: a.convert != "eagle", _OWN_HEAD),
