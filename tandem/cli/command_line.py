@@ -25,6 +25,7 @@ from tandem.cli.role_names import (
     VERIFYING,
 )
 from tandem.hints import meant
+from tandem.rpc.addresses import has_port
 from tandem.speculation.types import SAMPLING_FIELDS
 
 
@@ -173,8 +174,5 @@ def _refuse_backend(flag: Flag, role: str, backend: str) -> None:
 
 
 def _wants_port(hosts: str) -> bool:
-    """Returns whether one of the hosts has no port, is a bare IPv6 address, or has a scheme, which is refused later."""
-    return any(
-        "://" in host or ":" not in host.rpartition("]")[2] or (host.count(":") > 1 and not host.startswith("["))
-        for host in map(str.strip, hosts.split(","))
-    )
+    """Returns whether one of the hosts has no port, or has a scheme, which is refused later."""
+    return any("://" in host or not has_port(host) for host in map(str.strip, hosts.split(",")))
