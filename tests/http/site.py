@@ -96,16 +96,17 @@ async def door(
     kind: type[ToyRunner] = ToyRunner,
     adapters: Mapping[str, str] | None = None,
     address: HttpAddress | None = None,
+    length: int = LENGTH,
 ) -> AsyncIterator[Site]:
     """A fused server's door; it drafts with a toy model if `drafts`, else by lookup."""
     security, batcher, lifecycle = security or Security(), Batcher("test-door"), Lifecycle()
     engine = Engine(
-        toy(config, slots=slots, max_length=LENGTH, kind=kind),
+        toy(config, slots=slots, max_length=length, kind=kind),
         batcher,
         structures=Structures(ToyTokenizer(), VOCAB_SIZE),
     )
     draft = (
-        Loaded(Engine(toy(config, slots=slots, max_length=LENGTH), batcher, vital=False), ToyTokenizer())
+        Loaded(Engine(toy(config, slots=slots, max_length=length), batcher, vital=False), ToyTokenizer())
         if drafts
         else None
     )
