@@ -275,3 +275,22 @@ def test_without_home_and_account_the_cache_is_in_the_temporary_directory(tmp_pa
     else:
         assert done.stdout.startswith(f"TANDEM_CACHE: name a folder for caches in it, since there is no HOME: {root} ")
         assert done.stdout.count("\n") == 1
+
+
+HOMELESS_MAIN = """
+import os, sys
+os.setresuid(54321, os.geteuid(), os.geteuid())
+sys.path.insert(0, sys.argv[1])
+from tandem.cli.main import main
+sys.exit(main(["--role", "target", "--target_model", "~/model", "--port", "0"]))
+"""
+
+
+@NEEDS_ROOT
+def test_a_path_of_a_user_without_home_is_refused_in_a_line() -> None:
+    asked = [sys.executable, "-c", HOMELESS_MAIN, str(REPOSITORY)]
+    done = subprocess.run(asked, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "main.py: HOME: not set, and this user has no account: name paths without ~\n",
+    )
