@@ -14,6 +14,7 @@ from tandem.clients.background_loop import closed_error
 from tandem.clients.completion import Completion, Events, Prompt, chunks_of, completion_of, request_of
 from tandem.clients.repetition import Repetition
 from tandem.clients.signatures import with_options
+from tandem.rpc.channel import check_process, forked
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.endpoint_pool import EndpointPool, disagreement, parse_addresses
 from tandem.rpc.errors import TandemError
@@ -79,7 +80,7 @@ class AsyncClient:
     async def close(self) -> None:
         """Closes the connections. Requests under way end with a TandemError whose code is CANCELLED."""
         self._closed = True
-        clients, self._clients = list(self._clients.values()), {}
+        clients, self._clients = [] if forked() else list(self._clients.values()), {}
         await asyncio.gather(*(client.close() for client in clients))
 
     async def model_info(self, timeout: float = ANSWER_SECONDS) -> ModelInfo:
@@ -198,6 +199,7 @@ class AsyncClient:
         """Returns the connection to an endpoint, once it is known which service listens there."""
         if self._closed:
             raise closed_error()
+        check_process()
         if address not in self._clients:
             service = self._service or await service_at(address, self._credentials, seconds)
             if self._closed:

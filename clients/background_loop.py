@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
+from tandem.rpc.channel import check_process, forked
 from tandem.rpc.errors import TandemError
 
 T = TypeVar("T")
@@ -18,14 +20,15 @@ class BackgroundLoop:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
-        self._closed = False
+        self._closed, self._process = False, os.getpid()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Waits for `work` and returns its result, or raises what it raised. Raises TandemError once closed."""
-        if self._closed:
+        """Waits for `work` and returns its result, or raises what it raised. Raises TandemError if closed or forked."""
+        if self._closed or forked(self._process):
             work.close()
+            check_process(self._process)
             raise closed_error()
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
@@ -56,14 +59,14 @@ class BackgroundLoop:
             while (item := self.run(next_item())) is not end:
                 yield item
         finally:
-            if not self._closed:
+            if not self._closed and not forked(self._process):
                 closing = asyncio.run_coroutine_threadsafe(close_items(), self._loop)
                 if threading.current_thread() is not self._thread:  # the garbage collector may run there
                     concurrent.futures.wait([closing])
 
     def close(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs `work`, cancels what is still running, and ends the thread. A second call does nothing."""
-        if self._closed:
+        """Runs `work`, cancels what is still running, and ends the thread. Does nothing again, or if forked."""
+        if self._closed or forked(self._process):
             work.close()
             return
         self._closed = True

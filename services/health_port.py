@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import grpc
 from grpc_health.v1 import health_pb2_grpc
 
+from tandem.services.binding import bind
 from tandem.services.errors import ErrorLayer
 from tandem.services.health import HealthService
 from tandem.services.security.call_limits import TransportInterceptor
@@ -19,28 +18,13 @@ _OPTIONS = (
 )
 
 
-class AddressInUse(ValueError):
-    """A port cannot be bound."""
-
-
-def bind(flag: str, address: str, add_port: Callable[[str], int]) -> int:
-    """Returns the port that `add_port` binds at an address. Raises AddressInUse, which names the flag."""
-    try:
-        port = add_port(address)
-    except RuntimeError:
-        port = 0
-    if port == 0:
-        raise AddressInUse(f"{flag}: cannot listen on {address}; is another server there?")
-    return port
-
-
 class ProbePort:
-    """Serves only grpc.health.v1, in clear text; with `port` None it does not listen. Raises AddressInUse."""
+    """Serves only grpc.health.v1, in clear text; with `port` None it does not listen. Raises CannotListen."""
 
     def __init__(self, host: str, port: int | None, limits: ServerLimits) -> None:
         self._server = grpc.aio.server(interceptors=[TransportInterceptor(limits, [ErrorLayer()])], options=_OPTIONS)
         if port is not None:
-            bind("health_port", f"{host}:{port}", self._server.add_insecure_port)
+            bind("health_port", host, port, self._server.add_insecure_port)
 
     async def start(self, health: HealthService) -> None:
         health_pb2_grpc.add_HealthServicer_to_server(health, self._server)

@@ -20,9 +20,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from tandem.engine.step_watch import StepWatch
+from tandem.rpc.addresses import bracketed
 from tandem.runners.startup import Startup
+from tandem.services.binding import bind
 from tandem.services.health import NOT_SERVING, SERVING, HealthService
-from tandem.services.health_port import ProbePort, bind
+from tandem.services.health_port import ProbePort
 from tandem.services.http.address import HttpAddress
 from tandem.services.http.service import HttpService
 from tandem.services.layers import Layer
@@ -123,7 +125,7 @@ async def serve(
     """
     ending = config.ending
     server = config.security.server(outermost, options=_OPTIONS)
-    port = bind("port", f"{config.host}:{config.port}", partial(config.security.add_port, server))
+    port = bind("port", config.host, config.port, partial(config.security.add_port, server))
     probes = ProbePort(config.host, config.health_port, config.security.limits)
     http = bound_http_port(config, outermost, port)
     ending.begin()
@@ -238,13 +240,14 @@ def _announce(config: ServeConfig, port: int, hosted: HostedService, http: HttpP
         log.info("start-up: %s", note)
     log.info("start-up: %s", config.startup.line())
     config.security.log_access(config.host)
-    log.info("%s is ready on %s:%d after %.1f s", hosted.service, config.host, port, seconds)
+    host = bracketed(config.host)
+    log.info("%s is ready on %s:%d after %.1f s", hosted.service, host, port, seconds)
     more = hosted.ready()
     if config.http and http and hosted.http:
-        more = {**more, "http_host": config.http.host, "http_port": http.port, "model": hosted.http.model}
+        more = {**more, "http_host": bracketed(config.http.host), "http_port": http.port, "model": hosted.http.model}
         _invite(config.security, http.url, hosted.http.model)
     if config.ready_file:
-        ready: dict[str, object] = {"host": config.host, "port": port, "pid": os.getpid(), "startup_seconds": seconds}
+        ready: dict[str, object] = {"host": host, "port": port, "pid": os.getpid(), "startup_seconds": seconds}
         ready["startup"] = {name: round(taken, 3) for name, taken in config.startup.seconds.items()}
         ready |= more
         partial = Path(f"{config.ready_file}.partial")

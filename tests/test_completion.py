@@ -32,7 +32,7 @@ def test_roles_and_commands_are_completed_first() -> None:
 def test_the_flags_of_a_role_are_completed_and_no_others(role: str) -> None:
     own = {f"--{name}" for name, flag in FLAGS.items() if role in flag.roles} | {"--help"}
     assert completed(role, "--") == own == completed("--role", role, "--debug", "--")
-    assert completed("serve", "--http_") == {"--http_port", "--http_host"}
+    assert completed("serve", "--http_") == {"--http_port", "--http_host", "--http_keep_alive_seconds"}
     assert "--prompt-file" in completed("compare", "--pro")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -12,16 +13,20 @@ from tandem.installing import install_command
 class HttpAddress:
     """Where a server listens for OpenAI clients; `port` 0 takes a free one. Raises ValueError.
 
-    allowed_hosts: further names in Host headers, where no key is asked for.
+    allowed_hosts: further names in Host headers, where no key is asked for. keep_alive_seconds: how long a connection
+    may be idle; balancers keep theirs 60 s, and lose a request on one that the server closes first.
     """
 
     port: int
     host: str
     allowed_hosts: tuple[str, ...] = ()
+    keep_alive_seconds: float = 75.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ValueError(f"http_port: {self.port} is outside 0 to 65535")
+        if not 0 < self.keep_alive_seconds < math.inf:
+            raise ValueError(f"http_keep_alive_seconds: {self.keep_alive_seconds:g} is not above 0")
         for library in ("uvicorn", "h11"):
             if find_spec(library) is None:
                 raise ValueError(f"http_port: {library} is not installed; {install_command('http')}")

@@ -11,7 +11,7 @@ from typing import Any
 from tandem.checkpoints.tokenizers import ChatTokenizer
 from tandem.services.http.requests import Asked
 from tandem.services.http.scoring import Scores
-from tandem.services.http.tool_calls import Delta
+from tandem.services.http.tool_calls import Delta, MarkedText
 from tandem.services.http.tools import folded
 from tandem.services.http.usage import metrics, usage
 from tandem.speculation.types import Chunk, FinishReason, GenerationEnd, ModelInfo, TokenLogprobs
@@ -24,7 +24,8 @@ class Choice:
 
     def __init__(self, asked: Asked, index: int, tokenizer: ChatTokenizer) -> None:
         self._asked, self.index, self._tokenizer = asked, index, tokenizer
-        self._parser = asked.tools.parser()
+        self._parser, marks = asked.tools.parser(), asked.tools.marks
+        self._marked = MarkedText(tokenizer.stream(), marks) if marks else None
         self._deltas: list[Delta] = []
         self._logprobs: list[Json] = []
         self._offset, self._characters = 0, codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -43,7 +44,7 @@ class Choice:
     def add(self, chunk: Chunk) -> list[Json]:
         """Takes the next tokens. Returns the parts of a streamed choice that they make."""
         self.token_ids += chunk.token_ids
-        deltas = self._parser.add(self._with_marks(chunk))
+        deltas = self._parser.add(self._marked.text(chunk) if self._marked else chunk.text)
         return self._parts(deltas, chunk)
 
     def ended(self, end: GenerationEnd) -> list[Json]:
@@ -52,18 +53,6 @@ class Choice:
         parts = self._parts(self._parser.end(end.finish_reason is FinishReason.LENGTH), None)
         last: Json = {"index": self.index, "finish_reason": self._reason, "logprobs": None, **self._receipt}
         return [*parts, {**last, "delta": {}} if self._asked.chat else {**last, "text": ""}]
-
-    def _with_marks(self, chunk: Chunk) -> str:
-        """Returns the text with the special tokens in it that mark calls, which have no text otherwise."""
-        text, marks, at = chunk.text, self._asked.tools.marks, 0
-        if marks.keys().isdisjoint(chunk.token_ids):
-            return text
-        stream = self._tokenizer.stream()
-        for token in chunk.token_ids:
-            mark = marks.get(token, "")
-            at += len(mark or stream.push(token))
-            text = text[: at - len(mark)] + mark + text[at - len(mark) :] if mark else text
-        return text
 
     @property
     def _reason(self) -> str:

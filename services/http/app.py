@@ -58,7 +58,7 @@ class HttpApp:
         }
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        exchange, path = Exchange(scope, receive, send), scope["path"]
+        exchange, path = Exchange(scope, receive, send), scope["path"].removesuffix("/") or "/"
         if refusal := self._refusal(exchange):
             await exchange.answer(refusal.status, refusal.content)
         elif path in PROBES:

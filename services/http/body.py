@@ -4,18 +4,34 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from typing import Any
 
+from tandem.services.http.problems import BodyTooLarge
 from tandem.speculation.chat import MOST_DEPTH, deeper_than
 from tandem.speculation.types import InvalidField
 
 _SURROGATES = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
+def unpacked(data: bytes, most: int) -> bytes:
+    """Returns what gzip has packed, of which never more is made than fits. Raises InvalidField and BodyTooLarge."""
+    reader = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    try:
+        found = reader.decompress(data, most + 1)
+    except zlib.error:
+        raise InvalidField("body", "not gzip, as its content-encoding says") from None
+    if len(found) > most:
+        raise BodyTooLarge.of(most)
+    if not reader.eof or reader.unused_data:
+        raise InvalidField("body", "not one whole gzip member, as its content-encoding says")
+    return found
+
+
 def read_json(data: bytes) -> dict[str, Any]:
     """Returns a body's object. Raises InvalidField for what is not JSON, or not one thing to all readers of it."""
     try:
-        value = json.loads(data.decode(), object_pairs_hook=_once, parse_constant=_finite)
+        value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_once, parse_constant=_finite)
         if _SURROGATES.search(data):
             json.dumps(value, ensure_ascii=False).encode()
     except InvalidField:

@@ -18,6 +18,10 @@ from tandem.services.security.call_limits import MessageTimeout, WaitLimit
 
 Json = dict[str, Any]
 DISCARD_SECONDS = 1.0
+BEGIN_SECONDS, QUIET_SECONDS = 1.0, 15.0
+"""When a stream without an event begins, after which an error is an event; how long it may then be silent."""
+COMMENT = b": \n\n"
+CODINGS = ("identity", "gzip", "x-gzip")
 _DETAILS = "grpc-status-details-bin"
 _EVENTS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store"))
 _JSON = (b"content-type", b"application/json")
@@ -36,6 +40,7 @@ class Exchange:
         self.request_id, self.begun, self.streams = "", False, False
         self.param: str | None = None
         self._status: Any = None
+        self._sent = 0.0
         self._unread = self.header("transfer-encoding") is not None or self.header("content-length") not in (None, "0")
 
     # --- the request ---
@@ -49,13 +54,20 @@ class Exchange:
         """A header; the last one, of several."""
         return dict(self.metadata).get(name)
 
+    @property
+    def coding(self) -> str:
+        """How the body is packed."""
+        return (self.header("content-encoding") or "identity").strip().lower()
+
     async def body(self, most: int, seconds: float) -> bytes:
         """Returns the body. Raises NotJson, BodyTooLarge and BodyLate."""
         headers = dict(self._scope["headers"])
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if kind != b"application/json":
             raise NotJson("the body's content-type is not application/json")
-        too_large = BodyTooLarge(f"the body is larger than this server's limit of {most} bytes (max_message_bytes)")
+        if self.coding not in CODINGS:
+            raise NotJson(f"content-encoding: {self.coding[:80]!r} is not served: gzip is, and none")
+        too_large = BodyTooLarge.of(most)
         if int(headers.get(b"content-length", b"0")) > most:
             raise too_large
         found = bytearray()
@@ -112,12 +124,28 @@ class Exchange:
 
     async def events(self, messages: Sequence[Json]) -> int:
         """Sends messages of a stream, which the first of them begins. Returns their size."""
-        data = b"".join(_event(each) for each in messages)
+        return await self._stream(b"".join(_event(each) for each in messages))
+
+    async def _stream(self, data: bytes) -> int:
         if not self.begun:
             self.streams = True
             await self._begin(200, _EVENTS)
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self._sent = asyncio.get_running_loop().time()
         return len(data)
+
+    async def keep_alive(self) -> None:
+        """Begins a stream that waits, and sends a comment whenever it was silent for QUIET_SECONDS."""
+        loop = asyncio.get_running_loop()
+        self._sent = loop.time()
+        while True:
+            left = self._sent + (QUIET_SECONDS if self.begun else BEGIN_SECONDS) - loop.time()
+            if left > 0:
+                await asyncio.sleep(left)
+            elif self._scope["tandem"].flow.write_paused:  # so no event of another task is overtaken
+                self._sent = loop.time()
+            else:
+                await self._stream(COMMENT)
 
     async def end(self) -> None:
         """Ends a stream."""

@@ -15,7 +15,7 @@ from tandem.services.security.config import Security
 
 
 class HttpPort:
-    """Binds at once and answers from `start` on. Raises AddressInUse."""
+    """Binds at once and answers from `start` on. Raises CannotListen."""
 
     def __init__(
         self, address: HttpAddress, security: Security, outermost: Sequence[Layer] = (), grpc_port: int = 0

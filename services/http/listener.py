@@ -6,22 +6,21 @@ import asyncio
 import contextlib
 import logging
 import resource
-import socket
 import ssl
 from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
 
+from tandem.rpc.addresses import bare_host, joined
 from tandem.rpc.secret_files import signature
-from tandem.services.health_port import AddressInUse
+from tandem.services.binding import bound
 from tandem.services.http.address import HttpAddress
 from tandem.services.http.protocol import HEADER_BYTES, BoundedProtocol
 from tandem.services.security.tls import TlsConfig, check_pair
 
 log = logging.getLogger("tandem.security")
 
-KEEP_ALIVE_SECONDS = 30
 ACCEPTED_AT_ONCE, MOST_UNACCEPTED = 64, 8192
 """Connections that the event loop takes in one go, so that a flood does not keep it from requests; that may wait."""
 FLUSH_SECONDS = 1
@@ -36,11 +35,11 @@ class _Server(uvicorn.Server):
 
 
 class Listener:
-    """Binds at once and answers from `start` on. Raises AddressInUse."""
+    """Binds at once and answers from `start` on. Raises CannotListen."""
 
     def __init__(self, address: HttpAddress, tls: TlsConfig | None) -> None:
         self._address, self._tls = address, tls
-        self._socket = _bound(address)
+        self._socket = bound("http_port", address.host, address.port)
         self.port = int(self._socket.getsockname()[1])
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -48,8 +47,9 @@ class Listener:
     @property
     def url(self) -> str:
         """The address for clients on this machine."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._address.host, self._address.host)
-        return f"{'https' if self._tls else 'http'}://{f'[{host}]' if ':' in host else host}:{self.port}"
+        host = bare_host(self._address.host)
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        return f"{'https' if self._tls else 'http'}://{joined(host, self.port)}"
 
     async def start(self, app: Any) -> None:
         """Serves an ASGI application."""
@@ -65,7 +65,7 @@ class Listener:
             access_log=False,
             server_header=False,
             backlog=ACCEPTED_AT_ONCE,
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_keep_alive=self._address.keep_alive_seconds,  # type: ignore[arg-type]  # call_later takes it
             timeout_graceful_shutdown=FLUSH_SECONDS,
         )
         _allow_open_files()
@@ -92,19 +92,6 @@ def _allow_open_files() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def _bound(address: HttpAddress) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio sets TCP_NODELAY only with it
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind((address.host, address.port))
-    except OSError:
-        bound.close()
-        where = f"{address.host}:{address.port}"
-        raise AddressInUse(f"http_port: cannot listen on {where}; is another server there?") from None
-    return bound
 
 
 def _context(config: TlsConfig) -> ssl.SSLContext:

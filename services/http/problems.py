@@ -16,11 +16,15 @@ class WrongMethod(Exception):
 
 
 class NotJson(Exception):
-    """The body says that it is something else than JSON."""
+    """The body says that it is something else than JSON, or packed as this server does not read it."""
 
 
 class BodyTooLarge(Exception):
     """The body is larger than the server's limit."""
+
+    @classmethod
+    def of(cls, most: int) -> BodyTooLarge:
+        return cls(f"the body is larger than this server's limit of {most} bytes (max_message_bytes)")
 
 
 class BodyLate(Exception):

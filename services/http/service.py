@@ -16,7 +16,7 @@ from tandem.services.errors import Interrupted, NotAccepting, NotOffered, NotRea
 from tandem.services.generation import GenerateMethod, Generations
 from tandem.services.http import fields, values
 from tandem.services.http.answers import Answer, models
-from tandem.services.http.body import read_json
+from tandem.services.http.body import read_json, unpacked
 from tandem.services.http.exchange import Exchange
 from tandem.services.http.problems import NoSuchModel
 from tandem.services.http.requests import PROMPTS, Asked, Asking, own_name
@@ -101,6 +101,9 @@ class HttpService:
 
     async def _body(self, call: Call, exchange: Exchange) -> bytes:
         data = await exchange.body(self._most, self._generate.limits.message_seconds)
+        if exchange.coding != "identity":
+            packed = data
+            data = await self._generate.generator.encoding.run(lambda: unpacked(packed, self._most))
         call.received(StringValue(value=data.decode(errors="replace")), len(data))
         return data
 
@@ -119,7 +122,7 @@ class HttpService:
         answer = Answer(asked, self._asking.tokenizer, generator.info, call.request_id)
         try:
             with WaitLimit(self._generate.limits.unread_seconds) as waiting:
-                async with _unless_gone(exchange):
+                async with _unless_gone(exchange, streams):
                     if asked.scores_prompts:
                         firsts = asked.requests[:: asked.n]
                         answer.score(await scored(firsts, generator.info.max_speculation_length, self._working))
@@ -215,12 +218,14 @@ class HttpService:
 
 
 @contextlib.asynccontextmanager
-async def _unless_gone(exchange: Exchange) -> AsyncIterator[None]:
-    """Cancels this task if the client leaves while the block runs."""
+async def _unless_gone(exchange: Exchange, streams: bool) -> AsyncIterator[None]:
+    """Cancels this task if the client leaves while the block runs, and keeps a stream alive."""
     task = asyncio.current_task()
     watch = asyncio.create_task(exchange.gone(), name="client")
+    keeping = asyncio.create_task(exchange.keep_alive(), name="comments") if streams else watch
     watch.add_done_callback(lambda its: None if its.cancelled() or task is None else task.cancel())
     try:
         yield
     finally:
         watch.cancel()
+        keeping.cancel()

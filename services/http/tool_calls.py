@@ -6,9 +6,13 @@ import hashlib
 import json
 import re
 import uuid
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from tandem.speculation.stopping import TextStream
+from tandem.speculation.types import Chunk
 
 Delta = dict[str, Any]
 """What a message grows by: `content`, or `tool_calls`."""
@@ -94,6 +98,34 @@ FORMATS = {
     "deepseek": Format("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", _deepseek, _DEEPSEEK_MARKS),
 }
 """By the names of tandem.checkpoints.tool_prompts."""
+
+
+class MarkedText:
+    """Puts the special tokens that mark calls into an output's text, which leaves them out, however it comes.
+
+    `stream` makes the text of each token again, so that a mark stands before the text that is held back at it.
+    """
+
+    def __init__(self, stream: TextStream, marks: Mapping[int, str]) -> None:
+        self._stream, self._marks = stream, marks
+        self._pieces: deque[tuple[bool, str]] = deque()  # whether it is a mark, and what it is
+
+    def text(self, chunk: Chunk) -> str:
+        for token in chunk.token_ids:
+            self._pieces += [(False, self._stream.push(token)), (True, self._marks.get(token, ""))]
+        left = len(chunk.text)
+        if left > sum(len(text) for is_mark, text in self._pieces if not is_mark):
+            self._pieces.append((False, self._stream.flush()))  # the output ends
+        found = ""
+        while self._pieces:
+            is_mark, text = self._pieces.popleft()
+            shown = text if is_mark else text[:left]
+            found += shown
+            left -= 0 if is_mark else len(shown)
+            if len(shown) < len(text):
+                self._pieces.appendleft((False, text[len(shown) :]))
+                break
+        return found
 
 
 class Parser:

@@ -15,6 +15,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from tandem.rpc.addresses import bracketed
+from tandem.services.binding import bound
+
 CONNECTIONS = 16
 SILENT_SECONDS = 10.0  # until an idle connection is closed
 _RETRY_SECONDS = 0.1
@@ -26,10 +29,13 @@ class _BoundedServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128  # connections not accepted yet; further clients retry after a second
 
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+    def __init__(self, listening: socket.socket, handler: type[BaseHTTPRequestHandler]) -> None:
         self._open: dict[socket.socket, threading.Event] = {}  # oldest first
         self._changing = threading.Lock()
-        super().__init__(address, handler)
+        super().__init__(listening.getsockname(), handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listening
+        self.server_activate()
 
     def get_request(self) -> tuple[socket.socket, tuple[str, int]]:
         try:
@@ -65,6 +71,7 @@ class MetricsServer:
 
     def __init__(self, host: str, port: int) -> None:
         self.registry: CollectorRegistry | None = None
+        self.host = bracketed(host, "metrics_host")
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -76,11 +83,8 @@ class MetricsServer:
             def log_message(self, format: str, *args: object) -> None:
                 """Logs nothing: a scrape comes every few seconds."""
 
-        try:
-            self._server = _BoundedServer((host, port), Handler)
-        except OSError as error:
-            raise ValueError(f"metrics_port: cannot listen on {host}:{port} ({error.strerror})") from None
-        self.host, self.port = host, int(self._server.server_address[1])
+        self._server = _BoundedServer(bound("metrics_port", self.host, port), Handler)
+        self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
 

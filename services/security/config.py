@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from tandem.installing import install_command
+from tandem.rpc.addresses import bare_host
 from tandem.rpc.credentials import on_this_machine
 from tandem.services.errors import ErrorLayer
 from tandem.services.layers import Layer
@@ -46,7 +47,8 @@ class Security:
             _check_names_can_be_read()
 
     def check_host(self, host: str, flag: str = "host") -> None:
-        """Raises ValueError, naming the flag, if a server may not listen at `host`."""
+        """Raises ValueError, naming the flag, if a server may not listen at `host`, or it is none."""
+        bare_host(host, flag)
         if self.tls is None and not self.insecure and not on_this_machine(host):
             raise ValueError(
                 f"{flag}: {host} can be reached from other machines, and there is no TLS: "

@@ -64,6 +64,7 @@ class HuggingFaceTokenizer:
     def __init__(self, checkpoint: Checkpoint) -> None:
         try:
             self._parts = _parts_of(checkpoint)
+            self._shown: dict[bool, tool_prompts.Shown] = {}
             self._backend = self._parts.backend
             vocabulary = self._backend.get_vocab(with_added_tokens=True)
             self.sha256 = fingerprint(vocabulary, self._parts.compared_ids)
@@ -102,9 +103,18 @@ class HuggingFaceTokenizer:
         from tandem.checkpoints import chat_templates
 
         tools = options.get("tools")
-        messages, tools = tool_prompts.with_tools(self._template(tools), messages, tools, system)
+        messages, tools = tool_prompts.with_tools(self.shows(bool(tools)), messages, tools, system)
         options = {**self._parts.named, **options, "tools": tools}
         return chat_templates.render(self._template(tools), messages, **options)
+
+    def shows(self, tools: bool) -> tool_prompts.Shown:
+        """What the template shows that is used with tools, or without them."""
+        from tandem.checkpoints import chat_templates
+
+        if tools not in self._shown:
+            template, named = self._template(() if tools else None), dict[str, Any](self._parts.named)
+            self._shown[tools] = tool_prompts.shown_by(template, lambda m: chat_templates.render(template, m, **named))
+        return self._shown[tools]
 
     def _template(self, tools: Sequence[Any] | None) -> str:
         from tandem.checkpoints import chat_templates
@@ -112,7 +122,7 @@ class HuggingFaceTokenizer:
         return chat_templates.chosen(self._parts.chat_template or "", tools)
 
     def tool_format(self) -> str:
-        return tool_prompts.format_of(self._template(tools=())) if self._parts.chat_template else ""
+        return self.shows(True).format if self._parts.chat_template else ""
 
     def text(self, tokens: Sequence[int]) -> str:
         return str(self._backend.decode(list(tokens), skip_special_tokens=False))

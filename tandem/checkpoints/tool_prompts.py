@@ -7,7 +7,9 @@ https://github.com/NousResearch/Hermes-Function-Calling
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 Message = Mapping[str, Any]
@@ -34,18 +36,51 @@ For each function call, return a json object with function name and arguments wi
 </tool_call>"""
 
 
-def format_of(template: str) -> str:
-    """The format in which a template tells its model of tools; "" if it does not, or in another."""
-    return next((name for name, sign in FORMATS.items() if sign in template and "tools" in template), "")
+_NAME, _CONTENT, _ANSWER = "tandem_function", "tandem content", "tandem answer"
+_CALL = {"id": "tandemid1", "type": "function", "function": {"name": _NAME, "arguments": {}}}
+_PROBE = (
+    {"role": "user", "content": "user"},
+    {"role": "assistant", "content": _CONTENT, "tool_calls": [_CALL]},
+    {"role": "tool", "content": _ANSWER, "tool_call_id": "tandemid1", "name": _NAME},
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a template shows its model: calls and their answers, the content beside them, and tools.
+
+    `format`: of FORMATS; "" if the template tells of no tools, or in another format.
+    """
+
+    calls: bool
+    content: bool
+    format: str
+
+
+def shown_by(template: str, render: Callable[[Sequence[Message]], str]) -> Shown:
+    """Finds out with a chat that has all of it."""
+    try:
+        text = render(_PROBE)
+    except Exception:  # whatever a template raises
+        text = ""
+    calls = _NAME in text and _ANSWER in text
+    form = next((name for name, sign in FORMATS.items() if sign in template and "tools" in template), "")
+    foreign = form == "hermes" and not re.search(rf'<tool_call>\s*{{"name":\s*"{_NAME}"', text)  # XML, in its marks
+    return Shown(calls, _CONTENT in text, form if calls and not foreign else "")
 
 
 def with_tools(
-    template: str, messages: Sequence[Message], tools: Sequence[Any] | None, system: bool
+    shown: Shown, messages: Sequence[Message], tools: Sequence[Any] | None, system: bool
 ) -> tuple[Sequence[Message], Sequence[Any] | None]:
-    """The messages and tools for a template; `system`: tools that it does not tell of are told in that role."""
-    foreign = bool(tools) and not format_of(template)
-    if foreign or "tool_calls" not in template:
+    """The messages and tools for a template; `system`: tools that it does not tell of are told in that role.
+
+    Raises ValueError if the template would leave out a text.
+    """
+    foreign = bool(tools) and not shown.format
+    if foreign or not shown.calls:
         messages = list(_with_calls(messages))
+    elif not shown.content and any(each.get("tool_calls") and (each.get("content") or "").strip() for each in messages):
+        raise ValueError("it leaves out the content of a message that has tool_calls")
     if not (foreign and tools):
         return messages, tools
     text = _TOOLS % "\n".join(json.dumps(each, ensure_ascii=False) for each in tools)

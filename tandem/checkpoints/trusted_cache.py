@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import stat
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -27,9 +28,23 @@ class Untrusted(OSError):
 
 
 def cache_root() -> Path:
-    """The cache folder: $TANDEM_CACHE, or tandem/ in the user's cache folder."""
+    """The cache folder: $TANDEM_CACHE, or tandem/ in the user's cache folder. Raises ValueError if there is none."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.environ.get("TANDEM_CACHE") or f"{base}/tandem").expanduser()
+    try:
+        return Path(os.environ.get("TANDEM_CACHE") or f"{base}/tandem").expanduser()
+    except RuntimeError:  # no HOME, and a user without an account, as in containers
+        return _temporary_root()
+
+
+def _temporary_root() -> Path:
+    """This user's folder of the temporary directory. Raises ValueError if it may be another user's."""
+    try:
+        path = Path(tempfile.gettempdir(), f"tandem-{os.geteuid()}")
+        path.mkdir(mode=0o700, exist_ok=True)
+        _check_ours(path)
+    except OSError as error:
+        raise ValueError(f"TANDEM_CACHE: name a folder for caches in it, since there is no HOME: {error}") from None
+    return path
 
 
 def file_hashes() -> FileHashes:

@@ -25,6 +25,7 @@ from tandem.cli.role_names import (
     VERIFYING,
 )
 from tandem.hints import meant
+from tandem.rpc.addresses import has_port
 from tandem.speculation.types import SAMPLING_FIELDS
 
 
@@ -123,7 +124,12 @@ NEEDS = (
     Need(("target_port",), ("draft_worker",), lambda a: _wants_port(a.target_host), _PORTED),
     Need(("port",), ASKING, lambda a: _wants_port(a.target_host), _PORTED),
     Need(("adapter_admins",), TARGETS, lambda a: a.adapter_root is not None, "give --adapter_root as well"),
-    Need(("http_host", "allowed_hosts"), SERVERS, lambda a: a.http_port is not None, "give --http_port as well"),
+    Need(
+        ("http_host", "allowed_hosts", "http_keep_alive_seconds"),
+        SERVERS,
+        lambda a: a.http_port is not None,
+        "give --http_port as well",
+    ),
     Need(("metrics_host",), LISTENING, lambda a: a.metrics_port is not None, "give --metrics_port as well"),
     Need(("target_model", "draft_model"), ("convert",), lambda a: a.convert == "eagle", "is for --convert eagle"),
     Need(("model",), ("convert",), lambda a: a.convert != "eagle", _OWN_HEAD),
@@ -168,8 +174,5 @@ def _refuse_backend(flag: Flag, role: str, backend: str) -> None:
 
 
 def _wants_port(hosts: str) -> bool:
-    """Returns whether one of the hosts has no port, is a bare IPv6 address, or has a scheme, which is refused later."""
-    return any(
-        "://" in host or ":" not in host.rpartition("]")[2] or (host.count(":") > 1 and not host.startswith("["))
-        for host in map(str.strip, hosts.split(","))
-    )
+    """Returns whether one of the hosts has no port, or has a scheme, which is refused later."""
+    return any("://" in host or not has_port(host) for host in map(str.strip, hosts.split(",")))

@@ -55,9 +55,7 @@ def role_config(args: Options, model: str | None) -> RoleConfig:
             args,
             startup=startup,
             security=server_security(args),
-            http=None
-            if args.http_port is None
-            else HttpAddress(args.http_port, args.http_host, split_list(args.allowed_hosts)),
+            http=http_address(args),
             ending=ShutdownDeadline(),
         ),
         models=model_config(args, model),
@@ -93,7 +91,8 @@ def http_address(args: Options) -> HttpAddress | None:
     """Returns where a server listens for OpenAI clients, or None. Raises ValueError."""
     if args.http_port is None:
         return None
-    return HttpAddress(args.http_port, args.http_host, split_list(args.allowed_hosts))
+    allowed = split_list(args.allowed_hosts)
+    return HttpAddress(args.http_port, args.http_host, allowed, args.http_keep_alive_seconds)
 
 
 def draft_address(given: str | None) -> str | None:

@@ -290,6 +290,11 @@ class Options:
         default="",
         metavar="NAME,...",
     )
+    http_keep_alive_seconds: SECONDS = option(
+        "how long a connection of that port may be idle; above 60, after which balancers close theirs",
+        SERVERS,
+        default=75.0,
+    )
 
     tls_cert: FILE | None = option(
         "the server's certificate (PEM, with its chain); turns TLS on",

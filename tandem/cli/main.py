@@ -64,6 +64,10 @@ def main(argv: Sequence[str] | None = None, program: str = "main.py") -> int:
         if (missing := _missing(error)) is None:
             raise
         return _refuse(missing, error, 2, debug, program)
+    except RuntimeError as error:
+        if "home directory" not in str(error):  # pathlib's, of a path with ~
+            raise
+        return _refuse("HOME: not set, and this user has no account: name paths without ~", error, 2, debug, program)
     except Exception as error:
         if type(error).__name__ != "TandemError":
             raise

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tandem.cli.option import built
+from tandem.rpc.addresses import has_port, joined
 
 if TYPE_CHECKING:
     from tandem.rpc.credentials import Credentials
@@ -42,11 +43,9 @@ def with_default_ports(hosts: str, port: int) -> str:
 
 
 def _with_default_port(host: str, port: int) -> str:
-    if "://" in host:
-        return host  # which is refused where addresses are checked
-    if host.count(":") > 1 and not host.startswith("["):
-        host = f"[{host}]"  # a bare IPv6 address
-    return host if ":" in host.rpartition("]")[2] else f"{host}:{port}"
+    if "://" in host or has_port(host):
+        return host  # of which the former is refused where addresses are checked
+    return joined(host, port, "target_host")
 
 
 def credentials(options: Any) -> Credentials:

@@ -73,7 +73,7 @@ class RoundsAhead:
             return None
         k = min(plan.k, self._end - len(tokens) - 1)
         copied = self._lookup.copy(tokens, k).token_ids if self._lookup and k else ()
-        k = model_part(k, plan.model_k)
+        k = model_part(k, plan.model_k) if copied else self.draft.room(tokens, model_part(k, plan.model_k))
         if not k or copied:
             return FusedRow(self._target.undrafted(tokens, k if copied else 0), copied, self._target.adapter)
         readable = max(tokens[-last.missing :]) < self.draft.engine.runner.limits.vocab_size

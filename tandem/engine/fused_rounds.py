@@ -110,7 +110,7 @@ class FusedRounds:
             k, copied = row.propose.k, row.copied
         else:
             copied = self.drafter.copy(tokens, k).token_ids if self.drafter and k else ()
-            k = model_part(k, model_k)
+            k = model_part(k, model_k) if copied else self._draft.room(tokens, model_part(k, model_k))
         attempt = (Attempt(self._pair.health) if row else self._pair.health.attempt()) if k and not copied else None
         try:
             return await self._attempted(tokens, k, copied, attempt, row)

@@ -287,14 +287,12 @@ def make_drafter(
 
 
 def worker_info(target: ModelInfo, draft: Loaded | None, config: ModelConfig) -> ModelInfo:
-    """Returns the ModelInfo of a generator that drafts here for a remote target: its info, with the draft's limits."""
-    longest = min(target.max_sequence_length, draft.runner.limits.max_length if draft else target.max_sequence_length)
+    """Returns the ModelInfo of a generator that drafts here for a remote target: its info, with what drafts."""
     return replace(
         target,
         draft_name=draft_name(draft, config.draft),
         default_speculation_length=default_length(config.default_k, target.max_speculation_length),
         adaptive_speculation_length=config.default_k is None,
-        max_sequence_length=longest,
         kv_slots=config.shape.slots,
         rehearsals=rehearsals(draft),
     )

@@ -18,6 +18,7 @@ from tandem.engine.structures import Structures
 from tandem.runners.backends import Backend, LoadRequest, backend_named
 from tandem.runners.capabilities import No, Trait
 from tandem.runners.loading import prepared_platform
+from tandem.runners.own_sizes import draft_shape
 from tandem.runners.protocol import Runner
 from tandem.runners.rehearsal import bare, rehearsed
 from tandem.runners.startup import Startup
@@ -213,6 +214,8 @@ async def _load(
     backend.require()
     with startup.stage("finding weights"):
         checkpoint = await asyncio.to_thread(backend.find, model)
+        if not verifies and config.backend == "torch":
+            request = replace(request, shape=draft_shape(request.shape, checkpoint))
     runner = await batcher.on_device(_load_warm, backend, checkpoint, request, startup)
     with startup.stage("tokenizer"):
         tokenizer = await _tokenizer(backend, checkpoint)

@@ -52,6 +52,10 @@ class DraftSequence(KVSequence):
         self._check(tokens)
         return len(tokens) - held > TAIL
 
+    def room(self, tokens: Sequence[int], k: int) -> int:
+        """Returns how many of `k` draft tokens the model has positions for: none beyond them."""
+        return max(0, min(k, self.engine.runner.limits.max_length - len(tokens)))
+
     def row(self, tokens: Sequence[int], k: int, missing: int | None = None) -> ProposeRow | None:
         """Returns the row for the next step, which feeds what of `tokens` is missing, by `held` if not said."""
         missing = len(tokens) - len(self.held) if missing is None else missing
@@ -96,10 +100,13 @@ class ModelDrafter:
         self._sequence: DraftSequence | None = None
 
     async def open(self, prompt: Sequence[int]) -> None:
+        if len(prompt) >= self._most_tokens:
+            return  # too long to draft for
         slots, most = self._engine.slots, self._request.most_tokens(len(prompt))
+        most = most and min(most, self._most_tokens)
         slot = await slots.acquire(self._slot_seconds, tokens=most)
         if slots.memory and most is not None:
-            self._most_tokens = min(most, self._most_tokens)
+            self._most_tokens = most
         self._sequence = self._begin(self._engine, slot, self._request, self._target_vocab_size)
         self._sequence.processing = await self._engine.draft_processing(self._request, len(prompt))
         await self._sequence.fill(prompt[:-2])
@@ -111,10 +118,9 @@ class ModelDrafter:
         self, tokens: Sequence[int], k: int, model_k: int | None = None, request: Request | None = None
     ) -> Draft:
         """Proposes tokens. May be cancelled: `held` is updated only after a step, and steps run in order."""
-        sequence = self._sequence
-        assert sequence is not None, "open comes first"
         k = min(model_part(k, model_k), self._most_tokens - len(tokens))
-        if k <= 0:
+        sequence = self._sequence
+        if k <= 0 or sequence is None:  # too long to draft for, as its prompt was
             return Draft()
         waited, worked = sequence.queue_seconds, sequence.compute_seconds
         if sequence.lacks(tokens):

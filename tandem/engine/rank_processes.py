@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 
 from tandem import launch
 from tandem.engine.engine import Engine
+from tandem.host.cores import usable_cores
 from tandem.ports import free_port
 from tandem.runners.torch.tensor_parallel import Ranks
 
@@ -148,8 +149,7 @@ def _environment(ranks: Ranks, environment: MutableMapping[str, str] = os.enviro
         "WORLD_SIZE": str(ranks.degree),
         "LOCAL_WORLD_SIZE": str(ranks.degree),
     }
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    unless = {"OMP_NUM_THREADS": str(max(1, cores // ranks.degree))}
+    unless = {"OMP_NUM_THREADS": str(max(1, usable_cores() // ranks.degree))}
     if any(name == "lo" for _, name in socket.if_nameindex()):
         unless["GLOO_SOCKET_IFNAME"] = "lo"  # all ranks run on this machine
     before = dict(environment)

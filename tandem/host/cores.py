@@ -6,6 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from tandem.host.cgroups import cpu_quota
+
 MAX_CORE = 4095
 
 
@@ -46,13 +48,20 @@ def share_of(cores: Sequence[int], rank: int, degree: int) -> tuple[int, ...]:
     return tuple(cores[rank * each : (rank + 1) * each])
 
 
+def usable_cores(root: Path = Path("/")) -> int:
+    """Cores that this process may use: those of its affinity, or as many as its container's quota has the time of."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, cpu_quota(root) or cores)
+
+
 def default_threads(root: Path = Path("/")) -> int:
-    """Threads for the work of one process: OMP_NUM_THREADS, or its cores, where siblings of one count once."""
+    """Threads for the work of one process: OMP_NUM_THREADS, or `usable_cores`, where siblings of one count once."""
     given = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if given.isdecimal() and int(given):
         return int(given)
+    usable = usable_cores(root)
     if not hasattr(os, "sched_getaffinity"):
-        return os.cpu_count() or 1
+        return usable
     cores = set()
     for cpu in os.sched_getaffinity(0):
         file = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
@@ -60,4 +69,4 @@ def default_threads(root: Path = Path("/")) -> int:
             cores.add(file.read_text(encoding="ascii").strip())
         except OSError:
             cores.add(str(cpu))
-    return max(1, len(cores))
+    return max(1, min(len(cores), usable))

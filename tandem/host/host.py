@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tandem.host.cores import usable_cores
 from tandem.host.packages import installed_version
 
 FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16")
@@ -40,18 +41,13 @@ def find_host(root: Path = Path("/"), environment: Mapping[str, str] | None = No
         system=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
         processor=name_of(cpu),
-        cores=usable_cores(),
+        cores=usable_cores(root),
         memory_bytes=_memory(root),
         features=_features((cpu.get("flags") or cpu.get("features") or "").split()),
         compiler=_compiler(environment),
         libraries={name: version for name in LIBRARIES if (version := installed_version(name))},
         gpus=_gpus(environment),
     )
-
-
-def usable_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def name_of(processor: Mapping[str, str]) -> str:

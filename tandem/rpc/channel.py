@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import grpc
 
 from tandem.rpc.credentials import Credentials, Token, pem_of
+from tandem.rpc.errors import TandemError
 from tandem.v1 import (
     draft_worker_pb2,
     draft_worker_pb2_grpc,
@@ -69,8 +72,9 @@ Options = tuple[tuple[str, int | str], ...]
 def open_channel(address: str, credentials: Credentials | None = None, more: Options = ()) -> grpc.aio.Channel:
     """Opens a channel to host:port, in clear text unless the credentials have a CA. Raises ValueError.
 
-    `more`: gRPC's options besides ours.
+    `more`: gRPC's options besides ours. Raises TandemError in a forked child whose parent opened one.
     """
+    check_process()
     given = credentials or Credentials()
     given.check(address)
     token = given.token()
@@ -81,6 +85,30 @@ def open_channel(address: str, credentials: Credentials | None = None, more: Opt
         tls = grpc.ssl_channel_credentials(pem_of(given.ca), pem_of(given.key), pem_of(given.cert))
         channel = grpc.aio.secure_channel(address, tls, options=(*_OPTIONS, *name, *more))
     return channel if token is None else _Authorized(channel, token)
+
+
+@functools.cache
+def _first_process() -> int:
+    return os.getpid()
+
+
+def forked(process: int | None = None) -> bool:
+    """Whether this is a forked child of `process`, by default of the one that used gRPC first.
+
+    gRPC's asyncio polls in a thread, which a child lacks and cannot start again; GRPC_ENABLE_FORK_SUPPORT is no help.
+    """
+    return os.getpid() != (_first_process() if process is None else process)
+
+
+def check_process(process: int | None = None) -> None:
+    """Raises TandemError if this is a forked child, where calls would never end."""
+    if forked(process):
+        raise TandemError(
+            "FAILED_PRECONDITION",
+            "a client was used before this process was forked: start processes with"
+            ' multiprocessing.get_context("spawn"), or fork before the first use and make the client in the child',
+            reason="FORKED",
+        )
 
 
 class _Authorized:

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 
+from tandem.rpc.addresses import joined
 from tandem.speculation.types import InvalidField, ModelInfo
 
 log = logging.getLogger("tandem.endpoints")
@@ -94,8 +95,8 @@ def disagreement(first: ModelInfo, other: ModelInfo) -> str | None:
 
 def parse_addresses(given: str, field: str = "target_host") -> tuple[str, ...]:
     """Splits HOST:PORT[,HOST:PORT...] and checks each address. Raises ValueError naming the field."""
-    addresses = tuple(part.strip() for part in given.split(","))
-    for address in addresses:
+    addresses = []
+    for address in map(str.strip, given.split(",")):
         host, _, port = address.rpartition(":")
         if scheme := address.partition("://")[0] if "://" in address else "":
             bare = address[len(scheme) + 3 :].partition("/")[0]
@@ -103,6 +104,9 @@ def parse_addresses(given: str, field: str = "target_host") -> tuple[str, ...]:
             raise InvalidField(field, f"{address!r} has the scheme {scheme}://; give HOST:PORT alone{like}")
         if not (host and port.isdecimal() and 0 < int(port) < 65536):
             raise InvalidField(field, f"{address!r} is not HOST:PORT")
+        if ":" in host and not host.startswith("["):
+            raise InvalidField(field, f"{address!r} may be an address alone; with a port it is [{host}]:{port}")
+        addresses.append(joined(host, int(port), field))
     if len(set(addresses)) < len(addresses):
         raise InvalidField(field, f"{given!r} names a server twice")
-    return addresses
+    return tuple(addresses)

@@ -12,17 +12,16 @@ from tandem.checkpoints.locate import CheckpointError
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How a family runs. `native`: native steps have it, and module code too. `experts`: a mixture of experts.
+    """How a family runs. `native`: native steps have it, and module code too.
 
     `refused`: why nothing here serves it; "" for a family that is served.
     """
 
     native: bool = False
-    experts: bool = False
     refused: str = ""
 
 
-_NATIVE, _MODULE, _EXPERTS = Family(native=True), Family(), Family(experts=True)
+_NATIVE, _MODULE = Family(native=True), Family()
 _LATENT = Family(refused="keys and values have sizes of their own (latent attention)")
 _STATE = Family(refused="its layers keep a state that cannot be rolled back")
 _IMAGES = Family(refused="a model of images and text, whose text part is not loaded alone")
@@ -35,9 +34,9 @@ FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(("gpt_bigcode", "gpt_neox", "helium", "hunyuan_v1_dense", "jais2"), _MODULE),
     **dict.fromkeys(("ministral3", "nanochat", "nemotron", "olmo", "opt"), _MODULE),
     **dict.fromkeys(("persimmon", "phi", "starcoder2", "vaultgemma"), _MODULE),
-    **dict.fromkeys(("afmoe", "ernie4_5_moe", "exaone_moe", "flex_olmo", "glm4_moe", "gpt_oss"), _EXPERTS),
-    **dict.fromkeys(("granitemoe", "jetmoe", "minimax_m2", "mixtral", "olmoe", "phimoe", "qwen2_moe"), _EXPERTS),
-    **dict.fromkeys(("qwen3_moe", "solar_open"), _EXPERTS),
+    **dict.fromkeys(("afmoe", "ernie4_5_moe", "exaone_moe", "flex_olmo", "glm4_moe", "gpt_oss"), _MODULE),
+    **dict.fromkeys(("granitemoe", "jetmoe", "minimax_m2", "mixtral", "olmoe", "phimoe", "qwen2_moe"), _MODULE),
+    **dict.fromkeys(("qwen3_moe", "solar_open"), _MODULE),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "longcat_flash", "minicpm3", "youtu"), _LATENT),
     **dict.fromkeys(("bamba", "falcon_h1", "jamba", "mamba", "mamba2", "minimax", "olmo_hybrid"), _STATE),
     **dict.fromkeys(("qwen3_5_text", "qwen3_next", "recurrent_gemma", "rwkv", "zamba2"), _STATE),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.head_config import is_head
 from tandem.checkpoints.hub_files import read_configuration
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, check_sizes
-from tandem.host.host import usable_cores
+from tandem.host.cores import usable_cores
 from tandem.runners.families import check_family
 from tandem.runners.making import RunnerInputs, check_dispensable, made
 from tandem.runners.models import QUANTISED, SMALL, WHEN_LOADED, in_own_format, load_model, stored_weights
@@ -137,6 +138,8 @@ def load_runner(
         import tandem.runners.torch.model  # noqa: F401  (else its import counts as "loading")
     if threads := execution.threads or (execution.cores and platform.packs and usable_cores()):
         torch.set_num_threads(threads)
+    elif torch.get_num_threads() > usable_cores() and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(usable_cores())  # torch knows no quota of a container
     transformers_logging()
     checkpoint = unpacked(checkpoint)
     with startup.stage("loading"):

@@ -39,7 +39,7 @@ def runs_native(execution: Execution) -> bool:
 def own_sizes(
     execution: Execution, shape: Shape, checkpoints: Sequence[Checkpoint], more_slots: bool, head: bool = False
 ) -> Shape:
-    """Returns the shape with the sequence length that all models have, as far as memory suffices for its slots.
+    """Returns the shape with the sequence length of the first model, as far as memory suffices for the slots of all.
 
     `more_slots`: there may be more of these if it suffices for more. `head`: an EAGLE head is beside them. Unchanged
     where memory is taken whole, or a configuration does not say. Call it on the device thread.
@@ -59,29 +59,41 @@ def own_sizes(
     if head:
         sizes.append(sum(map(_head_bytes, configs)))
     room = free // SHARE // sum(sizes)
-    length = min(*lengths, max(shape.max_length, room // shape.slots // _STEP * _STEP))
+    length = min(lengths[0], max(shape.max_length, room // shape.slots // _STEP * _STEP))
     slots = max(shape.slots, min(MOST_SLOTS, room // length)) if more_slots else shape.slots
     log.info(
         "sequence length %d of the model's %d, %d slots, since no --sequence_length is given: "
         "they take up to %d MiB, as they are written",
-        *(length, min(lengths), slots, slots * length * sum(sizes) // 2**20),
+        *(length, lengths[0], slots, slots * length * sum(sizes) // 2**20),
     )
     return replace(shape, max_length=length, slots=slots)
 
 
-def own_length(config: dict[str, Any]) -> int | None:
+def draft_shape(shape: Shape, checkpoint: Checkpoint) -> Shape:
+    """Returns the shape of a draft model, which has no more positions than its own: beyond them it drafts nothing."""
+    most = own_length(_config(checkpoint), extended=True) or shape.max_length
+    if most >= shape.max_length:
+        return shape
+    log.info(
+        "%s has %d positions: sequences of up to %d go on without its drafts", checkpoint.name, most, shape.max_length
+    )
+    return replace(shape, max_length=most)
+
+
+def own_length(config: dict[str, Any], extended: bool = False) -> int | None:
     """Returns the positions that a model has; None if it does not say.
 
-    Those of longrope and dynamic scaling are the original ones: longer lengths change the tokens of short prompts too.
+    Those of longrope and dynamic scaling are the original ones, unless `extended`: longer lengths change the tokens of
+    short prompts too.
     """
     positions = _count(config, "max_position_embeddings")
     rope = config.get("rope_scaling") or config.get("rope_parameters") or next(iter(config.get("ropes", ())), None)
     if not positions or not isinstance(rope, Mapping):
         return positions
     kind = rope.get("rope_type") or rope.get("type")
-    if kind == "longrope":
+    if kind == "longrope" and not extended:
         return _count(config, ORIGINAL) or _count(rope, ORIGINAL) or positions
-    return positions if kind == "dynamic" else context_length(positions, [{**rope, "rope_type": kind}])
+    return positions if kind == "dynamic" and not extended else context_length(positions, [{**rope, "rope_type": kind}])
 
 
 def _config(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tandem.checkpoints.adapter_files import Adapter, AdapterChoice
 from tandem.checkpoints.byte_level import byte_characters
 from tandem.checkpoints.locate import Checkpoint
-from tandem.checkpoints.tool_prompts import with_tools
+from tandem.checkpoints.tool_prompts import Shown, with_tools
 from tandem.runners.backends import Backend, LoadRequest
 from tandem.runners.capabilities import Capabilities, FeaturesOut, MemoryOnDemand, Pages
 from tandem.runners.pages import PAGE
@@ -265,7 +265,7 @@ class ToyTokenizer:
     def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         """The messages' contents, and then the options that say something."""
         said = {name: value for name, value in options.items() if value and name != "add_generation_prompt"}
-        messages, _ = with_tools("", messages, None, system=True)
+        messages, _ = with_tools(Shown(False, False, ""), messages, None, system=True)
         return "".join(each["content"] for each in messages) + (json.dumps(said) if said else "")
 
     def tool_format(self) -> str:

@@ -205,5 +205,5 @@ def test_the_page_lists_the_family_and_its_reasons() -> None:
     source = (REPOSITORY / "tandem" / "rpc" / "reach.py").read_text(encoding="utf-8")
     reasons = set(re.findall(r'Obstacle\("([A-Z_]+)"', source))
     assert set(reach.PASSING) < reasons and len(reasons) == 11
-    for reason in (*reasons, "NO_SUCH_SERVICE", "INVALID_FIELD", "SEQUENCE_TOO_LONG", "CLOSED"):
+    for reason in (*reasons, "NO_SUCH_SERVICE", "INVALID_FIELD", "SEQUENCE_TOO_LONG", "CLOSED", "FORKED"):
         assert f"`{reason}`" in page

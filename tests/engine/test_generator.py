@@ -216,7 +216,7 @@ def test_a_server_says_what_it_runs() -> None:
             small = worker_site(target.address, "miss=0.2", slots=2, max_length=100)
             async with small as site, site.client() as other:
                 worker = await other.model_info()
-            assert (worker.draft_name, worker.kv_slots, worker.max_sequence_length) == ("toy", 2, 100)
+            assert (worker.draft_name, worker.kv_slots, worker.max_sequence_length) == ("toy", 2, 160)
             assert worker.default_speculation_length == 3
             assert worker.weights_revision == info.weights_revision
             async with worker_site(target.address, None) as site, site.client() as other:

@@ -59,7 +59,7 @@ def _family(name: str, results: Sequence[Result]) -> str:
     variants = ", ".join(dict.fromkeys(each.variant for each in folders))
     files = [each for each in results if not _folder(each)]
     gguf = "yes" if any(each.verdict != "refused" for each in files) else "refused" if files else ""
-    exact = "measured at start" if FAMILIES[name].experts else "yes" if all(each.exact for each in folders) else "no"
+    exact = "yes" if all(each.exact for each in folders) else "no"
     return f"| {name} | {runs} | {variants} | {exact} | {gguf} |\n"
 
 

@@ -35,7 +35,14 @@ class Row:
 FULL = Row("`--queue` is full", "429", "1", "queue_full", GOES_ON, "none was taken")
 LIMIT = Row("a limit of the caller is reached", "429", "1", "identity_limit", GOES_ON, "none was taken")
 OTHERS = Row("another key fills slots and queue", "200", "", "", GOES_ON, "the next one that is freed")
-CROWD = Row("2048 connections are open", "503", "1", "too_many_connections", GOES_ON, "none was taken")
+CROWD = Row(
+    "2048 connections are open, and no other host has more",
+    "503",
+    "1",
+    "too_many_connections",
+    GOES_ON,
+    "none was taken",
+)
 DRAIN = Row("the server stops: new requests", "503", "1", "draining", "may finish", "none was taken")
 CUT = Row("`--drain_seconds` are over", "503", "1", "draining", ERROR_EVENT, "freed at once")
 OVER = Row("the server has ended", "connection refused", "", "", "", "")

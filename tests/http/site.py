@@ -95,6 +95,7 @@ async def door(
     defaults: RequestDefaults | None = None,
     kind: type[ToyRunner] = ToyRunner,
     adapters: Mapping[str, str] | None = None,
+    address: HttpAddress | None = None,
     length: int = LENGTH,
 ) -> AsyncIterator[Site]:
     """A fused server's door; it drafts with a toy model if `drafts`, else by lookup."""
@@ -117,7 +118,7 @@ async def door(
     service = HttpService(generate, lambda: adapters or {}, security.max_message_bytes)
     health, layer = HealthService(), CallLayer([RequestLog("test")])
     health.set(SERVING, "")
-    opened = HttpPort(HttpAddress(0, "127.0.0.1"), security, [layer], grpc_port=4242)
+    opened = HttpPort(address or HttpAddress(0, "127.0.0.1"), security, [layer], grpc_port=4242)
     await opened.start(service, health)
     try:
         async with httpx2.AsyncClient(base_url=opened.url, timeout=HANG) as http:

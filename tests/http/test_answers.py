@@ -12,7 +12,6 @@ from tandem.engine.generator import RequestDefaults
 from tandem.services.http.tool_calls import FORMATS, MarkedCalls, RequiredCalls
 from tandem.services.http.tools import folded
 from tandem.speculation.types import SamplingParams
-from tests.http import site as site_module
 from tests.http.site import CHAT, COMPLETIONS, HELLO, Site, door
 from tests.support import ForgetfulRunner, oracle, run
 
@@ -291,10 +290,7 @@ def test_the_output_has_the_structure_that_either_api_asks_for() -> None:
     run(test())
 
 
-def test_a_schema_that_cannot_be_served_blocks_no_other_tool_and_is_named_with_the_place(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(site_module, "LENGTH", 2048)
+def test_a_schema_that_cannot_be_served_blocks_no_other_tool_and_is_named_with_the_place() -> None:
     kids = {"type": "array", "items": {"$ref": "#"}, "maxItems": 0}
     tree = {"type": "object", "properties": {"v": {"const": 1}, "kids": kids}}
     odd = {"type": "object", "properties": {"x y": {"type": "sting"}}}
@@ -307,7 +303,7 @@ def test_a_schema_that_cannot_be_served_blocks_no_other_tool_and_is_named_with_t
     bad = {"type": "function", "function": {"name": "bad", "parameters": odd}}
 
     async def test() -> None:
-        async with door() as site:
+        async with door(length=2048) as site:
             ask: Any = {"tools": [*tools, bad], "max_tokens": 200}
             wanted = {"tree": '{"v":1,"kids":[]}', "a": '{"t":7}', "b": '{"t":8}'}
             for name, arguments in wanted.items():

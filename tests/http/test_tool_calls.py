@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
-from tandem.checkpoints.tool_prompts import INTRODUCTION, with_tools
+from tandem.checkpoints.chat_templates import render
+from tandem.checkpoints.token_text import ByteText
+from tandem.checkpoints.tool_prompts import INTRODUCTION, Shown, shown_by, with_tools
 from tandem.engine.structures import Structures
 from tandem.runners.toy import VOCAB_SIZE, ToyTokenizer
-from tandem.services.http.tool_calls import FORMATS, MarkedCalls
+from tandem.services.http.tool_calls import FORMATS, MarkedCalls, MarkedText
 from tandem.services.http.tools import ToolUse, folded
+from tandem.speculation.stopping import Stopping, StopRules
 from tandem.speculation.types import InvalidField
 from tests.support import run
 
@@ -93,16 +96,81 @@ def test_a_template_without_tools_or_calls_leaves_out_no_turn() -> None:
         {"role": "tool", "content": "3"},
         {"role": "user", "content": "v"},
     ]
-    (system, user, assistant, answers, last), tools = with_tools("", history, [TOOL], system=True)
+    nothing = Shown(calls=False, content=False, format="")
+    (system, user, assistant, answers, last), tools = with_tools(nothing, history, [TOOL], system=True)
     assert tools is None and system["role"] == "system" and INTRODUCTION in system["content"]
     assert assistant["content"].count('{"name": "add", "arguments": {"a": 1}}') == 2 and "tool_calls" not in assistant
     assert answers["role"] == "user" and answers["content"].count("<tool_response>") == 2
     assert (user, last) == (history[0], history[-1])
-    shown, _ = with_tools("", history, [TOOL], system=False)
+    shown, _ = with_tools(nothing, history, [TOOL], system=False)
     assert [each["role"] for each in shown] == ["user", "assistant", "user", "user"]
     assert shown[0]["content"].startswith("# Tools") and shown[0]["content"].endswith("\n\nu")
-    knows = "tools tool_calls <tool_call>"
-    assert with_tools(knows, history, [TOOL], system=True) == (history, [TOOL])
+    assert with_tools(Shown(True, True, "hermes"), history, [TOOL], system=True) == (history, [TOOL])
+
+
+LOOP = "{{ tools }}{% for m in messages %}<{{ m.role }}>"
+EACH = "{{ m.content }}{% for c in m.tool_calls or () %}<tool_call>\n"
+JSON_CALLS = (
+    EACH + """{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}{% endfor %}"""
+)
+MISTRAL = "{% if m.tool_calls %}[TOOL_CALLS]{{ m.tool_calls | tojson }}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+TEMPLATES = {
+    "of ChatML": (LOOP + "{{ m.content }}{% endfor %}", Shown(False, True, "")),
+    "of Qwen 2.5": (LOOP + JSON_CALLS + "{% endfor %}", Shown(True, True, "hermes")),
+    "with XML in the marks": (
+        LOOP + EACH + "<function={{ c.function.name }}>{% endfor %}{% endfor %}",
+        Shown(True, True, ""),
+    ),
+    "of Mistral": (LOOP + MISTRAL, Shown(True, False, "mistral")),
+    "without answers": (
+        LOOP + "{% if m.role != 'tool' %}" + JSON_CALLS + "{% endif %}{% endfor %}",
+        Shown(False, True, ""),
+    ),
+    "that refuses": ("{{ raise_exception('no') }}", Shown(False, False, "")),
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_template_is_tried_for_what_it_shows(name: str) -> None:
+    template, wanted = TEMPLATES[name]
+    assert shown_by(template, lambda messages: render(template, messages)) == wanted
+
+
+def test_a_text_that_a_template_leaves_out_beside_a_call_is_refused() -> None:
+    said = {"role": "assistant", "content": "text", "tool_calls": [{"function": {"name": "add", "arguments": {}}}]}
+    with pytest.raises(ValueError, match="leaves out the content"):
+        with_tools(Shown(True, False, "mistral"), [said], None, system=True)
+    assert with_tools(Shown(True, False, "mistral"), [{**said, "content": ""}], None, system=True)
+
+
+@pytest.mark.parametrize("sizes", [[99], [1] * 99, [2, 1] * 40, [3] * 40])
+def test_marks_that_are_special_tokens_stand_in_the_text_alike_wherever_rounds_end(sizes: list[int]) -> None:
+    marks = {1000: "<tool_call>", 1001: "</tool_call>"}
+    body = '{"name": "add", "arguments": {"a": 1}}'
+    cut = "é".encode()
+
+    def spelt(token: int) -> bytes:
+        return bytes([token] if token < 256 else [])
+
+    for before, stops, wanted in (
+        ([*b"a", *cut], (), "aé"),
+        ([*b"a", cut[0]], (), "a"),
+        ([*b"a\n"], ("\n\n",), "a\n"),
+    ):
+        tokens = [*before, 1000, *body.encode(), 1001, *b" ."]
+        stopping = Stopping(
+            StopRules(len(tokens), stop_strings=stops), ByteText(lambda t: bytes([t] if t < 256 else []))
+        )
+        marked = MarkedText(ByteText(lambda t: bytes([t] if t < 256 else [])), marks)
+        parser, deltas, at = MarkedCalls(FORMATS["hermes"], frozenset({"add"})), [], 0
+        for size in sizes:
+            if at < len(tokens):
+                deltas += parser.add(marked.text(stopping.push(tokens[at : at + size])))
+                at += size
+        message = folded([*deltas, *parser.end(cut=True)])
+        assert [each["function"]["arguments"] for each in message["tool_calls"]] == ['{"a":1}']
+        assert message["content"].startswith(wanted) and "tool_call" not in message["content"]
+        assert message["content"].endswith(".")
 
 
 def test_from_where_a_call_begins_the_output_matches_its_schema() -> None:

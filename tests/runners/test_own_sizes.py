@@ -11,7 +11,7 @@ import pytest
 from tandem.checkpoints.locate import Checkpoint
 from tandem.runners import own_sizes as module
 from tandem.runners.loading import Execution, Shape
-from tandem.runners.own_sizes import own_length, own_sizes
+from tandem.runners.own_sizes import draft_shape, own_length, own_sizes
 
 MIB = 2**20
 MODEL = {
@@ -62,8 +62,10 @@ def test_a_head_beside_them_takes_memory_too(tmp_path: Path, monkeypatch: pytest
     assert chosen(tmp_path, monkeypatch, 4 * 4 * 16, head=True) == (1216, 4), "8 KiB a position, and 5"
 
 
-def test_the_models_of_a_pair_have_the_length_of_the_shorter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert chosen(tmp_path, monkeypatch, 100_000, MODEL, {**MODEL, "max_position_embeddings": 1000}) == (1000, 8)
+def test_a_pair_has_the_length_of_its_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chosen(tmp_path, monkeypatch, 100_000, MODEL, {**MODEL, "max_position_embeddings": 1000}) == (8192, 8)
+    draft = Checkpoint("1", str(tmp_path / "1"))
+    assert [draft_shape(Shape(max_length=most), draft).max_length for most in (8192, 512)] == [1000, 512]
     assert chosen(tmp_path, monkeypatch, 100_000, {**MODEL, "max_position_embeddings": 100}) == (100, 8)
 
 

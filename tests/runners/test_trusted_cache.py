@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +18,7 @@ from tandem.checkpoints.file_hashes import FileHashes
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, find
 from tandem.checkpoints.trusted_cache import Untrusted, locked, private_folder, seal, seal_error
 from tandem.runners.native import build
+from tests.support import REPOSITORY
 
 NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
 NOBODY = 65534
@@ -241,3 +244,53 @@ def test_weights_that_are_replaced_while_they_are_unpacked_are_not_kept_under_th
     assert not list(cache.glob("m-*-v*/*"))
     kept = Path(gguf_cache.unpacked(find(str(tmp_path / "m.gguf"))).folder)
     assert (kept / "model.safetensors").read_bytes() == b"GGUF 2"
+
+
+HOMELESS = """
+import os, sys
+os.setresuid(54321, os.geteuid(), os.geteuid())  # no account has it; the interpreter's files stay readable
+sys.path.insert(0, sys.argv[1])
+from tandem.checkpoints.trusted_cache import cache_root, private_folder
+try:
+    print(private_folder(cache_root() / "hashes"))
+except ValueError as error:
+    print(error)
+"""
+
+
+@NEEDS_ROOT
+@pytest.mark.parametrize("there", ["nothing", "writable", "another's", "link"])
+def test_without_home_and_account_the_cache_is_in_the_temporary_directory(tmp_path: Path, there: str) -> None:
+    root = tmp_path / f"tandem-{os.geteuid()}"
+    if there == "link":
+        root.symlink_to(tmp_path)
+    elif there != "nothing":
+        root.mkdir()
+        writable(root) if there == "writable" else another_users(root)
+    environment = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path)}
+    asked = [sys.executable, "-c", HOMELESS, str(REPOSITORY)]
+    done = subprocess.run(asked, env=environment, capture_output=True, text=True, check=True)
+    if there == "nothing":
+        assert (done.stdout, root.stat().st_mode & 0o777) == (f"{root / 'hashes'}\n", 0o700)
+    else:
+        assert done.stdout.startswith(f"TANDEM_CACHE: name a folder for caches in it, since there is no HOME: {root} ")
+        assert done.stdout.count("\n") == 1
+
+
+HOMELESS_MAIN = """
+import os, sys
+os.setresuid(54321, os.geteuid(), os.geteuid())
+sys.path.insert(0, sys.argv[1])
+from tandem.cli.main import main
+sys.exit(main(["--role", "target", "--target_model", "~/model", "--port", "0"]))
+"""
+
+
+@NEEDS_ROOT
+def test_a_path_of_a_user_without_home_is_refused_in_a_line() -> None:
+    asked = [sys.executable, "-c", HOMELESS_MAIN, str(REPOSITORY)]
+    done = subprocess.run(asked, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "main.py: HOME: not set, and this user has no account: name paths without ~\n",
+    )

@@ -60,6 +60,10 @@ def text(length: int) -> Any:
     return target_verifier_pb2.TargetVerifierGenerateRequest(generation=generation)
 
 
+def predicted(length: int) -> Any:
+    return changed(generating(), generation=generation_pb2.Generation(prediction="x" * length))
+
+
 def chat(*messages: dict[str, Any]) -> Any:
     generation = generation_pb2.Generation(messages={"messages": [{"role": "user"} | each for each in messages]})
     return target_verifier_pb2.TargetVerifierGenerateRequest(generation=generation)
@@ -114,6 +118,7 @@ CLOSE, END = target_verifier_pb2.CloseSessionRequest, draft_worker_pb2.EndPropos
 # Each field one beyond its limit: service, method, request, the limit as the refusal names it.
 BEYOND: dict[str, list[tuple[str, str, Any, int]]] = {
     "Generation.text": [(TARGET, "Generate", text(64 * LENGTH + 1), 64 * LENGTH)],
+    "Generation.prediction": [(TARGET, "Generate", predicted(64 * LENGTH + 1), 64 * LENGTH)],
     "ChatMessages.messages": [(TARGET, "Generate", chat(*[{"role": ""}] * 4097), 4096)],
     **{
         f"ChatMessage.{name}": [(TARGET, "Generate", chat({name: "x" * (64 * LENGTH + 1)}), 64 * LENGTH)]

@@ -604,4 +604,4 @@ def test_log_probabilities_that_were_not_computed_again_are_not_right(keys: Keys
 
 def test_a_file_without_end_is_refused_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "/dev/zero", "--signature_only"]) == 2
-    assert "receipt: /dev/zero: longer than 67108864 bytes" in capsys.readouterr().err
+    assert "receipt: /dev/zero: longer than 16777216 bytes" in capsys.readouterr().err

@@ -136,7 +136,7 @@ def test_what_needs_torch_is_refused_with_the_command_that_installs_it(models: P
     other.save_pretrained(tmp_path / "gpt2")
     byte_tokenizer().save_pretrained(tmp_path / "gpt2")
     for flags, why in (
-        (("--model", str(tmp_path / "gpt2")), "models of type gpt2 (there are llama, mistral, qwen2, qwen3)"),
+        (("--model", str(tmp_path / "gpt2")), "models of type gpt2 (there are llama, mistral, "),
         (("--model", str(models / "target"), "--compile", "off"), "compile off on cpu"),
     ):
         ran = without_torch("--role", "target", "--port", "0", *SIZES, *flags)

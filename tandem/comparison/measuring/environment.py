@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tandem.host.host import LIBRARIES, first_processor, name_of, usable_cores
+from tandem.host.cores import usable_cores
+from tandem.host.host import LIBRARIES, first_processor, name_of
 from tandem.host.packages import installed_version
 
 

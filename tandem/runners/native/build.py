@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tandem.checkpoints.trusted_cache import cache_root, locked, private_folder, seal, seal_error
+from tandem.host.cores import usable_cores
 from tandem.installing import IN_A_CHECKOUT, install_command
 from tandem.runners.native.prebuilt import prebuilt_library
 
@@ -109,7 +110,7 @@ def build(compiler: str, flags: Sequence[str], library: Path) -> None:
     """Compiles the sources, each beside the others, and links them. Raises CannotBuild."""
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         objects = {source: Path(folder, f"{source.stem}.o") for source in SOURCES.glob("*.cpp")}
-        with ThreadPoolExecutor(min(len(objects), os.cpu_count() or 1)) as pool:
+        with ThreadPoolExecutor(min(len(objects), usable_cores())) as pool:
             each = [pool.submit(_run, [compiler, *flags, "-c", source, "-o", made]) for source, made in objects.items()]
             for one in each:
                 one.result()

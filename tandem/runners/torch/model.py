@@ -52,6 +52,8 @@ class TorchModel:
         if self.draft_vocab is not None:
             _narrow_head(module, self.draft_vocab)
         self.dtype: torch.dtype = next(module.parameters()).dtype
+        counts = [value for key, value in config.to_dict().items() if "expert" in key and type(value) is int]
+        self.experts = any(count > 1 for count in counts)
         self.device = device
         if packed and ranks == 1 and self.platform.packs and can_pack(self.dtype):
             pack_linears(self.module)

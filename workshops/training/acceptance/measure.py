@@ -23,8 +23,8 @@ from tandem.engine.loading import Loaded, load, load_adapters, load_draft, load_
 from tandem.engine.model_config import ModelConfig
 from tandem.engine.model_drafter import ModelDrafter
 from tandem.engine.sequences import TargetSequence
+from tandem.host.cores import usable_cores
 from tandem.host.device_times import DeviceTimes, ModelTimes, StepTime, StepTimes
-from tandem.host.host import usable_cores
 from tandem.speculation.drafters import Drafter, NgramDrafter
 from tandem.speculation.hybrid import HybridDrafter
 from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup

@@ -1,0 +1,50 @@
+"""Reads the limits of this process's control groups, version 1 or 2, which a container's quotas become."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def cpu_quota(root: Path = Path("/")) -> int | None:
+    """Processors whose time the tightest of the groups has, rounded up; None without a quota."""
+    found = []
+    for folder in _groups("cpu", root):
+        with contextlib.suppress(OSError, ValueError, IndexError):  # not of this version, or "max"
+            quota, period = map(int, (folder / "cpu.max").read_text().split())
+            found.append(-(-quota // period))
+        with contextlib.suppress(OSError, ValueError):
+            quota, period = (int((folder / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+            found += [-(-quota // period)] if quota > 0 else []  # -1: none
+    return max(1, min(found)) if found else None
+
+
+def free_memory(root: Path = Path("/")) -> int | None:
+    """Bytes that the tightest of the groups leaves; None without a limit."""
+    names = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
+    found = []
+    for folder in _groups("memory", root):
+        for limit, used in names:
+            with contextlib.suppress(OSError, ValueError):  # not of this version, or "max"
+                found.append(int((folder / limit).read_text()) - int((folder / used).read_text()))
+    return min(found, default=None)
+
+
+def _groups(controller: str, root: Path) -> Iterator[Path]:
+    """The folders of the process's groups that may have a controller, and of all groups around them that are seen."""
+    try:
+        groups = (root / "proc/self/cgroup").read_text().splitlines()
+        mounts = (root / "proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return
+    mine = {name: path for _, names, path in (line.split(":", 2) for line in groups) for name in names.split(",")}
+    for mount in mounts:  # "31 23 0:28 /in/the/system /on/disk rw - cgroup2 source rw,options"
+        placed, _, kind = mount.partition(" - ")
+        (top, place), (system, *_, options) = placed.split()[3:5], kind.split()
+        name = {"cgroup2": "", "cgroup": controller}.get(system)
+        if name not in mine or (name and name not in options.split(",")):
+            continue
+        base, path = root / place.lstrip("/"), Path(mine[name])
+        below = path.relative_to(top) if path.is_relative_to(top) and ".." not in path.parts else Path()
+        yield from (base / each for each in (below, *below.parents))

@@ -1,0 +1,35 @@
+"""Hosts and addresses as people write them. An address of IPv6 stands in brackets where a port follows."""
+
+from __future__ import annotations
+
+import ipaddress
+
+from tandem.speculation.types import InvalidField
+
+
+def bare_host(given: str, field: str = "host") -> str:
+    """Returns a name or an address, of IPv6 its shortest spelling without brackets. Raises InvalidField."""
+    inner = given[1:-1] if given.startswith("[") and given.endswith("]") else given
+    if inner == given and ":" not in given:
+        return given
+    try:
+        return str(ipaddress.IPv6Address(inner))
+    except ValueError:
+        how = "a name, IPv4, or IPv6, which is in brackets where a port follows, as [::1]:50051"
+        raise InvalidField(field, f"{given!r} is not {how}") from None
+
+
+def bracketed(given: str, field: str = "host") -> str:
+    """Returns a host as it stands before a port. Raises InvalidField."""
+    host = bare_host(given, field)
+    return f"[{host}]" if ":" in host else host
+
+
+def joined(host: str, port: int, field: str = "host") -> str:
+    """Returns HOST:PORT. Raises InvalidField."""
+    return f"{bracketed(host, field)}:{port}"
+
+
+def has_port(address: str) -> bool:
+    """Whether an address is HOST:PORT; a bare address of IPv6 is a host alone."""
+    return address.count(":") == 1 or (address.startswith("[") and ":" in address.rpartition("]")[2])

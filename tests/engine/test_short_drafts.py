@@ -1,0 +1,129 @@
+"""A draft model with fewer positions than its target: the target goes on alone beyond them, with the same tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tandem.engine.batcher import Batcher
+from tandem.engine.generator import Generator
+from tandem.engine.generators import fused_generator, plain_generator
+from tandem.engine.loading import load_pair
+from tandem.engine.model_config import DraftChoice, ModelConfig
+from tandem.runners.loading import Execution, Shape
+from tandem.speculation.depth import Pipeline
+from tandem.speculation.request import Drafts
+from tandem.speculation.types import SamplingParams
+from tests.runners.tiny import model_folder
+from tests.support import (
+    answer,
+    distributed,
+    draft_config,
+    fused_site,
+    ids,
+    oracle,
+    remote_draft,
+    run,
+    target_site,
+    toy,
+    worker_site,
+)
+
+GREEDY = SamplingParams()
+SHORT, LONG = 60, 160
+PLACED = [
+    *(f"fused {kind}" for kind in ("model", "hybrid")),
+    *(f"{where} {pipeline.value}" for where in ("distributed", "remote") for pipeline in Pipeline),
+]
+
+
+@contextlib.asynccontextmanager
+async def placed(how: str) -> AsyncIterator[Generator]:
+    where, _, kind = how.partition(" ")
+    async with contextlib.AsyncExitStack() as stack:
+        if where == "fused":
+            site = await stack.enter_async_context(fused_site(toy(), toy(max_length=SHORT), kind=kind))
+            assert site.generator is not None
+            yield site.generator
+        elif where == "distributed":
+            target = await stack.enter_async_context(target_site(toy()))
+            config = draft_config("salt=0", 4, SHORT, 5)
+            asked = distributed(target.address, config=config, pipeline=Pipeline(kind))
+            yield (await stack.enter_async_context(asked))[0]
+        else:
+            worker = await stack.enter_async_context(worker_site(None, max_length=SHORT))
+            yield (await stack.enter_async_context(remote_draft(worker.address, pipeline=Pipeline(kind))))[0]
+
+
+@pytest.mark.parametrize("how", PLACED)
+def test_tokens_are_the_targets_across_the_last_position_of_the_draft(how: str) -> None:
+    async def test() -> None:
+        async with placed(how) as generator:
+            assert generator.info.max_sequence_length == LONG
+            prompts = [bytes(range(65, 65 + length)) for length in (9, 30, SHORT - 2, SHORT - 1, SHORT, SHORT + 1, 90)]
+            asked = [ids(p, 65, sampling=GREEDY, ignore_end_of_sequence=True) for p in prompts]
+            both = [*asked, *(ids(p, 65, ignore_end_of_sequence=True, drafts=Drafts.NONE) for p in prompts[:2])]
+            answers = await asyncio.gather(*(answer(generator.generate, each) for each in both[:4]))
+            answers += [await answer(generator.generate, each) for each in both[4:]]
+            for request, got in zip(both, answers, strict=True):
+                assert got.token_ids == oracle(request.token_ids, GREEDY, 65, past_the_end=True)
+            drafted = [got.completion.stats.drafted for got in answers]
+            drops = "waiting" in how or "auto" in how  # drafts that are late
+            assert drops or (drafted[0] > 20 and drafted[1] > 5)
+            if "hybrid" not in how:
+                assert drafted[4:7] == [0, 0, 0]
+            assert all(got.completion.stats.undrafted_rounds == 0 for got in answers)
+
+    run(test())
+
+
+@pytest.mark.parametrize("compile", ["native", "off"])
+def test_a_short_draft_that_pads_otherwise_loads_beside_a_longer_target(tmp_path: Path, compile: str) -> None:
+    for name in ("target", "draft"):
+        model_folder(tmp_path / name, seed=5)
+    for file, change in (
+        ("config.json", {"max_position_embeddings": 64, "pad_token_id": 1}),
+        ("tokenizer_config.json", {"pad_token": "<end>"}),
+    ):
+        path = tmp_path / "draft" / file
+        path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    models = ModelConfig(
+        Execution("cpu", "float32", compile=compile),
+        Shape(slots=2, max_length=512),
+        str(tmp_path / "target"),
+        DraftChoice("model", str(tmp_path / "draft")),
+    )
+
+    async def test() -> None:
+        batcher = Batcher("test")
+        target, draft = await load_pair(models, batcher)
+        assert draft and (target.runner.limits.max_length, draft.runner.limits.max_length) == (512, 64)
+        pair, plain = fused_generator(target, draft, 4, models.draft), plain_generator(target)
+        asked = [ids(bytes(range(65, 65 + length)), 80, ignore_end_of_sequence=True) for length in (20, 63, 64, 100)]
+        expected = [(await answer(plain.generate, each)).token_ids for each in asked]
+        together = await asyncio.gather(*(answer(pair.generate, each) for each in asked))
+        assert [got.token_ids for got in together] == expected
+        assert together[0].completion.stats.accepted > 10 and together[3].completion.stats.drafted == 0
+        assert not target.engine.fused_fallbacks
+        await batcher.close()
+
+    run(test())
+
+
+def test_a_row_beyond_the_draft_leaves_others_their_drafts() -> None:
+    async def test() -> None:
+        async with placed("fused model") as generator:
+            far = ids(bytes(range(65, 135)), 80, ignore_end_of_sequence=True)
+            near = [ids(bytes(range(70 + i, 80 + i)), 40, ignore_end_of_sequence=True) for i in range(3)]
+            alone = [await answer(generator.generate, each) for each in near]
+            _, *beside = await asyncio.gather(*(answer(generator.generate, each) for each in (far, *near)))
+            for one, other in zip(alone, beside, strict=True):
+                assert other.token_ids == one.token_ids
+                assert other.completion.stats.accepted == one.completion.stats.accepted > 20
+
+    run(test())
