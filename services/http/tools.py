@@ -15,8 +15,8 @@ from tandem.services.http.values import Parse, boolean, known, mapping, one_of, 
 from tandem.speculation.types import InvalidField, Structure, StructureKind
 
 MAX_TOOLS = 128
-# llguidance's options: JSON as json.dumps writes it and templates show it, without keywords that it does not have.
-_SPACED = {"x-guidance": {"whitespace_flexible": False, "lenient": True, "item_separator": ", ", "key_separator": ": "}}
+# llguidance's options: a space or none between JSON's parts, as models write it; keywords that it lacks are left out.
+_SPACED = {"x-guidance": {"whitespace_pattern": " ?", "lenient": True}}
 _MARKED = """start: (begin call "\\n"? "</tool_call>")* TEXT
 TEXT: /(?s:.*)/
 begin[lazy]: TEXT "<tool_call>"

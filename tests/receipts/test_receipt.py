@@ -13,7 +13,7 @@ import pytest
 
 from tandem.receipts.canonical import canonical
 from tandem.receipts.digests import EVERY, prefix_digests, prompt_digest
-from tandem.receipts.receipt import Asked, Model, Receipt, Served, Signed, VerifiedAt, read_signed
+from tandem.receipts.receipt import MOST_VALUES, Asked, Model, Receipt, Served, Signed, VerifiedAt, read_signed
 from tandem.speculation.errors import InvalidField
 from tandem.speculation.types import FinishReason, SamplingParams, Structure, StructureKind, TokenLogprobs
 from tests.support import REPOSITORY
@@ -182,3 +182,11 @@ def test_a_document_without_a_part_does_not_fit_the_schema() -> None:
         del document[name]
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(document, SCHEMA)
+
+
+@pytest.mark.parametrize("value", ["[],", "{},", "1,"])
+def test_values_without_end_are_refused_before_they_are_read(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("tandem.receipts.receipt.parsed")
+    text = '{"receipt": [' + value * MOST_VALUES + "1]}"
+    with pytest.raises(InvalidField, match=f"^receipt: [0-9]+ values are above the limit of {MOST_VALUES}$"):
+        read_signed(text)
