@@ -33,7 +33,7 @@ def write(folder: Path) -> Path:
     byte_tokenizer().save_pretrained(folder)
     _module("Qwen3" in folder.name, draft).save_pretrained(folder)
     facts = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    facts["toy"] = {"salt": 0, "miss": 0.3 if draft else 0.0}
+    facts["_toy"] = {"salt": 0, "miss": 0.3 if draft else 0.0}
     if folder.name.endswith("-Instruct-FP8"):
         facts["quantization_config"] = {"quant_method": "fbgemm_fp8"}
         _quantize(folder / "model.safetensors")

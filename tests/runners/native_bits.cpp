@@ -61,12 +61,12 @@ uint64_t run(Pool& pool, Format format) {
     const Shape shape{2, WIDTH, HEADS, KV, DIM, INNER, OUTPUTS, OUTPUTS, 1, LENGTH, LENGTH, pool.count(), 1e-5f, 0.125f};
     const auto embedding = numbers.values(size_t(OUTPUTS) * WIDTH, 1), cosines = numbers.values(LENGTH * DIM / 2, 1);
     const auto sines = numbers.values(LENGTH * DIM / 2, 1), norm = numbers.values(WIDTH, 0.5f, 1);
-    Typed<Float32> model(pool, shape, embedding.data(), cosines.data(), sines.data());
+    Typed<Float32> model(pool, shape, embedding.data());
     auto made = [&](int outputs, int inputs) { return Weights(numbers, format, outputs, inputs); };
     for (int layer = 0; layer < 2; layer++) {
         Weights q = made(HEADS * DIM, WIDTH), k = made(KV * DIM, WIDTH), v = made(KV * DIM, WIDTH), o = made(WIDTH, HEADS * DIM);
         Weights gate = made(INNER, WIDTH), up = made(INNER, WIDTH), down = made(WIDTH, INNER);
-        model.set_layer(layer, {norm.data(), norm.data(), nullptr, nullptr, q.matrix, k.matrix, v.matrix, o.matrix, gate.matrix, up.matrix, down.matrix});
+        model.set_layer(layer, {norm.data(), norm.data(), nullptr, nullptr, nullptr, nullptr, q.matrix, k.matrix, v.matrix, o.matrix, gate.matrix, up.matrix, down.matrix, cosines.data(), sines.data(), DIM / 2, 0});
     }
     Weights head = made(OUTPUTS, WIDTH);
     model.set_head(norm.data(), head.matrix);

@@ -94,7 +94,7 @@ class FusedSpecNeuronConfig:
 def load_pretrained_config(path: str | None = None, hf_config: Any = None) -> Callable[[Any], None]:
     def load(config: Any) -> None:
         read = json.loads((Path(path) / "config.json").read_text()) if path else vars(hf_config)
-        config.toy = ToyConfig(**read["toy"])
+        config.toy = ToyConfig(**read["_toy"])
         config.rope_theta = read.get("rope_theta", 10000.0)
 
     return load
@@ -357,7 +357,7 @@ def model_folder(
     folder = parent / name
     folder.mkdir()
     toy = {"salt": salt, "miss": miss}
-    facts = {"model_type": model_type, "vocab_size": VOCAB_SIZE, "eos_token_id": 257, "dtype": "bfloat16", "toy": toy}
+    facts = {"model_type": model_type, "vocab_size": VOCAB_SIZE, "eos_token_id": 257, "dtype": "bfloat16", "_toy": toy}
     (folder / "config.json").write_text(json.dumps(facts | config))
     weights = {"model.layers.0.mlp.up_proj.weight": np.ones((2, 2), np.float32), name: np.ones(1, np.float32)}
     save_file(weights, folder / "model.safetensors")
