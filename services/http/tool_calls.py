@@ -97,7 +97,7 @@ FORMATS = {
     "mistral": Format("[TOOL_CALLS]", "", _mistral, ("[ARGS]", "[CALL_ID]"), id_length=9),
     "deepseek": Format("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", _deepseek, _DEEPSEEK_MARKS),
 }
-"""By the names of tandem.checkpoints.tool_prompts."""
+"""The same formats, by the same names, as tool_prompts.FORMATS has for templates."""
 
 
 class MarkedText:
@@ -180,7 +180,7 @@ class RequiredCalls(Parser):
 
 
 class MarkedCalls(Parser):
-    """Calls stand between marks. What is no call of a function is content."""
+    """Parses calls between marks. Text that calls no known function is content."""
 
     _held, _inside, _after_call, _begun = "", False, False, False
 
