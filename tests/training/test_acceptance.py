@@ -135,8 +135,8 @@ def test_the_role_prints_tables_and_writes_figures(tmp_path: Path, capsys: pytes
     prompts.write_text("first prompt\nsecond prompt\n")
     output = tmp_path / "figures" / "accept.json"
     code = main.main(
-        f"--role accept --backend toy --draft_model miss=0.2 --prompt_text {prompts} --gamma 2 --max_new_tokens 16"
-        f" --output {output}".split()
+        f"--role accept --backend toy --model step=0.002 --draft_model miss=0.2 --prompt_text {prompts} --gamma 2"
+        f" --max_new_tokens 16 --output {output}".split()
     )
     text = capsys.readouterr().out
     assert code == 0
