@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import itertools
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -109,9 +108,6 @@ class Choice:
         return offset
 
     def _told(self, token: int, logprob: float) -> Json:
-        if self._request.says("return_tokens_as_token_ids"):
-            text = f"token_id:{token}"
-            return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
         spelt = self._tokenizer.token_bytes(token)
         text = spelt.decode(errors="replace") if spelt else self._tokenizer.text([token])
         return {"token": text, "logprob": logprob, "bytes": list(spelt)}
@@ -120,7 +116,7 @@ class Choice:
 def _by_text(chosen: int, top: Sequence[tuple[int, Json]]) -> dict[str, float]:
     """Returns log-probabilities by tokens' texts. Of several with one text the chosen or the likeliest one has it.
 
-    The others have OpenAI's names of bytes, or vLLM's of ids.
+    The others have OpenAI's names of bytes, or their ids.
     """
     named = {each["token"]: token for token, each in reversed(top)}
     named |= {each["token"]: token for token, each in top if token == chosen}
@@ -144,7 +140,7 @@ class Answer:
         request_id: str,
         scores: Sequence[Scores] = (),
     ) -> None:
-        self._request, self._info = request, info
+        self._request = request
         self.choices = [
             Choice(request, index, tokenizer, scores[request.prompt_of(index)] if scores else None)
             for index in range(len(request.requests))
@@ -176,11 +172,11 @@ class Answer:
 
     def last(self) -> list[Json]:
         """Returns what ends a stream after all choices: the usage, if the request has include_usage."""
-        return [{**self._common, "choices": [], **self._totals()}] if self._request.says("include_usage") else []
+        return [{**self._common, "choices": [], "usage": self._usage()}] if self._request.says("include_usage") else []
 
     def whole(self) -> Json:
         choices = [each.whole(parts) for each, parts in zip(self.choices, self._kept, strict=True)]
-        return {**self._common, "choices": choices, **self._totals(), **self._prompt_ids()}
+        return {**self._common, "choices": choices, "usage": self._usage(), **self._prompt_ids()}
 
     def _prompt_ids(self) -> Json:
         wanted = self._request.chat and self._request.says("return_token_ids")
@@ -203,30 +199,6 @@ class Answer:
                 "rejected_prediction_tokens": drafted - accepted,
             },
         }
-
-    def _totals(self) -> Json:
-        ends = [each.end for each in self.choices if each.end]
-        return {"usage": self._usage(), **metrics(ends, self._info.max_speculation_length)}
-
-
-def metrics(ends: Sequence[GenerationEnd], most: int) -> Json:
-    """Builds vLLM's `metrics` (pull request 48915), of rounds with at least one draft token; nothing without any."""
-    accepted, drafted = (
-        [sum(column) for column in itertools.zip_longest(*(getattr(each.stats, name) for each in ends), fillvalue=0)]
-        for name in ("accepted_per_position", "drafted_per_position")
-    )
-    if not (steps := drafted[0] if drafted else 0):
-        return {}
-    told = {
-        "mean_acceptance_length": 1 + sum(accepted) / steps,
-        "draft_acceptance_rate": sum(accepted) / sum(drafted),
-        "acceptance_histogram": [n - more for n, more in itertools.pairwise([steps, *accepted, 0])],
-        "num_spec_steps": steps,
-        "num_accepted_draft_tokens": sum(accepted),
-        "num_draft_tokens": sum(drafted),
-        "num_spec_tokens": most,
-    }
-    return {"metrics": {"speculative_decoding": told}}
 
 
 def models(name: str, adapters: Mapping[str, str], info: ModelInfo, created: int) -> list[Json]:

@@ -7,8 +7,7 @@ from typing import Any
 
 from tandem.hints import meant
 from tandem.services.http.messages import messages, prediction
-from tandem.services.http.structures import response_format, structured_outputs
-from tandem.services.http.tools import tool_choice, tools
+from tandem.services.http.tools import response_format, structured_outputs, tool_choice, tools
 from tandem.services.http.values import (
     Parse,
     boolean,
@@ -70,17 +69,13 @@ def _stream_options(name: str, value: Any) -> dict[str, Any]:
 
 
 def _template_options(name: str, value: Any) -> dict[str, Any]:
+    own = ("self", "template", "messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
     for key in mapping(name, value):
-        if not key.isidentifier() or key in _OF_TEMPLATES:
+        if not key.isidentifier() or key in own:
             raise InvalidField(f"{name}.{key}", "not a variable that a request may give to a template")
     return dict(value)
 
 
-_OF_TEMPLATES = (
-    *("messages", "conversation", "tools", "documents", "chat_template", "tokenize", "tokenizer_kwargs"),
-    *("add_generation_prompt", "continue_final_message", "return_tensors", "return_dict", "padding", "truncation"),
-    *("max_length", "return_assistant_tokens_mask", "self"),
-)
 _BOTH: dict[str, Parse] = {
     "model": string,
     "n": integer(1, MAX_CHOICES),
@@ -101,12 +96,9 @@ _BOTH: dict[str, Parse] = {
     "structured_outputs": structured_outputs,
     "stream": boolean,
     "stream_options": _stream_options,
-    "truncate_prompt_tokens": integer(1, MOST),
     "add_special_tokens": boolean,
     "return_token_ids": boolean,
-    "return_tokens_as_token_ids": boolean,
     "cache_salt": string,
-    "request_id": string,
     "drafts": one_of(*(each.value for each in Drafts)),
     "speculation_length": _token,
     "prediction": prediction,
@@ -158,6 +150,9 @@ FIXED: Mapping[str, tuple[Any, ...]] = {
     "logits_processors": ("not served", []),
     "vllm_xargs": ("not served", {}),
     "suffix": ("inserting text is not served", ""),
+    "return_tokens_as_token_ids": ("use return_token_ids", False),
+    "truncate_prompt_tokens": ("prompts are not cut",),
+    "request_id": ("use the header x-request-id",),
     "functions": ("use tools and tool_choice",),
     "function_call": ("use tools and tool_choice",),
     "audio": ("text alone is read and made",),

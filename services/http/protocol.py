@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from tandem.services.http.errors import RETRY_SECONDS
+from tandem.services.http.errors import RETRY_SECONDS, refused
 
 HEADER_BYTES = 32 * 1024
 """Of headers, of a chunk's line, of trailers: whatever must be whole before it is read."""
@@ -27,26 +27,23 @@ _PHRASES = {400: "Bad Request", 431: "Request Header Fields Too Large", 501: "No
 _PHRASES |= {503: "Service Unavailable"}
 
 
-def _closing(status: int, kind: str, code: str, message: str, headers: str = "") -> bytes:
+def _closing(status: int, code: str, message: str, headers: str = "") -> bytes:
     """Builds the answer of a connection that is closed before a request is read."""
-    body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
+    body = json.dumps(refused(status, code, message).content)
     head = f"HTTP/1.1 {status} {_PHRASES[status]}\r\n{headers}connection: close\r\ncontent-type: application/json\r\n"
     return f"{head}content-length: {len(body)}\r\n\r\n{body}".encode()
 
 
 _BUSY = _closing(
     503,
-    "server_error",
     "too_many_connections",
     f"this server has its limit of {CONNECTIONS} connections, or this host its share of them",
     f"retry-after: {RETRY_SECONDS}\r\n",
 )
 _MALFORMED = {
-    400: _closing(400, "invalid_request_error", "malformed_request", "the request is not HTTP/1.1"),
-    431: _closing(
-        431, "invalid_request_error", "headers_too_large", f"the headers are above the limit of {HEADER_BYTES} bytes"
-    ),
-    501: _closing(501, "invalid_request_error", "unknown_transfer_coding", "the only transfer coding is chunked"),
+    400: _closing(400, "malformed_request", "the request is not HTTP/1.1"),
+    431: _closing(431, "headers_too_large", f"the headers are above the limit of {HEADER_BYTES} bytes"),
+    501: _closing(501, "unknown_transfer_coding", "the only transfer coding is chunked"),
 }
 
 
