@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import grpc
 import pytest
 
-from tandem.rpc.errors import TandemError
 from tandem.rpc.verify_stream import RemoteVerifier
 from tandem.rpc.wire_runs import STEPS_TOGETHER
 from tandem.rpc.wire_verdicts import VerdictBounds, answer_from_wire, check_opened
@@ -18,7 +16,6 @@ from tandem.speculation.length import FixedLength, LengthPlan
 from tandem.speculation.pipeline import Answer
 from tandem.speculation.types import Draft, InvalidField, Request, Rule, Verdict
 from tandem.v1 import target_verifier_pb2 as pb
-from tests.planting import planted
 from tests.services.test_features import head_config
 from tests.services.test_target_verifier import PROMPT, opening, verifying
 from tests.support import GREEDY, SAMPLED, answer, distributed, ids, oracle, raw_stub, run, target_site, toy
@@ -316,52 +313,3 @@ def test_a_target_that_knows_no_plain_steps_is_used_as_before(monkeypatch: pytes
             assert len(asked.steps) == 20 and max(asked.steps) > 0
 
     run(test())
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("where", "old", "new", "caught"),
-    [
-        (
-            "services.verify_runs:committed_with_steps",
-            "session.recorded_base, session.recorded = base, reply",
-            "pass",
-            lambda _: test_a_round_sent_again_is_answered_with_the_same_steps_and_a_client_may_go_back_into_them(),
-        ),
-        (
-            "services.verify_runs:committed_with_steps",
-            "session.max_total_tokens - base",
-            "99",
-            lambda _: test_a_stop_token_ends_the_steps_and_so_do_the_most_of_a_reply_and_the_sessions_length(),
-        ),
-        (
-            "services.verify_runs:committed_with_steps",
-            "request.stop_token_ids",
-            "()",
-            lambda _: test_a_stop_token_ends_the_steps_and_so_do_the_most_of_a_reply_and_the_sessions_length(),
-        ),
-        (
-            "rpc.wire_verdicts:answer_from_wire",
-            "length += 1",
-            "pass",
-            lambda _: test_one_verdict_has_the_tokens_and_seconds_of_all_steps(),
-        ),
-        (
-            "rpc.verify_stream:RemoteVerifier._plain_steps",
-            "self._end - length",
-            "99",
-            test_no_more_is_asked_for_than_the_request_may_have,
-        ),
-        (
-            "rpc.verify_stream:RoundStream._take",
-            "for step in (reply, *reply.next_steps)",
-            "for step in (reply,)",
-            test_a_head_elsewhere_gets_the_features_of_steps_that_share_a_round_trip,
-        ),
-    ],
-)
-def test_planted_mistakes_are_found(
-    where: str, old: str, new: str, caught: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with planted("", f"tandem.{where}", old, new), pytest.raises((AssertionError, InvalidField, TandemError)):
-        caught(monkeypatch)
