@@ -323,27 +323,6 @@ MISTAKES = (
         "(status.st_ino, status.st_size)",
         "rpc/test_secret_files.py::test_a_rewrite_of_the_same_length_is_a_change",
     ),
-    Mistake(
-        "nothing keeps a plan from a core that is a byte too small",
-        "tandem.workshops.planning.memory:Core.fits",
-        "self.total <= self.usable",
-        "self.total <= self.capacity",
-        "planning/test_memory.py::test_a_core_is_full_at_what_is_usable_of_it",
-    ),
-    Mistake(
-        "padding rows write where nothing is",
-        "tandem.workshops.planning.memory:kv_bytes",
-        "(load.batch + 1) * (load.length + max(load.chunk, load.drafts + 1))",
-        "load.batch * (load.length + max(load.chunk, load.drafts + 1))",
-        "planning/test_memory.py::test_the_cache_has_a_spare_row_and_room_behind_the_last_position",
-    ),
-    Mistake(
-        "the room behind the last position is a token short",
-        "tandem.workshops.planning.memory:kv_bytes",
-        "max(load.chunk, load.drafts + 1)",
-        "max(load.chunk, load.drafts)",
-        "planning/test_memory.py::test_the_cache_has_a_spare_row_and_room_behind_the_last_position",
-    ),
 )
 
 
