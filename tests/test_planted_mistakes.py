@@ -196,7 +196,7 @@ MISTAKES = (
     ),
     Mistake(
         "a percentile is taken one place too high",
-        "tandem.comparison.analysis.distributions:distribution",
+        "tandem.comparison.measuring.distributions:distribution",
         "np.percentile(known, PERCENTS)",
         "np.percentile(known, PERCENTS, method='higher')",
         "comparison/test_metrics.py::test_percentiles_interpolate_between_neighbours",
