@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from tandem.clients.encoding import target_tokenizer
 from tandem.comparison.links.link import DelayLink, Link
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, WIDTH_1
+from tandem.comparison.measuring.attempt import format_error
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Describe, Endpoint, deploy, in_report_order, wants_width_1
 from tandem.comparison.measuring.environment import these_versions, this_machine
@@ -25,7 +26,6 @@ from tandem.comparison.measuring.records import failure_of
 from tandem.comparison.measuring.run import Contender
 from tandem.comparison.measuring.servers import Fleet, ServerFailed
 from tandem.comparison.measuring.template import decide_template
-from tandem.comparison.report.attempt import format_error
 from tandem.comparison.report.publishing import FAILED, OK, SERVER_DIED, USAGE, publish
 from tandem.comparison.vllm.counters import Counters
 from tandem.comparison.vllm.deployment import VllmDeployment

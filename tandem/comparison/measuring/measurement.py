@@ -7,13 +7,14 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tandem.comparison.analysis.identity import diverged_prompts
 from tandem.comparison.links.link import Link
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE
+from tandem.comparison.measuring.attempt import format_error
 from tandem.comparison.measuring.calibration import NOT_COSTED, Calibrator
 from tandem.comparison.measuring.conditions import Condition
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint
+from tandem.comparison.measuring.identity import diverged_prompts
 from tandem.comparison.measuring.loading import measure_loads
 from tandem.comparison.measuring.loads import Load
 from tandem.comparison.measuring.progress import Progress
@@ -22,7 +23,6 @@ from tandem.comparison.measuring.records import Record
 from tandem.comparison.measuring.run import Contender, measure_all, trace_margins, warm_up
 from tandem.comparison.measuring.servers import Fleet
 from tandem.comparison.measuring.traffic import most_requests, requests_of
-from tandem.comparison.report.attempt import format_error
 from tandem.comparison.vllm.own_texts import own_texts
 from tandem.comparison.vllm.settings import VLLM
 from tandem.speculation.types import Rule

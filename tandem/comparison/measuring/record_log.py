@@ -13,16 +13,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from tandem.comparison.analysis.identity import MarginTrace
 from tandem.comparison.links.overhead import LinkOverhead
 from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.measuring.calibration import Calibration
 from tandem.comparison.measuring.config import ComparisonConfig, settings_as_json
 from tandem.comparison.measuring.deployment import Endpoint
 from tandem.comparison.measuring.environment import Machine, Versions
-from tandem.comparison.measuring.json_form import decoded, encoded
+from tandem.comparison.measuring.identity import MarginTrace
+from tandem.comparison.measuring.json_form import decoded, encoded, read_text
 from tandem.comparison.measuring.records import Failure, Record
-from tandem.comparison.report.reading import read_text
 
 NAME = "records.jsonl"
 FORMAT = 1

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from tandem.comparison.analysis.run_analysis import analyse
 from tandem.comparison.analysis.step_times import step_times
+from tandem.comparison.measuring.attempt import tried
 from tandem.comparison.measuring.record_log import RunData
-from tandem.comparison.report.attempt import tried
 from tandem.comparison.report.files import Comparison, comparison_as_csv, comparison_as_json, text_of
 from tandem.comparison.report.history import append_run
 from tandem.comparison.report.load_tables import loads_as_csv

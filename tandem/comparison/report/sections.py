@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 
+from tandem.comparison.measuring.attempt import tried
 from tandem.comparison.report import formatting as fmt
 from tandem.comparison.report import reading, statements, tables, theory_tables
-from tandem.comparison.report.attempt import tried
 from tandem.comparison.report.blocks import (
     Block,
     Details,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tandem.comparison.analysis.evidence import spread
-from tandem.comparison.analysis.metrics import ratio
+from tandem.comparison.measuring.distributions import ratio
 from tandem.engine.batcher import Batcher
 from tandem.runners.protocol import PrefillRow, ProposeRow, Runner, VerifyRow
 from tandem.speculation.types import Request, SamplingParams

@@ -13,7 +13,8 @@ from tandem.checkpoints.tokenizers import same_tokens
 from tandem.comparison.analysis.bootstrap import Interval, paired_interval
 from tandem.comparison.analysis.doubt import EARLY_TOKENS, MORE_PROMPTS, MORE_RUNS, Doubt, doubt
 from tandem.comparison.analysis.evidence import beside_loads
-from tandem.comparison.analysis.metrics import ratio, sum_counts, sum_positions
+from tandem.comparison.analysis.metrics import sum_counts, sum_positions
+from tandem.comparison.measuring.distributions import ratio
 from tandem.comparison.measuring.json_form import encoded
 from tandem.comparison.measuring.machine_load import LoadWatch, MachineLoad
 from tandem.comparison.measuring.workloads import Prompt

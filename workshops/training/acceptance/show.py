@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 
-from tandem.comparison.analysis.metrics import ratio
+from tandem.comparison.measuring.distributions import ratio
 from tandem.comparison.measuring.json_form import encoded
 from tandem.comparison.report.blocks import Column, Table, table
 from tandem.comparison.report.terminal import doubt_lines, rich_table
