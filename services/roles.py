@@ -32,7 +32,7 @@ from tandem.engine.prefix_cache import share_prefixes
 from tandem.engine.rank_processes import RankProcesses, lose_engine_with_ranks
 from tandem.engine.step_watch import StepBound, StepWatch
 from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, PREFILL, TARGET
-from tandem.rpc.first_contact import foresee
+from tandem.rpc.first_contact import check_peers
 from tandem.rpc.remote_drafter import DraftClient
 from tandem.rpc.request_context import prefix_scope
 from tandem.runners.backends import backend_named
@@ -161,7 +161,7 @@ class ServerParts:
 
 async def _target(parts: ServerParts) -> HostedService:
     """Generate decodes plainly, or speculates with a DraftWorker's drafts."""
-    await foresee(parts.config.draft_address, parts.config.credentials)
+    await check_peers(parts.config.draft_address, parts.config.credentials, DRAFT)
     config = await parts.choose_sizes(parts.config.models.model)
     loaded = await load(config.models, parts.batcher, config.serve.startup)
     await hand_out_features(config.models, loaded)
@@ -254,7 +254,7 @@ async def _fused(parts: ServerParts) -> HostedService:
 async def _draft_worker(parts: ServerParts) -> HostedService:
     """Generate runs the distributed loop against a TargetVerifier; Propose drafts for targets that call."""
     draft = parts.config.models.draft_model
-    await foresee(parts.config.target_address, parts.config.credentials)
+    await check_peers(parts.config.target_address, parts.config.credentials, TARGET)
     config = await parts.choose_sizes(*([draft] if draft else []))
     drafting = await load_drafting(config.models, parts.batcher, config.serve.startup)
     generate, closing = None, list[Close]([parts.batcher.close])

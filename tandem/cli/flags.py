@@ -196,10 +196,10 @@ class Options:
     )
     compile_for: str | None = option("which of target, draft and fused to compile (default: all)", ("compile",))
     batch_buckets: LIST | None = option(
-        "batch sizes to compile graphs for, such as 1,4 (default: depends on the device)", SHAPED, TORCH
+        "batch sizes to compile graphs for, such as 1,4 (default: depends on the device)", LOADING, TORCH
     )
     draft_buckets: LIST | None = option(
-        "draft lengths to compile graphs for, such as 2,5 (default: depends on the device)", SHAPED, TORCH
+        "draft lengths to compile graphs for, such as 2,5 (default: depends on the device)", LOADING, TORCH
     )
     prefill_chunk: int | None = option("prompt tokens per step (default 64)", SHAPED, TORCH)
     neuron_config: JSON | None = option("fields of NeuronConfig, as JSON or a JSON file", LOADING, NXDI)
@@ -447,9 +447,6 @@ class Options:
         group="planning (roles plan and doctor; plan also takes the models' flags)",
     )
     lnc: int | None = option("physical cores per logical one (default: the chip's, 2 on Trn2 and Trn3)", ("plan",))
-    core_count: int | None = option("cores for each placement (default: tp_degree, or as few as suffice)", ("plan",))
-    context_buckets: LIST | None = option("nxdi: prompt lengths compiled, as in 1024,2048; or auto", ("plan",))
-    decode_buckets: LIST | None = option("cache lengths compiled (default: sequence_length); or auto", ("plan",))
     quantization: str = option(
         "quantization of the target: none, int8, f8e4m3, f8e5m2, or auto (as config.json says)",
         ("plan",),
@@ -457,7 +454,6 @@ class Options:
         metavar="auto|none|int8|f8e4m3|f8e5m2",
     )
     modules_to_not_convert: LIST = option("modules to leave unquantized", ("plan",), default="lm_head")
-    compile_minutes: float = option("minutes to assume for compiling a graph", ("plan",), default=10.0)
     log: FILE | None = option("a log: name its known errors, with cause and next command (docs/errors.md)", ("doctor",))
     json: bool = switch("print JSON", ("plan", "doctor", "check"))
 

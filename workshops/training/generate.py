@@ -21,8 +21,7 @@ import numpy as np
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import find, weights_revision
 from tandem.runners.making import end_ids
-from tandem.workshops.training.prompts import OwnTexts, TrainingPrompt, training_prompt
-from tandem.workshops.training.raw_prompts import STARTS
+from tandem.workshops.training.prompts import OwnTexts, TrainingPrompt, training_prompt, words
 from tandem.workshops.training.shards import ShardFolder, TrainingSequence, join
 
 TEMPERATURES = (0.0, 0.6, 0.9)  # one continuation of each prompt at each
@@ -179,7 +178,8 @@ class _Target:
     def write_texts(self, count: int) -> list[str]:
         """Returns texts that the target writes without a template, from openings of many kinds."""
         separator = self.tokenizer.bos_token or self.tokenizer.eos_token
-        begins = [STARTS[i % len(STARTS)] or separator for i in range(count)]
+        starts = words("starts")
+        begins = [starts[i % len(starts)] or separator for i in range(count)]
         own = {separator: ""}
         texts = {own.get(b, b) + text for b, text in zip(begins, self._continued(begins, 2**41), strict=True)}
         return sorted(text for text in texts if len(text.strip()) > 12)
