@@ -32,16 +32,18 @@ class PrefillPages:
         self.asked += 1
         sequence = await KVSequence.admitted(self._engine, request, len(tokens))
         runs = self._runs(sequence, tokens, first)
-        coming = asyncio.ensure_future(anext(runs, None))
+        coming = asyncio.ensure_future(_next(runs))
         try:
             while (run := await coming) is not None:
-                coming = asyncio.ensure_future(anext(runs, None))
+                coming = asyncio.ensure_future(_next(runs))
                 self.pages += len(run.pages)
                 yield run
         finally:
             coming.cancel()
-            await asyncio.gather(coming, return_exceptions=True)
-            sequence.close()
+            try:
+                await asyncio.gather(coming, return_exceptions=True)
+            finally:  # also if the caller is cancelled again
+                sequence.close()
 
     async def _runs(self, sequence: KVSequence, tokens: Sequence[int], first: int) -> AsyncGenerator[PageRun, None]:
         """Processes the tokens and yields their pages, chunk by chunk."""
@@ -54,3 +56,10 @@ class PrefillPages:
                 done = await sequence.step(self._copies.out, PageRow(sequence.slot, taken, count), prefill=True)
                 taken += count
                 yield done.value
+
+
+async def _next(runs: AsyncGenerator[PageRun, None]) -> PageRun | None:
+    try:
+        return await anext(runs)
+    except StopAsyncIteration:
+        return None
