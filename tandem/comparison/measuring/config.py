@@ -17,8 +17,8 @@ from tandem.comparison.measuring.workloads import Prompt
 from tandem.host.published_times import times_named
 from tandem.rpc.credentials import Credentials
 from tandem.speculation.types import GenerationRequest, Rule, SamplingParams
-from tandem.workshops.planning.head_shape import holds_head
 from tandem.workshops.planning.host_placement import BACKENDS, HostPlacement, one_length
+from tandem.workshops.planning.shapes import holds_head
 
 DTYPES: tuple[str, ...] = ("auto", "float32", "bfloat16", "float16")
 DRAFTERS: tuple[str, ...] = ("auto", "hybrid", "ngram", "model", "eagle")
