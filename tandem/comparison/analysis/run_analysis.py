@@ -133,7 +133,7 @@ def _ended_early(records: Sequence[Record], raw: bool) -> list[str]:
     said = (
         f"{early} of {len(tokens)} answers ended under {EARLY_TOKENS} tokens and say little about the time per token."
     )
-    hint = " Prompts of your own were given as they are (--raw, or the model has no chat template)." if raw else ""
+    hint = " Prompts of your own were given as they are." if raw else ""
     return [f"{said} Ask for longer answers.{hint}"]
 
 

@@ -20,7 +20,6 @@ from tandem.comparison.analysis.under_load import UnderLoad
 from tandem.comparison.analysis.verdicts import Statement, Verdict
 from tandem.comparison.measuring.attempt import tried
 from tandem.comparison.measuring.conditions import BASE, LINK, Condition
-from tandem.comparison.measuring.config import settings_as_json
 from tandem.comparison.measuring.deployment import baseline_of
 from tandem.comparison.measuring.json_form import encoded
 from tandem.comparison.measuring.machine_load import MachineLoad
@@ -83,7 +82,7 @@ def comparison_as_json(comparison: Comparison) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "started_at": comparison.started_at,
         "partial": {"reason": missing, "measured": measured, "planned": comparison.planned} if missing else None,
-        "settings": settings_as_json(comparison.config),
+        "settings": encoded(comparison.config),
         "link": comparison.link,
         "machine": encoded(comparison.machine),
         "versions": encoded(comparison.versions),
