@@ -22,7 +22,6 @@ _BY_REASON = {
     "BODY_LATE": (408, "body_late"),
     "NOT_JSON": (415, "not_json"),
     "SEQUENCE_TOO_LONG": (400, "context_length_exceeded"),
-    "NOT_ALLOWED": (403, "not_allowed"),
     "UNAUTHENTICATED": (401, "invalid_api_key"),
 }
 _BY_OUTCOME = {
