@@ -1,8 +1,8 @@
 """A process that compiles structures and follows outputs through them. llguidance runs here and never in the server.
 
-structures.py starts one with the path of this file. It builds the vocabulary, and then only forks: for each structure
-a process that compiles it, and from that one, for each output, a process that follows it. A fork begins with what its
-parent has, at no cost, and can be killed alone. Each process has a limit of memory, and of processor time per message.
+The first one builds the vocabulary and only forks: for each structure a process that compiles it, and from that one,
+for each output, a process that follows it. Each can be killed alone, and has a limit of memory, and of processor time
+per message.
 
 A message is a packet on the process's own socket. If the other end closes, the process is killed. If it dies, its
 parent sends the signal in its place. Of Tandem it imports structure_schemas.py alone, so that it starts quickly.
@@ -23,8 +23,11 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:  # main makes it importable
+    from tandem.engine.structure_schemas import JsonText
 
 # A message begins with what to do.
 FORK, TEXT, COMPILE, STEP = b"FTCS"
@@ -37,14 +40,6 @@ STEP_HEADER = struct.Struct("<BBxxII")  # STEP, what is asked, tokens to take ba
 TAKEN = struct.Struct("<cI")  # DONE, how many of the tokens were taken
 COMPILED = struct.Struct("<cQ")  # DONE, bytes that the process took to compile
 
-MOST_DIGITS = 20
-"""Digits in a row that a number of JSON may have: a float has 17 significant ones, an integer of 64 bits 20."""
-EXPONENT_DIGITS = 3
-LONGEST_NUMBER = 400
-"""Digits in a row, where the schema itself has such numbers: 1e308 has 309."""
-_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_NUMBER = re.compile(rb"([0-9][eE][+-]?)?([0-9]*)$")
-
 PACKET = 64 * 1024
 """Most bytes of a text or of tokens in one packet; a socket's buffer holds about three times as many."""
 _SCHEMA = re.compile(r"^(.*%json )(\{.*\})$", re.MULTILINE)
@@ -54,72 +49,6 @@ _PAGE = resource.getpagesize()
 def step(asked: int, back: int, tokens: Sequence[int], token: int = 0) -> bytes:
     """Returns the packet that takes back `back` tokens and takes `tokens`, and what it asks then, about `token`."""
     return STEP_HEADER.pack(STEP, asked, back, token) + array.array("I", tokens).tobytes()
-
-
-class JsonText:
-    """Reads an output that is JSON. It bounds the digits of numbers, which schemas leave without end.
-
-    `leading[n]`: the tokens that begin with n digits or more, as bits of a mask. `most`: digits in a row; an exponent
-    has EXPONENT_DIGITS. `rest` (structure_schemas.Rest) checks an output that is complete; `fault`: what it found last.
-    """
-
-    def __init__(self, leading: Sequence[int], most: int, text_of: Callable[[int], bytes], rest: Any = None) -> None:
-        self._leading, self._most, self._text_of, self._rest = leading, most, text_of, rest
-        self._texts: list[bytes] = []
-        self.fault = ""
-
-    def take(self, token: int) -> None:
-        self._texts.append(self._text_of(token))
-
-    def back(self, count: int) -> None:
-        del self._texts[len(self._texts) - count :]
-
-    def limit(self, mask: bytearray, may_end: bool) -> None:
-        """Takes the tokens out of a mask that have too many digits, unless nothing else may come."""
-        outside = _STRINGS.sub(b"", b"".join(self._texts))
-        number = _NUMBER.search(outside)
-        assert number, "it matches what is empty"
-        over = max(1, (EXPONENT_DIGITS if number[1] else self._most) - len(number[2]) + 1)
-        if b'"' in outside or over >= len(self._leading):
-            return
-        left = int.from_bytes(mask, "little") & ~self._leading[over]
-        if left or may_end:
-            mask[:] = left.to_bytes(len(mask), "little")
-
-    def complete(self) -> bool:
-        """Whether an output that may end has nothing against it."""
-        self.fault = self._rest.fault(b"".join(self._texts).decode(errors="replace")) if self._rest else ""
-        return not self.fault
-
-
-class CallText(JsonText):
-    """Reads an output with calls of tools. `rest` (structure_schemas.Calls) checks each before its end mark.
-
-    That mark may be a stop string, after which no mask is made.
-    """
-
-    def limit(self, mask: bytearray, may_end: bool) -> None:
-        if fault := self._rest.fault(b"".join(self._texts).decode(errors="replace")):
-            raise ValueError(f"the output breaks it at {fault}")
-
-    def complete(self) -> bool:
-        return True
-
-
-def leading_digits(vocabulary: Any, vocab_size: int) -> list[int]:
-    """Returns the `leading` of JsonText for a vocabulary."""
-    found: list[int] = [0]
-    for token in range(vocab_size):
-        text = vocabulary.decode_bytes([token])
-        for n in range(1, len(text) - len(text.lstrip(b"0123456789")) + 1):
-            found += [0] * (n + 1 - len(found))
-            found[n] |= 1 << token
-    return found
-
-
-def digits_needed(schema: str) -> int:
-    """Returns how many digits in a row a number may have: MOST_DIGITS, or as many as the schema itself has."""
-    return min(LONGEST_NUMBER, max(MOST_DIGITS, *map(len, re.findall("[0-9]+", schema)), 0))
 
 
 class Follower:
@@ -252,6 +181,8 @@ class Worker:
         spelling = given["spelling"]
         spelled = spelling if isinstance(spelling, str) else [bytes.fromhex(token) for token in spelling]
         self._vocabulary = vocabulary_of(spelled, given["vocab_size"], given["end_ids"][0])
+        from tandem.engine.structure_schemas import leading_digits
+
         self._leading = leading_digits(self._vocabulary, given["vocab_size"])
         self._follower: Follower | None = None
         self._text = b""
@@ -293,16 +224,11 @@ class Worker:
         resource.setrlimit(resource.RLIMIT_AS, (before + most, before + most))
         limits = llguidance.LLParserLimits(max_lexer_states=self._given["lexer_states"], verbose_errors=False)
         text = self._text.decode("utf-8", "surrogatepass")
-        schema = text.removeprefix(structure_schemas.CALLS) if kind == "grammar" else text
-        calls, made = schema != text, ""
-        read: JsonText | None = None
+        calls, made, read = kind == "grammar" and text.startswith(structure_schemas.CALLS), "", None
         if calls or kind == "json_schema":
+            schema = text.removeprefix(structure_schemas.CALLS)
             made, dropped = structure_schemas.rewritten(schema, compiles)
-            if calls and dropped:
-                read = CallText([], 0, self._text_of, structure_schemas.Calls(schema))
-            elif not calls:
-                rest = structure_schemas.Rest(text) if dropped else None
-                read = JsonText(self._leading, digits_needed(text), self._text_of, rest)
+            read = structure_schemas.reader(schema, calls, bool(dropped), self._leading, self._text_of)
         form = grammar(kind, text) if calls or not made else json_grammar(made)
         matcher = llguidance.LLMatcher(self._vocabulary, form, log_level=0, limits=limits)
         if made and matcher.is_error():

@@ -16,11 +16,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+
 from tandem.engine.fair_turns import FairTurns
-from tandem.engine.known_output import KnownOutput
-from tandem.engine.structure_matcher import TRIES, RemoteMatcher
-from tandem.engine.structure_process import LIMITS, Died, Refused, StructureProcess, refusal
-from tandem.speculation.processing import Matcher
+from tandem.engine.structure_process import LIMITS, TRIES, Died, Refused, RemoteMatcher, StructureProcess, refusal
+from tandem.speculation.processing import Mask, Matcher
 from tandem.speculation.sampling import InvalidField, Structure, StructureKind
 
 KEPT = 16
@@ -196,3 +196,29 @@ class Structures:
 
 def _well(task: asyncio.Task[StructureProcess]) -> bool:
     return not task.cancelled() and task.exception() is None
+
+
+class KnownOutput:
+    """A Matcher that allows `known[i]` alone as token i of the output, and any token after the last of them."""
+
+    def __init__(self, known: Sequence[int], vocab_size: int) -> None:
+        self._known, self._vocab_size = known, vocab_size
+        self._taken = 0
+
+    def mask(self) -> Mask:
+        if self._taken >= len(self._known):
+            return np.ones(self._vocab_size, dtype=np.bool_)
+        mask = np.zeros(self._vocab_size, dtype=np.bool_)
+        mask[self._known[self._taken]] = True
+        return mask
+
+    def allows(self, token: int) -> bool:
+        return self._taken >= len(self._known) or self._known[self._taken] == token
+
+    def advance(self, token: int) -> bool:
+        allowed = self.allows(token)
+        self._taken += allowed
+        return allowed
+
+    def back(self, count: int) -> None:
+        self._taken -= count
