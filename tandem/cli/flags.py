@@ -105,14 +105,6 @@ class Options:
         ("fused_target", "draft_worker", "draft", "accept"),
         OURS,
     )
-    adapter_root: DIR | None = option(
-        "adapters in this folder's folders may be added while the server runs (RPC AddAdapter; default: none)",
-        TARGETS,
-        OURS,
-    )
-    adapter_admins: LIST | None = option(
-        "the identities who may add and remove adapters, where callers have identities", TARGETS, OURS
-    )
     backend: str = option(
         "torch, nxdi (NxD Inference, on Neuron), or toy (for tests)", SHAPED, default="torch", metavar="torch|nxdi|toy"
     )
@@ -272,9 +264,6 @@ class Options:
     )
     prefill_timeout_s: SECONDS = option(
         "how long the next part may take to arrive before the rest is processed in place", TARGETS, OURS, default=5.0
-    )
-    prefill_queue: int = option(
-        "prompts that may wait for a slot; others are refused, and processed in place", ("prefill",), default=4
     )
     timeout: SECONDS | None = option("deadline of a request (default: none)", ASKING)
 

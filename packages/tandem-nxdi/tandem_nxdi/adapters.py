@@ -78,10 +78,6 @@ class NxdiAdapters:
             )
         self._places[number] = list(self._built).index(adapter.name) + 1
 
-    def drop(self, number: int) -> None:
-        """Rows name it no longer; NxDI keeps its matrices."""
-        del self._places[number]
-
     def place(self, number: int) -> int:
         """What NxDI calls the adapter. Raises KeyError."""
         return self._places[number]

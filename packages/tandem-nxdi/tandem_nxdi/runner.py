@@ -102,9 +102,6 @@ class NxdiRunner:
     def put_adapter(self, number: int, adapter: Adapter) -> None:
         self._adapters.put(number, adapter)
 
-    def drop_adapter(self, number: int) -> None:
-        self._adapters.drop(number)
-
     def warm_up(self, startup: Startup | None = None) -> None:
         """Compares a target's shapes bit by bit if its logits are visible; NxDI warmed its graphs when it loaded."""
         from tandem_nxdi.batch_invariance import check_target_invariance

@@ -17,7 +17,7 @@ from tandem.checkpoints.tokenizers import same_tokens
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.engine.batcher import Batcher
 from tandem.engine.generators import drafts_for, is_head, plain_generator
-from tandem.engine.loading import Loaded, load, load_adapters, load_draft, load_draft_adapters, named_head
+from tandem.engine.loading import Loaded, load, load_adapters, load_draft, named_head
 from tandem.engine.model_config import ModelConfig
 from tandem.engine.model_drafter import ModelDrafter
 from tandem.engine.sequences import TargetSequence
@@ -204,9 +204,8 @@ async def _pair(config: AcceptConfig) -> AsyncIterator[tuple[Batcher, Loaded, Lo
     try:
         target = await load(config.models, batcher, head=await named_head(config.models))
         draft = await load_draft(config.models, batcher, target=target)
-        await load_adapters(config.models, target)
+        await load_adapters(config.models, target, draft)
         target.engine.adapters.check(config.adapter)
-        await load_draft_adapters(config.models, draft, target)
         draft = drafts_for(Request(adapter=config.adapter), draft)
         if draft:
             same_tokens(draft.tokenizer, target.tokenizer.sha256)

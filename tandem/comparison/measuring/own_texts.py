@@ -1,4 +1,7 @@
-"""Asks vLLM's plain server again, alone and for all prompts at once, to see where it leaves its own text."""
+"""Asks vLLM's plain server again, alone and for all prompts at once, to see where it leaves its own text.
+
+Texts with drafts cannot be expected to be plain vLLM's more often than its own are.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE
 from tandem.comparison.measuring.config import ComparisonConfig
+from tandem.comparison.measuring.identity import first_difference
 from tandem.comparison.measuring.records import Record
 from tandem.comparison.measuring.run import Contender, attempt
 
@@ -15,11 +19,7 @@ Texts = Mapping[str, tuple[int, ...]]
 
 
 async def own_texts(contenders: Sequence[Contender], config: ComparisonConfig, records: Sequence[Record]) -> str | None:
-    """Returns what the report says of it; None where plain decoding is not measured, or tokens are drawn.
-
-    Texts with drafts cannot be expected to be plain vLLM's more often than its own are. No time is taken of these
-    requests.
-    """
+    """Returns the report's remark; None where plain decoding is not measured, or tokens are drawn."""
     plain = [contender for contender in contenders if contender.name == AUTOREGRESSIVE.name]
     base = config.conditions[0]
     measured = [record for record in records if record.architecture == AUTOREGRESSIVE.name and record.run == 0]
@@ -35,27 +35,22 @@ async def own_texts(contenders: Sequence[Contender], config: ComparisonConfig, r
     again = _texts([await ask(name) for name in alone])
     together = _texts(await asyncio.gather(*(ask(name) for name in alone)))
     return (
-        f"vLLM's plain server against its own texts, in {config.dtype}: asked for each prompt again, "
-        f"{compared(alone, again)}; asked for all of them at once, {compared(alone, together)}."
+        f"vLLM's plain server against its own texts: asked for each prompt again, {compared(alone, again)};"
+        f" asked for all of them at once, {compared(alone, together)}."
     )
 
 
 def compared(truth: Texts, texts: Texts) -> str:
     """Says how many texts are the same, how many were not answered, and where the first one differs."""
-    answered = [name for name in truth if name in texts]
-    differing = {name: _first(truth[name], texts[name]) for name in answered if texts[name] != truth[name]}
-    said = f"{len(answered) - len(differing)} of {len(answered)} are the same"
+    differing = {
+        name: at for name, tokens in texts.items() if (at := first_difference(truth[name], tokens)) is not None
+    }
+    same = f"{len(texts) - len(differing)} of {len(texts)} are the same"
     if differing:
         name = min(differing, key=lambda each: differing[each])
-        said += f" (the earliest difference: token {differing[name]} of {name})"
-    failed = len(truth) - len(answered)
-    return said + (f", and {failed} failed" if failed else "")
-
-
-def _first(one: Sequence[int], other: Sequence[int]) -> int:
-    """Returns the first position at which two texts differ, counted from 0."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+        same += f" (the earliest difference: token {differing[name]} of {name})"
+    failed = len(truth) - len(texts)
+    return same + (f", and {failed} failed" if failed else "")
 
 
 def _texts(records: Sequence[Record]) -> dict[str, tuple[int, ...]]:

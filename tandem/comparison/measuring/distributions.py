@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -16,6 +17,13 @@ DISTRIBUTIONS: tuple[str, ...] = (
     "number_output_tokens",
 )
 """The metrics of a request whose distributions are reported."""
+
+
+def ratio(numerator: float, denominator: float) -> float | None:
+    """Returns the quotient, or None if it is not finite: nothing was counted, or a time was almost 0."""
+    value = numerator / denominator if denominator else math.inf
+    return value if math.isfinite(value) else None
+
 
 PERCENTS = (25, 50, 75, 90, 95, 99)
 """The percentiles of a Distribution."""
