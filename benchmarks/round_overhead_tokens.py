@@ -88,7 +88,7 @@ async def token_rows(repeats: int) -> list[Row]:
             for rows in ROWS:
                 asked, ahead = Timed(), Timed()
                 for _ in range(repeats + 1):
-                    with patch("tandem.engine.run_ahead.MOST_AHEAD", 0):
+                    with patch("tandem.engine.stepper.MOST_AHEAD", 0):
                         await _timed(asked, runner, generator, rows, a_step)
                     await _timed(ahead, runner, generator, rows, a_step)
                 for name, timed in (("asked for each step", asked), ("device goes on", ahead)):

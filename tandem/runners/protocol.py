@@ -77,7 +77,8 @@ class VerifyRow:
     """Feeds the last committed token at `position` and `draft` after it; the request's rule decides what is committed.
 
     `distributions`: what each draft token was drawn from, for the rejection rule; empty if each had probability 1.
-    `processor` changes the logits that tokens are drawn from. `adapter`: as for PrefillRow.
+    `processor` changes the logits that tokens are drawn from. `adapter`: as for PrefillRow. `copied`: the draft is a
+    copy from the text; no runner reads it.
     """
 
     slot: int
@@ -88,6 +89,7 @@ class VerifyRow:
     distributions: tuple[SparseDistribution, ...] = ()
     processor: Processor | None = None
     adapter: int = 0
+    copied: bool = False
 
     @property
     def plain(self) -> bool:

@@ -27,7 +27,7 @@ def planted(mutant: Mutant) -> AbstractContextManager[None]:
 
 
 FENCE = "tandem.services.sessions.table:Session.fence"
-RUN, STORE = "tandem.speculation.run_on:RunOn._decide", "tandem.speculation.draft_store:DraftStore.add"
+RUN, STORE = "tandem.speculation.run_on:SelfPacedRun.next_draft", "tandem.speculation.draft_store:DraftStore.add"
 
 # Its case needs callers that say who they are: tests/reliability/test_ownership.py.
 OWNERSHIP = Mutant(
@@ -202,7 +202,7 @@ MUTANTS = (
     ),
     Mutant(
         "a stop token does not end a run",
-        "tandem.speculation.run_on:RunOn.heed",
+        "tandem.speculation.run_on:SelfPacedRun.note_stops",
         "not self._stops.isdisjoint(token_ids)",
         "False",
         ("run_ends_at_a_stop_token",),

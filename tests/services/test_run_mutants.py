@@ -17,7 +17,7 @@ from tests.services.test_session_mutants import Caught, caught
 from tests.speculation import test_adopting, test_draft_store, test_never_waiting
 from tests.support import GREEDY, SAMPLED
 
-STORE, RUN = "tandem.speculation.draft_store:DraftStore", "tandem.speculation.run_on:RunOn"
+STORE, RUN = "tandem.speculation.draft_store:DraftStore", "tandem.speculation.run_on:SelfPacedRun"
 AHEAD = "tandem.speculation.ahead:DraftingAhead"
 FOLLOWER = "tandem.speculation.draft_follower:Follower"
 
@@ -82,21 +82,21 @@ MUTANTS = (
     ),
     caught(
         "a run does not care what was read",
-        f"{RUN}._decide",
+        f"{RUN}.next_draft",
         "min(self._until, self._acknowledged + self._max_unread)",
         "self._until",
         test_draft_store.test_a_client_that_acknowledges_nothing_stops_the_run_and_an_acknowledgement_lets_it_go_on,
     ),
     caught(
         "a step may pass the limit by one",
-        f"{RUN}._decide",
+        f"{RUN}.next_draft",
         "min(self._most, room - 1)",
         "min(self._most, room)",
         test_draft_store.test_a_run_steps_plainly_without_a_draft_and_verifies_no_more_than_it_may,
     ),
     caught(
         "a stop token does not stop",
-        f"{RUN}.heed",
+        f"{RUN}.note_stops",
         "not self._stops.isdisjoint(token_ids)",
         "False",
         test_runs.test_a_stop_token_ends_the_run_at_once,
@@ -132,7 +132,7 @@ MUTANTS = (
     caught(
         "a run goes on although another call took its session",
         "tandem.services.verify_runs:VerifyRuns._step",
-        "if session.resources.run is not run:",
+        "if resources.run is not run:",
         "if False:",
         test_runs.test_a_step_that_waits_for_its_session_while_another_call_takes_it_is_not_made,
     ),
@@ -225,7 +225,7 @@ MUTANTS = (
     caught(
         "a stop that is replayed does not end the run",
         "tandem.services.verify_runs:VerifyRuns._begun",
-        "run.run.heed(replay.token_ids if replay else ())",
+        "paced.note_stops(replay.token_ids if replay else ())",
         "pass",
         reliability.test_a_stop_whose_reply_was_lost_ends_the_next_run_too,
     ),

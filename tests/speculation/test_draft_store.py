@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tandem.speculation.draft_store import DraftStore
 from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
-from tandem.speculation.run_on import FED, RunMessage, RunOn
+from tandem.speculation.run_on import DRAFTING, RunMessage, SelfPacedRun
 
 
 def add(store: DraftStore, base: int, last: int, *tokens: int) -> bool:
@@ -113,39 +113,39 @@ def hearing(base: int, last: int, *tokens: int, until: int = 100, most: int = 10
 
 
 def test_a_run_steps_plainly_without_a_draft_and_verifies_no_more_than_it_may() -> None:
-    run = RunOn([1, 2])
+    run = SelfPacedRun([1, 2])
     assert run.next_draft() is None  # nothing was asked for
-    run.hear(hearing(2, 2))
+    run.receive(hearing(2, 2))
     assert run.next_draft() == ()
-    run.hear(hearing(2, 2, 3, 4, 5, 6, most=3))
+    run.receive(hearing(2, 2, 3, 4, 5, 6, most=3))
     assert run.next_draft() == (3, 4, 5)
-    run.hear(hearing(2, 2, until=5))
+    run.receive(hearing(2, 2, until=5))
     assert run.next_draft() == (3, 4)  # a step adds a token of its own
-    run.commit([3, 4, 9])
+    run.follow([3, 4, 9])
     assert run.next_draft() is None
 
 
 def test_a_client_that_acknowledges_nothing_stops_the_run_and_an_acknowledgement_lets_it_go_on() -> None:
-    run = RunOn([1], max_unread=4)
-    run.hear(hearing(1, 1))
+    run = SelfPacedRun([1], max_unread=4)
+    run.receive(hearing(1, 1))
     for token in (2, 3, 4, 5):
         assert run.next_draft() == ()
-        run.commit([token])
+        run.follow([token])
     assert run.next_draft() is None
-    run.hear(hearing(3, 7))  # of another text: no acknowledgement
+    run.receive(hearing(3, 7))  # of another text: no acknowledgement
     assert (run.next_draft(), run.misfits) == (None, 1)
-    run.hear(hearing(3, 3, 4, 5, 6, 7, 8))
+    run.receive(hearing(3, 3, 4, 5, 6, 7, 8))
     assert run.next_draft() == (6,)
-    run.hear(hearing(2, 2))  # a late message takes nothing back
+    run.receive(hearing(2, 2))  # a late message takes nothing back
     assert run.next_draft() == (6,)
 
 
 def test_a_stop_token_ends_a_run_wherever_in_a_step_it_was_committed() -> None:
-    run = RunOn([1], stops={9})
-    run.hear(hearing(1, 1, 8, 9, 7))
+    run = SelfPacedRun([1], stops={9})
+    run.receive(hearing(1, 1, 8, 9, 7))
     assert run.next_draft() == (8, 9, 7)
-    run.commit([8, 9, 7, 6])
-    run.hear(hearing(5, 6))
+    run.follow([8, 9, 7, 6])
+    run.receive(hearing(5, 6))
     assert (run.next_draft(), run.stopped) == (None, True)
 
 
@@ -153,32 +153,37 @@ def test_a_step_for_which_no_draft_has_arrived_verifies_a_copy_from_the_text_if_
     text = [1, 2, 3, 4, 5, 6, 7, 8, 9] * 3
     lookup = PolicedLookup(LookupPolicy())
     asyncio.run(lookup.open(text))
-    run = RunOn(text, lookup=lookup)
-    run.hear(hearing(27, 9))
+    run = SelfPacedRun(text, lookup=lookup)
+    run.receive(hearing(27, 9))
     assert (run.next_draft(), run.copied) == ((), False)
-    run.hear(replace(hearing(27, 9), most_copies=3))
+    run.receive(replace(hearing(27, 9), most_copies=3))
     assert (run.next_draft(), run.copied) == ((1, 2, 3), True)
-    run.hear(replace(hearing(27, 9, 1, 7), most_copies=3))
+    run.receive(replace(hearing(27, 9, 1, 7), most_copies=3))
     assert (run.next_draft(), run.copied) == ((1, 7), False), "a draft that fits comes first"
-    run.commit([1, 2])
+    run.follow([1, 2])
     assert (run.next_draft(), run.copied) == ((3, 4, 5), True)
-    run.hear(replace(hearing(29, 2, until=31), most_copies=3))
+    run.receive(replace(hearing(29, 2, until=31), most_copies=3))
     assert run.next_draft() == (3,), "a step adds a token of its own"
+
+
+def followed(run: SelfPacedRun, token_ids: list[int], drafted: int, seconds: float) -> None:
+    run.follow(token_ids)
+    run.learn(run.tokens, drafted, seconds, 1)
 
 
 def test_copies_that_turn_out_wrong_are_made_no_more() -> None:
     text = [1, 2, 3, 1, 2]
     lookup = PolicedLookup(LookupPolicy())
     asyncio.run(lookup.open(text))
-    run = RunOn(text, lookup=lookup)
-    run.hear(replace(hearing(5, 2, until=1000), most_copies=3))
+    run = SelfPacedRun(text, lookup=lookup)
+    run.receive(replace(hearing(5, 2, until=1000), most_copies=3))
     wrong = []
     for other in range(100, 200):
         for token in (other, 1, 2):
             copied = bool(run.next_draft())
             wrong += [copied] if token == other else []
-            run.commit([token], 3 * copied, 0.020 + 0.012 * copied)
-            run.hear(replace(hearing(run.length, token, until=1000), most_copies=3))
+            followed(run, [token], 3 * copied, 0.020 + 0.012 * copied)
+            run.receive(replace(hearing(len(run.tokens), token, until=1000), most_copies=3))
     assert sum(wrong[:10]) > sum(wrong[-10:]) == 0
 
 
@@ -191,8 +196,8 @@ def copying(seconds_of_a_copy: float, match: int) -> list[int]:
     text = [*range(1, 10), *range(50, 60), *range(9 - match, 9)]
     lookup = PolicedLookup(policy)
     asyncio.run(lookup.open(text))
-    run = RunOn(text, lookup=lookup)
-    run.hear(replace(hearing(len(text), text[-1], until=1000), most_copies=4))
+    run = SelfPacedRun(text, lookup=lookup)
+    run.receive(replace(hearing(len(text), text[-1], until=1000), most_copies=4))
     return list(run.next_draft() or ())
 
 
@@ -207,12 +212,12 @@ def test_a_short_match_is_copied_where_a_step_costs_hardly_more_for_it_and_not_w
 def test_a_step_tells_its_lookup_what_it_cost() -> None:
     policy = LookupPolicy()
     lookup = PolicedLookup(policy)
-    run = RunOn([1], lookup=lookup)
-    run.hear(replace(hearing(1, 1, until=1000), most_copies=4))
+    run = SelfPacedRun([1], lookup=lookup)
+    run.receive(replace(hearing(1, 1, until=1000), most_copies=4))
     for token in range(2, 60):
-        run.commit([token], 0, 0.010)
+        followed(run, [token], 0, 0.010)
     for token in range(60, 120):
-        run.commit([token], 2, 0.030)
+        followed(run, [token], 2, 0.030)
     plain, _, copied = policy.times[:3]
     assert copied / plain == pytest.approx(3.0, rel=0.1)
 
@@ -227,31 +232,12 @@ def test_late_steps_do_not_end_copies() -> None:
     assert copied / plain < 1.05
 
 
-def test_steps_that_the_device_began_by_itself_are_heard_of_in_order_and_committed_once() -> None:
-    run = RunOn([1, 2])
-    run.hear(hearing(2, 2, 3, 4, most=2, until=9))
-    assert run.next_draft() == (3, 4)
-    assert run.after([3, 4, 5]) == ()  # on the device thread, before the caller has heard
-    run.hear(hearing(5, 5, 6, 7, until=9))
-    assert run.after([6]) == (7,)
-    assert run.after([7, 8]) == ()
-    assert run.after([9]) is None and run.length == 9  # as far as it was asked to
-    for committed, after in (([3, 4, 5], ()), ([6], (7,)), ([7, 8], ()), ([9], None)):
-        run.commit(committed)
-        assert run.next_draft() == after
-    assert run.length == 9
-    run.hear(hearing(9, 9, 10, until=12))
-    assert run.next_draft() == (10,)
-    run.commit([10, 11])  # of a step that the device did not follow
-    assert run.length == 11
-
-
 def test_a_run_counts_as_fed_while_its_client_drafts() -> None:
-    run, seen = RunOn([1]), list[bool]()
+    run, seen = SelfPacedRun([1]), list[bool]()
     for token in range(2, 60):
         draft = {2: (2, 3), 30: (90, 91, 92), 50: (50,)}.get(token, ())
-        run.hear(hearing(token - 1, token - 1, *draft, most=0 if token == 50 else 10))
+        run.receive(hearing(token - 1, token - 1, *draft, most=0 if token == 50 else 10))
         run.next_draft()
-        seen.append(run.fed())
-        run.commit([token])
-    assert seen == [token < 2 + FED or 30 <= token < 30 + FED for token in range(2, 60)]
+        seen.append(run.client_is_drafting)
+        run.follow([token])
+    assert seen == [token < 2 + DRAFTING or 30 <= token < 30 + DRAFTING for token in range(2, 60)]

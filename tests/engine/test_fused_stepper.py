@@ -1,4 +1,4 @@
-"""Fused rounds that the device thread begins by itself: the rows are those that the event loop would have asked for."""
+"""Fused rounds that the device begins by itself: the rows are those of rounds that the event loop asks for."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import pytest
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
+from tandem.engine.fused_stepper import FusedStepper
 from tandem.engine.generators import fused_generator
 from tandem.engine.loading import Loaded
 from tandem.engine.model_config import DraftChoice
-from tandem.runners.protocol import FusedResult, FusedRow, Proposal
+from tandem.runners.protocol import FusedRow
 from tandem.runners.toy import ToyConfig, ToyRunner, ToyTokenizer
 from tandem.speculation.length import LengthPlan
 from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
 from tandem.speculation.types import Chunk, Draft, GenerationEnd, GenerationRequest, Request, SpeculationStats
-from tests.planting import planted
 from tests.support import GREEDY, SAMPLED, oracle, run, toy
 
 PROMPT = list(b"a prompt")
@@ -35,6 +35,11 @@ def read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def once(k: int) -> LengthPlan:
     return LengthPlan(k, k, lasts=False)
+
+
+def stepper(rounds: FusedRounds) -> FusedStepper:
+    assert rounds._stepper
+    return rounds._stepper
 
 
 class Copies(PolicedLookup):
@@ -60,17 +65,12 @@ class Site:
         self.pair = FusedPair(self.target, self.draft)
         self.rows, self.gaps, inner = list[FusedRow](), list[float](), self.pair.step
         self.planned: FusedRounds | None = None
-        self.foreseen, self.lookup = 0, lookup
+        self.begun, self.lookup = 0, lookup
 
         def step(rows: Sequence[FusedRow]) -> Any:
             self.rows += rows
             given_up = time.perf_counter() + 5
-            while (
-                self.planned
-                and self.planned.ahead
-                and self.planned.ahead.plan is None
-                and time.perf_counter() < given_up
-            ):
+            while self.planned and stepper(self.planned).plan is None and time.perf_counter() < given_up:
                 time.sleep(0.0005)  # a step takes longer than its plan
             return inner(rows)
 
@@ -92,8 +92,8 @@ class Site:
             if ahead:
                 rounds.plan(once(plans[at % len(plans)]))
             tokens += (await under_way)[1].token_ids
-            assert rounds.ahead
-            self.foreseen += rounds.ahead.foreseen(tokens) is not None
+            assert rounds._target
+            self.begun += not rounds._target.device_waits
         return tokens[len(PROMPT) :]
 
 
@@ -109,8 +109,8 @@ def test_the_device_makes_the_rows_that_the_loop_would_ask_for(
     async def of(ahead: bool) -> Site:
         site = Site(lookup)
         rounds = await site.opened(sampling)
-        assert rounds.ahead
-        rounds.ahead.draft.keeps_drafts = not reprocesses
+        assert rounds._draft
+        rounds._draft.keeps_drafts = not reprocesses
         tokens = await site.rounds(rounds, plans, ahead)
         assert tuple(tokens[:COUNT]) == oracle(PROMPT, sampling, COUNT, past_the_end=True)
         await rounds.close()
@@ -119,7 +119,7 @@ def test_the_device_makes_the_rows_that_the_loop_would_ask_for(
 
     async def test() -> None:
         asked, ahead = await of(False), await of(True)
-        assert asked.foreseen == 0 and ahead.foreseen >= len(ahead.rows) - 4  # the first, and where the model fills
+        assert asked.begun == 0 and ahead.begun >= len(ahead.rows) - 4  # the first, and where the model fills
         assert ahead.rows == asked.rows
 
     run(test())
@@ -145,28 +145,6 @@ def test_no_round_runs_past_a_stop_token_or_the_length() -> None:
             assert tuple(tokens[len(PROMPT) :][: last + 1]) == expected[: last + 1]
             await rounds.close()
             await site.batcher.close()
-
-    run(test())
-
-
-@pytest.mark.usefixtures("read_at_once")
-def test_a_round_of_another_length_than_foreseen_is_exact_and_runs_once() -> None:
-    """The caller may go on elsewhere than the device did, such as after another sequence of tokens."""
-
-    async def test() -> None:
-        site = Site()
-        rounds = site.planned = await site.opened()
-        under_way = asyncio.create_task(rounds.round(PROMPT, 3))
-        await asyncio.sleep(0)
-        rounds.plan(once(3))
-        verdict = (await under_way)[1]
-        assert rounds.ahead and rounds.ahead.foreseen([*PROMPT, *verdict.token_ids])
-        site.planned = None
-        other = [*PROMPT, *verdict.token_ids, *oracle([*PROMPT, *verdict.token_ids], GREEDY, 2, past_the_end=True)]
-        _, found = await rounds.round(other, 2)
-        assert found.token_ids == oracle(other, GREEDY, len(found.token_ids), past_the_end=True)
-        await rounds.close()
-        await site.batcher.close()
 
     run(test())
 
@@ -269,11 +247,9 @@ def test_a_trial_serves_one_round_and_another_plan_all_that_follow(plan: LengthP
     async def test() -> None:
         site = Site()
         rounds = await site.opened()
-        draft, verdict = await rounds.round(PROMPT, 3)
-        assert rounds.ahead
-        rounds.ahead.plan = plan
-        row, result = site.rows[-1], FusedResult(Proposal(draft.token_ids), verdict)
-        begun = [rounds.ahead.follow(row, result) for _ in range(5)]
+        await rounds.round(PROMPT, 3)
+        stepper(rounds).plan = plan
+        begun = [stepper(rounds).next_row() for _ in range(5)]
         assert [each is not None for each in begun] == [i < rounds_begun for i in range(5)]
         await rounds.close()
         await site.batcher.close()
@@ -302,32 +278,3 @@ def test_while_the_device_copies_the_loop_learns_and_tokens_are_exact(sampling: 
         await site.batcher.close()
 
     run(test())
-
-
-SERVES = test_a_trial_serves_one_round_and_another_plan_all_that_follow
-SAME_ROWS = lambda: test_the_device_makes_the_rows_that_the_loop_would_ask_for(GREEDY, True, False, [4, 0, 0, 2, 5, 1])  # noqa: E731
-
-
-@pytest.mark.usefixtures("read_at_once")
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("old", "new", "caught"),
-    [
-        ("last.missing += len(new)", "pass", SAME_ROWS),
-        ("max(0, min(result.verdict.accepted, kept))", "kept", SAME_ROWS),
-        ("self._end - len(tokens) - 1", "self._end - len(tokens)", SAME_ROWS),
-        ("row.propose.k and not row.copied", "row.propose.k", SAME_ROWS),
-        ("tokens += new", "tokens += new[:1]", SAME_ROWS),
-        ("if not plan.lasts", "if False", lambda: SERVES(once(3), 1)),
-        ("if not plan.lasts", "if True", lambda: SERVES(LengthPlan(3, 3), 5)),
-        ("if plan is None or", "if True or", SAME_ROWS),
-        (
-            " or not set(new).isdisjoint(self._stops)",
-            "",
-            test_no_round_runs_past_a_stop_token_or_the_length,
-        ),
-    ],
-)
-def test_planted_mistakes_are_found(old: str, new: str, caught: Any) -> None:
-    with planted("", "tandem.engine.fused_ahead:RoundsAhead.follow", old, new), pytest.raises(AssertionError):
-        caught()
