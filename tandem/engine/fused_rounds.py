@@ -65,7 +65,7 @@ class FusedRounds:
             lookup.by_time = request.rule is Rule.AGREEMENT
         self._target: TargetSequence | None = None
         self._draft: DraftSequence | None = None
-        self._stepper: FusedStepper | None = None
+        self.stepper: FusedStepper | None = None
         self._end = 0
 
     async def open(self, prompt: Sequence[int]) -> None:
@@ -85,13 +85,13 @@ class FusedRounds:
         """Begins with a new stepper, and nothing begun."""
         if self._target and self._draft:
             health, lookup = self._pair.health, self.drafter
-            self._stepper = FusedStepper(self._target, self._draft, lookup, health, tokens, self._stops, self._end)
-            self._target.set_stepper(self._stepper, self._pair.step)
+            self.stepper = FusedStepper(self._target, self._draft, lookup, health, tokens, self._stops, self._end)
+            self._target.set_stepper(self.stepper, self._pair.step)
 
     def plan(self, length: LengthPlan) -> None:
         """Sets the lengths of the rounds that the device begins by itself, after the round that has begun."""
-        if self._stepper:
-            self._stepper.plan = length
+        if self.stepper:
+            self.stepper.plan = length
 
     async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
         """Runs a round.
@@ -108,7 +108,7 @@ class FusedRounds:
             return await self._round(tokens, 0)
 
     async def _round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
-        target, stepper, attempt, skipped = self._target, self._stepper, None, False
+        target, stepper, attempt, skipped = self._target, self.stepper, None, False
         assert target and stepper and self._draft, "open comes first"
         try:
             if target.device_waits:
@@ -182,4 +182,4 @@ class FusedRounds:
             self._draft.release()
         if self._target:
             self._target.close()
-        self._target = self._draft = self._stepper = None
+        self._target = self._draft = self.stepper = None

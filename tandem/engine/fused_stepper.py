@@ -31,7 +31,7 @@ class FusedStepper:
         stops: Collection[int] | None,
         end: int,
     ) -> None:
-        self._target, self._draft, self._lookup, self._health = target, draft, lookup, health
+        self.target, self.draft, self._lookup, self._health = target, draft, lookup, health
         self.tokens, self._end = list(tokens), end
         self._stops, self._ended = frozenset(stops or ()), stops is None
         self.asked: LengthPlan | None = None
@@ -50,7 +50,7 @@ class FusedStepper:
         if result.draft_failed:
             self.plan = None  # the event loop reports it first
         elif row.propose.k and not row.copied:
-            self._draft.proposed(self.tokens, result.proposal.token_ids)
+            self.draft.proposed(self.tokens, result.proposal.token_ids)
         self.tokens += new
         self._ended = self._ended or len(self.tokens) >= self._end or not self._stops.isdisjoint(new)
 
@@ -62,21 +62,21 @@ class FusedStepper:
         k = min(lengths.k, self._end - len(tokens) - 1)
         looks_up = self._lookup and k > 0 and self.model_ready is None
         copied = self._lookup.copy(tokens, k).token_ids if self._lookup and looks_up else ()
-        k = model_part(k, lengths.model_k) if copied else self._draft.room(tokens, model_part(k, lengths.model_k))
+        k = model_part(k, lengths.model_k) if copied else self.draft.room(tokens, model_part(k, lengths.model_k))
         if k and not copied and self.model_ready is not False:
             propose = self._propose_row(k)
         else:
-            propose = self._target.verify_only_row(tokens, k if copied else 0)
+            propose = self.target.verify_only_row(tokens, k if copied else 0)
         if propose is None:
             return None
         if self.asked is None and not lengths.lasts:
             self.plan = None
         self.asked = self.model_ready = None
-        return FusedRow(propose, copied, self._target.adapter)
+        return FusedRow(propose, copied, self.target.adapter)
 
     def _propose_row(self, k: int) -> ProposeRow | None:
         try:
-            able = (self._health.up or self.model_ready) and not self._draft.lacks(self.tokens)
+            able = (self._health.up or self.model_ready) and not self.draft.lacks(self.tokens)
         except Unreadable:
             able = False
-        return self._draft.row(self.tokens, k) if able else None
+        return self.draft.row(self.tokens, k) if able else None

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from tandem.speculation.draft_store import MAX_NODES, DraftStore
 from tandem.speculation.lookup_policy import PolicedLookup
+from tandem.speculation.types import MAX_DRAFTED
 
 MAX_UNREAD = 256
 """Tokens that a run may be ahead of those that its client has acknowledged."""
@@ -47,26 +47,19 @@ class SelfPacedRun:
         tokens: Sequence[int],
         stops: Collection[int] = (),
         max_unread: int = MAX_UNREAD,
-        most_nodes: int = MAX_NODES,
         lookup: PolicedLookup | None = None,
     ) -> None:
         self._stops, self._max_unread, self._lookup = frozenset(stops), max_unread, lookup
-        self._store = DraftStore(tokens, most_nodes)
+        self.tokens = list(tokens)  # committed
+        self._draft: tuple[int, ...] = ()  # continues them
         self._acknowledged = len(tokens)
         self._until = self._most = self._most_copies = 0
         self._lock = threading.Lock()
         self._undrafted = 0  # steps since the client's last draft
         self.messages = 0
-        self.misfits = 0
-        """Messages whose drafts extend other tokens than the committed ones."""
         self.stopped = False
         self.copied = False
         """Whether the newest draft is a copy from the text."""
-
-    @property
-    def tokens(self) -> list[int]:
-        """The committed tokens, prompt included."""
-        return self._store.committed
 
     def receive(self, message: RunMessage) -> None:
         """Stores a message's drafts and moves the limits."""
@@ -75,10 +68,16 @@ class SelfPacedRun:
             self._until, self._most, self._most_copies = message.run_until, message.most_drafts, message.most_copies
             if message.token_ids and message.most_drafts:
                 self._undrafted = 0
-            if self._store.add(message.base_length, message.last_token, message.token_ids):
-                self._acknowledged = max(self._acknowledged, message.base_length)
-            else:
-                self.misfits += 1
+            base = message.base_length
+            if 1 <= base <= len(self.tokens) and self.tokens[base - 1] == message.last_token:
+                self._acknowledged = max(self._acknowledged, base)
+                self._keep(tuple(self.tokens[base:]), message.token_ids)
+
+    def _keep(self, late: tuple[int, ...], draft: tuple[int, ...]) -> None:
+        """Keeps a new draft unless `late`, committed meanwhile, contradicts it, or the last one begins with it."""
+        ahead = draft[len(late) :][:MAX_DRAFTED]
+        if draft[: len(late)] == late and self._draft[: len(ahead)] != ahead:
+            self._draft = ahead
 
     def next_draft(self) -> tuple[int, ...] | None:
         """Returns the draft that the next step verifies, empty for a plain step, or None while the run must pause."""
@@ -86,7 +85,7 @@ class SelfPacedRun:
             room = min(self._until, self._acknowledged + self._max_unread) - len(self.tokens)
             if self.stopped or room < 1:
                 return None
-            draft, most = self._store.best(min(self._most, room - 1)), min(self._most_copies, room - 1)
+            draft, most = self._draft[: min(self._most, room - 1)], min(self._most_copies, room - 1)
         self._undrafted += 1
         self.copied = False
         if not draft and self._lookup and most > 0:
@@ -102,7 +101,10 @@ class SelfPacedRun:
     def follow(self, token_ids: Sequence[int]) -> None:
         """Takes the tokens that a step committed."""
         with self._lock:
-            self._store.advance(token_ids)
+            committed, self._draft = self._draft[: len(token_ids)], self._draft[len(token_ids) :]
+            if committed != tuple(token_ids):
+                self._draft = ()
+            self.tokens += token_ids
         self.note_stops(token_ids)
 
     def learn(self, tokens: Sequence[int], drafted: int, seconds: float, rows: int) -> None:

@@ -38,8 +38,8 @@ def once(k: int) -> LengthPlan:
 
 
 def stepper(rounds: FusedRounds) -> FusedStepper:
-    assert rounds._stepper
-    return rounds._stepper
+    assert rounds.stepper
+    return rounds.stepper
 
 
 class Copies(PolicedLookup):
@@ -92,8 +92,7 @@ class Site:
             if ahead:
                 rounds.plan(once(plans[at % len(plans)]))
             tokens += (await under_way)[1].token_ids
-            assert rounds._target
-            self.begun += not rounds._target.device_waits
+            self.begun += not stepper(rounds).target.device_waits
         return tokens[len(PROMPT) :]
 
 
@@ -109,8 +108,7 @@ def test_the_device_makes_the_rows_that_the_loop_would_ask_for(
     async def of(ahead: bool) -> Site:
         site = Site(lookup)
         rounds = await site.opened(sampling)
-        assert rounds._draft
-        rounds._draft.keeps_drafts = not reprocesses
+        stepper(rounds).draft.keeps_drafts = not reprocesses
         tokens = await site.rounds(rounds, plans, ahead)
         assert tuple(tokens[:COUNT]) == oracle(PROMPT, sampling, COUNT, past_the_end=True)
         await rounds.close()

@@ -27,7 +27,7 @@ def planted(mutant: Mutant) -> AbstractContextManager[None]:
 
 
 FENCE = "tandem.services.sessions.table:Session.fence"
-RUN, STORE = "tandem.speculation.run_on:SelfPacedRun.next_draft", "tandem.speculation.draft_store:DraftStore.add"
+RUN = "tandem.speculation.run_on:SelfPacedRun"
 
 # Its case needs callers that say who they are: tests/reliability/test_ownership.py.
 OWNERSHIP = Mutant(
@@ -187,14 +187,14 @@ MUTANTS = (
     ),
     Mutant(
         "a run does not care what was read",
-        RUN,
+        f"{RUN}.next_draft",
         "min(self._until, self._acknowledged + self._max_unread)",
         "self._until",
         ("run_obeys_its_window",),
     ),
     Mutant(
         "a run goes beyond its limit",
-        RUN,
+        f"{RUN}.next_draft",
         "min(self._until, self._acknowledged",
         "min(self._until + 3, self._acknowledged",
         ("run_pauses_at_its_limit",),
@@ -202,7 +202,7 @@ MUTANTS = (
     ),
     Mutant(
         "a stop token does not end a run",
-        "tandem.speculation.run_on:SelfPacedRun.note_stops",
+        f"{RUN}.note_stops",
         "not self._stops.isdisjoint(token_ids)",
         "False",
         ("run_ends_at_a_stop_token",),
@@ -223,16 +223,16 @@ MUTANTS = (
     ),
     Mutant(
         "drafts on other tokens are verified",
-        STORE,
-        " or self.committed[base - 1] != last",
+        f"{RUN}.receive",
+        " and self.tokens[base - 1] == message.last_token",
         "",
         ("run_drops_drafts_on_other_tokens",),
     ),
     Mutant(
         "late drafts are not cut to what is committed",
-        STORE,
+        f"{RUN}._keep",
         "draft[len(late) :]",
-        "draft.token_ids",
+        "draft",
         ("run_takes_late_drafts",),
     ),
 )

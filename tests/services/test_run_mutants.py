@@ -14,10 +14,10 @@ from tests.reliability.mutants import planted
 from tests.rpc import test_propose_stream
 from tests.services import test_calls, test_runs
 from tests.services.test_session_mutants import Caught, caught
-from tests.speculation import test_adopting, test_draft_store, test_never_waiting
+from tests.speculation import test_adopting, test_never_waiting, test_self_paced_run
 from tests.support import GREEDY, SAMPLED
 
-STORE, RUN = "tandem.speculation.draft_store:DraftStore", "tandem.speculation.run_on:SelfPacedRun"
+RUN = "tandem.speculation.run_on:SelfPacedRun"
 AHEAD = "tandem.speculation.ahead:DraftingAhead"
 FOLLOWER = "tandem.speculation.draft_follower:Follower"
 
@@ -39,34 +39,6 @@ TOO_MANY = (test_runs.running(test_runs.PROMPT, [1] * 257), "INVALID_ARGUMENT", 
 
 MUTANTS = (
     caught(
-        "drafts on other tokens are kept",
-        f"{STORE}.add",
-        " or self.committed[base - 1] != last",
-        "",
-        partial(test_draft_store.test_a_draft_on_other_tokens_than_the_committed_ones_is_refused, 2, 5),
-    ),
-    caught(
-        "a late draft is not compared with what was committed meanwhile",
-        f"{STORE}.add",
-        "if draft[: len(late)] == late:",
-        "if True:",
-        test_draft_store.test_a_late_draft_counts_only_where_it_says_what_was_committed_meanwhile,
-    ),
-    caught(
-        "contradicted drafts stay",
-        f"{STORE}.advance",
-        "or _Node()",
-        "or self._root",
-        test_draft_store.test_what_the_committed_tokens_contradict_is_dropped_and_what_they_follow_stays,
-    ),
-    caught(
-        "the store grows without bound",
-        f"{STORE}._insert",
-        "if self._nodes >= self._most:\n                return",
-        "if False:\n                return",
-        test_draft_store.test_a_full_store_gives_up_old_drafts_first_and_then_the_end_of_the_new_one,
-    ),
-    caught(
         "a client that takes one step at a time gets several",
         "tandem.services.verify_runs:VerifyRuns._begun",
         "if request.takes_several and",
@@ -85,14 +57,14 @@ MUTANTS = (
         f"{RUN}.next_draft",
         "min(self._until, self._acknowledged + self._max_unread)",
         "self._until",
-        test_draft_store.test_a_client_that_acknowledges_nothing_stops_the_run_and_an_acknowledgement_lets_it_go_on,
+        test_self_paced_run.test_a_client_that_acknowledges_nothing_stops_the_run_and_an_acknowledgement_lets_it_go_on,
     ),
     caught(
         "a step may pass the limit by one",
         f"{RUN}.next_draft",
-        "min(self._most, room - 1)",
-        "min(self._most, room)",
-        test_draft_store.test_a_run_steps_plainly_without_a_draft_and_verifies_no_more_than_it_may,
+        "self._draft[: min(self._most, room - 1)]",
+        "self._draft[: min(self._most, room)]",
+        test_self_paced_run.test_a_run_steps_plainly_without_a_draft_and_verifies_no_more_than_it_may,
     ),
     caught(
         "a stop token does not stop",

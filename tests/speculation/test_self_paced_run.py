@@ -1,4 +1,4 @@
-"""The verifier's store of drafts, and its decision what to do next, against a list of everything that was sent."""
+"""A run decides what it verifies next: drafts that fit, copies, or nothing; and where it pauses."""
 
 from __future__ import annotations
 
@@ -9,107 +9,75 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.speculation.draft_store import DraftStore
 from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
 from tandem.speculation.run_on import DRAFTING, RunMessage, SelfPacedRun
 
 
-def add(store: DraftStore, base: int, last: int, *tokens: int) -> bool:
-    return store.add(base, last, tokens)
+def hearing(base: int, last: int, *tokens: int, until: int = 100, most: int = 10) -> RunMessage:
+    return RunMessage(base, last, tokens, until, most)
+
+
+def run_after(*tokens: int) -> SelfPacedRun:
+    run = SelfPacedRun(tokens)
+    run.receive(hearing(1, tokens[0]))
+    return run
 
 
 def test_a_draft_that_comes_late_is_used_from_where_the_committed_tokens_end() -> None:
-    store = DraftStore([5, 6, 7])
-    assert add(store, 1, 5, 6, 7, 8, 9)
-    assert store.best(10) == (8, 9)
-    assert store.best(1) == (8,)
-    assert store.best(0) == ()
+    run = run_after(5, 6, 7)
+    run.receive(hearing(1, 5, 6, 7, 8, 9))
+    assert run.next_draft() == (8, 9)
+    run.receive(hearing(1, 5, 6, 9, 9))  # contradicted meanwhile
+    assert run.next_draft() == (8, 9)
 
 
 @pytest.mark.parametrize(("base", "last"), [(0, 5), (4, 7), (2, 5), (9, 1)])
-def test_a_draft_on_other_tokens_than_the_committed_ones_is_refused(base: int, last: int) -> None:
-    store = DraftStore([5, 6, 7])
-    assert not add(store, base, last, 8)
-    assert (len(store), store.best(9)) == (0, ())
+def test_a_draft_on_other_tokens_than_the_committed_ones_is_dropped(base: int, last: int) -> None:
+    run = run_after(5, 6, 7)
+    run.receive(hearing(base, last, 8))
+    assert run.next_draft() == ()
 
 
 def test_what_the_committed_tokens_contradict_is_dropped_and_what_they_follow_stays() -> None:
-    store = DraftStore([1])
-    add(store, 1, 1, 2, 3, 4, 5)
-    store.advance([2, 3])
-    assert (store.best(9), len(store)) == ((4, 5), 2)
-    store.advance([9])
-    assert (store.best(9), len(store)) == ((), 0)
+    run = run_after(1)
+    run.receive(hearing(1, 1, 2, 3, 4, 5))
+    run.follow([2, 3])
+    assert run.next_draft() == (4, 5)
+    run.follow([9])
+    assert run.next_draft() == ()
 
 
-def test_an_older_draft_is_followed_after_its_first_token_was_committed_and_never_before() -> None:
-    store = DraftStore([1])
-    for tokens in ((7, 8), (2, 5, 6), (2, 3, 4)):
-        add(store, 1, 1, *tokens)
-    assert (store.best(9), len(store)) == ((2, 3, 4), 7)
-    store.advance([2])
-    assert store.best(9) == (3, 4)
-    store.advance([5])
-    assert store.best(9) == (6,)
-
-
-def test_where_drafts_disagree_the_newest_one_is_followed_and_older_ones_carry_it_on() -> None:
-    store = DraftStore([1])
-    add(store, 1, 1, 2, 3, 4, 5, 6)
-    store.advance([2])
-    add(store, 2, 2, 3, 9)
-    assert store.best(9) == (3, 9)
-    add(store, 2, 2, 3, 4)
-    assert store.best(9) == (3, 4, 5, 6)
-
-
-def test_a_late_draft_counts_only_where_it_says_what_was_committed_meanwhile() -> None:
-    store = DraftStore([1], most_nodes=9)
-    store.advance([2, 3])
-    assert add(store, 1, 1, 7, 8, 9)
-    assert store.best(9) == ()
-    assert add(store, 1, 1, 2, 3, 4)
-    assert store.best(9) == (4,)
-
-
-def test_a_full_store_gives_up_old_drafts_first_and_then_the_end_of_the_new_one() -> None:
-    store = DraftStore([1], most_nodes=4)
-    add(store, 1, 1, 2, 3, 4)
-    add(store, 1, 1, 2, 8, 9, 10, 11, 12)
-    assert len(store) == 4
-    assert store.best(9) == (2, 8, 9, 10)
+def test_the_newest_draft_is_followed_unless_the_last_one_goes_on_from_it() -> None:
+    run = run_after(1)
+    run.receive(hearing(1, 1, 2, 3, 4, 5, 6))
+    run.receive(hearing(1, 1, 2, 3))
+    assert run.next_draft() == (2, 3, 4, 5, 6)
+    run.receive(hearing(1, 1, 2, 9))
+    assert run.next_draft() == (2, 9)
 
 
 TOKENS = st.lists(st.integers(0, 2), max_size=6)
 MESSAGES = st.tuples(st.integers(0, 9), TOKENS)
 
 
-@given(
-    st.lists(st.one_of(MESSAGES, st.lists(st.integers(0, 2), min_size=1, max_size=3)), max_size=12), st.integers(1, 9)
-)
+@given(st.lists(st.one_of(MESSAGES, st.lists(st.integers(0, 2), min_size=1, max_size=3)), max_size=12))
 @settings(max_examples=100, deadline=None)
 def test_whatever_is_sent_only_what_was_drafted_after_exactly_the_committed_tokens_is_ever_returned(
-    moves: list, most_nodes: int
+    moves: list,
 ) -> None:
-    store, committed, sent = DraftStore([1], most_nodes), [1], []
+    run, committed, sent = run_after(1), [1], []
     for move in moves:
         if isinstance(move, list):
             committed += move
-            store.advance(move)
+            run.follow(move)
         else:
             base, tokens = move
             last = committed[base - 1] if 1 <= base <= len(committed) else 0
-            assert add(store, base, last, *tokens) == (1 <= base <= len(committed))
+            run.receive(hearing(base, last, *tokens, until=1000))
             if 1 <= base <= len(committed):
                 sent.append([*committed[:base], *tokens])
-        assert len(store) <= most_nodes
-        text = [*committed, *store.best(50)]
-        steps = [text[: n + 1] for n in range(len(committed), len(text))]
-        assert all(any(path[: len(step)] == step for path in sent) for step in steps)
-
-
-def hearing(base: int, last: int, *tokens: int, until: int = 100, most: int = 10) -> RunMessage:
-    return RunMessage(base, last, tokens, until, most)
+        text = [*committed, *(run.next_draft() or ())]
+        assert text == committed or text in [path[: len(text)] for path in sent]
 
 
 def test_a_run_steps_plainly_without_a_draft_and_verifies_no_more_than_it_may() -> None:
@@ -133,7 +101,7 @@ def test_a_client_that_acknowledges_nothing_stops_the_run_and_an_acknowledgement
         run.follow([token])
     assert run.next_draft() is None
     run.receive(hearing(3, 7))  # of another text: no acknowledgement
-    assert (run.next_draft(), run.misfits) == (None, 1)
+    assert run.next_draft() is None
     run.receive(hearing(3, 3, 4, 5, 6, 7, 8))
     assert run.next_draft() == (6,)
     run.receive(hearing(2, 2))  # a late message takes nothing back
