@@ -13,7 +13,6 @@ from __future__ import annotations
 import array
 import contextlib
 import gc
-import importlib
 import json
 import os
 import re
@@ -134,11 +133,11 @@ def grammar(kind: str, text: str) -> str:
     """Returns llguidance's form of a structure of this kind. Raises ValueError."""
     from llguidance import LLMatcher
 
-    from tandem.engine.structure_schemas import CALLS, rewritten
+    from tandem.engine.structure_schemas import rewritten
 
     def enforced(found: re.Match[str]) -> str:
         schema, dropped = rewritten(found[2], compiles)
-        if dropped and not text.startswith(CALLS):
+        if dropped:
             raise ValueError(f"at {dropped} of %json: a grammar cannot say it; a json_schema is checked for it")
         return found[1] + schema
 
@@ -148,13 +147,19 @@ def grammar(kind: str, text: str) -> str:
         text = _SCHEMA.sub(enforced, text)
     if kind == "choice":
         text = "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in json.loads(text))
-    return str(LLMatcher.grammar_from_regex(text) if kind == "regex" else LLMatcher.grammar_from_lark(text))
+    return str(LLMatcher.grammar_from_regex(text)) if kind == "regex" else lark(text)
+
+
+def lark(text: str) -> str:
+    from llguidance import LLMatcher
+
+    return str(LLMatcher.grammar_from_lark(text))
 
 
 def json_grammar(schema: str) -> str:
     """Returns llguidance's form of a JSON schema, without optional whitespace, which some models would write for ever.
 
-    It leaves out keywords that it does not have, and takes formats that it does not have as annotations.
+    llguidance drops keywords and formats that it does not have.
     """
     from llguidance import LLMatcher
 
@@ -174,15 +179,15 @@ def fault(schema: str) -> str:
 
 
 class Worker:
-    """Serves one structure process. `given`: what the server sent at its start, such as the limits."""
+    """Serves one structure process. `given`: the vocabulary's spelling, and the limits."""
 
     def __init__(self, own: socket.socket, given: dict[str, Any]) -> None:
+        from tandem.engine.structure_schemas import leading_digits
+
         self._own, self._given = own, given
         spelling = given["spelling"]
         spelled = spelling if isinstance(spelling, str) else [bytes.fromhex(token) for token in spelling]
         self._vocabulary = vocabulary_of(spelled, given["vocab_size"], given["end_ids"][0])
-        from tandem.engine.structure_schemas import leading_digits
-
         self._leading = leading_digits(self._vocabulary, given["vocab_size"])
         self._follower: Follower | None = None
         self._text = b""
@@ -215,7 +220,7 @@ class Worker:
         self._own.send(answer)
 
     def _compile(self, kind: str) -> bytes:
-        """Compiles the text, and makes the first mask: a structure may be found to be wrong only there."""
+        """Compiles the text, and makes the first mask, which may fail too."""
         import llguidance
 
         from tandem.engine import structure_schemas
@@ -229,7 +234,9 @@ class Worker:
             schema = text.removeprefix(structure_schemas.CALLS)
             made, dropped = structure_schemas.rewritten(schema, compiles)
             read = structure_schemas.reader(schema, calls, bool(dropped), self._leading, self._text_of)
-        form = grammar(kind, text) if calls or not made else json_grammar(made)
+            form = lark(structure_schemas.CALLS + made) if calls else json_grammar(made)
+        else:
+            form = grammar(kind, text)
         matcher = llguidance.LLMatcher(self._vocabulary, form, log_level=0, limits=limits)
         if made and matcher.is_error():
             why = (calls and fault(made)) or matcher.get_error()
@@ -241,7 +248,7 @@ class Worker:
         return COMPILED.pack(bytes([DONE]), max(0, _address_space() - before))
 
     def _step(self, packet: memoryview) -> bytes:
-        """Takes back tokens, takes others, and answers a question about what may follow if all were taken."""
+        """Takes back tokens, takes others, and answers a question if all were taken."""
         follower = self._follower
         assert follower is not None, "it is compiled first"
         _, asked, back, token = STEP_HEADER.unpack_from(packet)
@@ -259,7 +266,7 @@ class Worker:
         return TAKEN.pack(bytes([DONE]), taken) + answer
 
     def _fork(self, fd: int | None) -> None:
-        """Forks; the child answers on `fd`. Where that fails, the other end is told by its closing."""
+        """Forks; the child answers on `fd`, which is closed if that fails."""
         if fd is None:
             return
         given = socket.socket(fileno=fd)
@@ -280,7 +287,7 @@ class Worker:
             self._step(memoryview(step(MASK, 0, ())))  # touches what the first question will, while nobody waits
 
     def _begin(self) -> None:
-        """Begins to watch its own socket and children, of which there are none yet."""
+        """Begins to watch its socket, and children to come."""
         self._children: dict[int, tuple[int, socket.socket]] = {}
         self._woken, write = os.pipe()
         for end in (self._woken, write):
@@ -293,7 +300,7 @@ class Worker:
         self._poll.register(self._woken, select.POLLIN)
 
     def _received(self) -> tuple[int, int | None]:
-        """Returns the size of the next packet and the descriptor in it. If none will come, ends with its children."""
+        """Returns the size of the next packet and the descriptor in it. At the socket's end, ends with its children."""
         while self._children and not self._watched():
             pass
         room = socket.CMSG_SPACE(array.array("i").itemsize)
@@ -306,7 +313,7 @@ class Worker:
         return size, fds[0] if fds else None
 
     def _watched(self) -> bool:
-        """Waits for something; kills the children that nobody waits for. Returns whether a packet has come."""
+        """Waits; kills children whose sockets were closed. Returns whether a packet has come."""
         found = dict(self._poll.poll())
         if self._woken in found:
             self._reap()
@@ -316,9 +323,9 @@ class Worker:
         return self._own.fileno() in found
 
     def _reap(self) -> None:
-        """Reaps dead children; sends the signals that killed them to those who wait for their answers.
+        """Reaps dead children; sends the signals that killed them to their sockets' other ends.
 
-        A child is reaped last: once it is gone, nothing can be sent to it any more, so nobody forks what never answers.
+        A child is reaped last: as long as it exists, what is sent to it is answered by its death.
         """
         with contextlib.suppress(BlockingIOError):
             os.read(self._woken, PACKET)
@@ -346,7 +353,6 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # it ends with the server, which may have requests to finish
     signal.signal(signal.SIGCHLD, lambda *_: None)  # so that it wakes
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    importlib.import_module("tandem.engine.structure_schemas")  # so that forks have it
     try:
         worker = Worker(own, json.load(sys.stdin))
     except BaseException as error:
