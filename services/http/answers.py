@@ -201,9 +201,10 @@ class Answer:
         }
 
 
-def models(name: str, adapters: Mapping[str, str], info: ModelInfo, created: int) -> list[Json]:
-    """Returns the entries of /v1/models: the target, and each adapter as a model that is made of it."""
+def models(name: str, adapters: Mapping[str, str], info: ModelInfo, created: int) -> dict[str, Json]:
+    """Returns the entries of /v1/models by name: the target, and each adapter as a model that is made of it."""
     common = {"object": "model", "created": created, "owned_by": "tandem", "max_model_len": info.max_sequence_length}
-    return [
-        {"id": each, **common, "root": name, "parent": name if each != name else None} for each in (name, *adapters)
-    ]
+    return {
+        each: {"id": each, **common, "root": name, "parent": name if each != name else None}
+        for each in (name, *adapters)
+    }

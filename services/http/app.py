@@ -144,7 +144,7 @@ class HttpApp:
             return found
         if path.startswith(f"{MODELS}/"):
             name = path[len(MODELS) + 1 :]
-            return "GET", "Models", lambda call, exchange: self._service.model_named(call, exchange, name)
+            return "GET", "Models", lambda call, exchange: self._service.models(call, exchange, name)
 
         async def unknown(call: Call, exchange: Exchange) -> None:
             known = ("/", *PROBES, *self._routes)

@@ -153,18 +153,12 @@ class HttpService:
         finally:
             self._works.discard(work)
 
-    async def models(self, call: Call, exchange: Exchange) -> None:
-        await exchange.answer(200, {"object": "list", "data": self._models()})
-
-    async def model_named(self, call: Call, exchange: Exchange, name: str) -> None:
-        for each in self._models():
-            if each["id"] == name:
-                await exchange.answer(200, each)
-                return
-        raise NoSuchModel(f"model: there is no {name[:128]!r} here")
-
-    def _models(self) -> list[dict[str, Any]]:
-        return models(self.model, self._reader.adapters(), self._generate.generator.info, self._started)
+    async def models(self, call: Call, exchange: Exchange, name: str | None = None) -> None:
+        """Answers with all models, or the one of a name."""
+        found = models(self.model, self._reader.adapters(), self._generate.generator.info, self._started)
+        if name is not None and name not in found:
+            raise NoSuchModel(f"model: there is no {name[:128]!r} here")
+        await exchange.answer(200, found[name] if name else {"object": "list", "data": list(found.values())})
 
     async def version(self, call: Call, exchange: Exchange) -> None:
         await exchange.answer(200, {"version": version()})
