@@ -61,15 +61,15 @@ class Choice:
         text = self._request.texts[self._request.prompt_of(self.index)] if echo else ""
         first = self._part({"content": self._tokenizer.text(self._prompt) if text is None else text})
         if self._scores is not None:
-            first["logprobs"] = told = self._logprobs_of(self._prompt, (TokenLogprobs(0.0), *self._scores))
-            told["token_logprobs"][0] = told["top_logprobs"][0] = None
+            first["logprobs"] = lists = self._logprobs_of(self._prompt, (TokenLogprobs(0.0), *self._scores))
+            lists["token_logprobs"][0] = lists["top_logprobs"][0] = None
         if ids:
             first["prompt_token_ids"] = list(self._prompt)
         return [first] if echo or ids else []
 
     def _part(self, delta: Delta) -> Json:
-        said: Json = {"delta": delta} if self._request.chat else {"text": delta["content"]}
-        return {"index": self.index, **said, "logprobs": None, "finish_reason": None}
+        text_or_delta: Json = {"delta": delta} if self._request.chat else {"text": delta["content"]}
+        return {"index": self.index, **text_or_delta, "logprobs": None, "finish_reason": None}
 
     def whole(self, parts: Sequence[Json]) -> Json:
         """Returns the choice that parts add up to."""
@@ -78,26 +78,26 @@ class Choice:
         if lists:
             logprobs = {name: [one for each in lists for one in each[name] or ()] for name in lists[0]}
         if self._request.chat:
-            said: Json = {"message": folded([each["delta"] for each in parts])}
+            text_or_delta: Json = {"message": folded([each["delta"] for each in parts])}
             logprobs = logprobs and {**logprobs, "refusal": None}
         else:
-            said = {"text": "".join(each["text"] for each in parts)}
-        made = {"index": self.index, **said, "logprobs": logprobs, "finish_reason": parts[-1]["finish_reason"]}
+            text_or_delta = {"text": "".join(each["text"] for each in parts)}
+        made = {"index": self.index, **text_or_delta, "logprobs": logprobs, "finish_reason": parts[-1]["finish_reason"]}
         made |= {key: each[key] for each in parts for key in ("prompt_token_ids", "receipt") if key in each}
         return made | ({"token_ids": self.token_ids} if self._request.says("return_token_ids") else {})
 
     def _logprobs_of(self, token_ids: Sequence[int], logprobs: Scores) -> Json:
-        told = [
-            (self._told(token, each.logprob), [(id, self._told(id, logprob)) for id, logprob in each.top])
+        entries = [
+            (self._entry(token, each.logprob), [(id, self._entry(id, logprob)) for id, logprob in each.top])
             for token, each in zip(token_ids, logprobs, strict=True)
         ]
         if self._request.chat:
-            content = [{**one, "top_logprobs": [each for _, each in top]} for one, top in told]
+            content = [{**one, "top_logprobs": [each for _, each in top]} for one, top in entries]
             return {"content": content, "refusal": None}
         return {
-            "tokens": [one["token"] for one, _ in told],
-            "token_logprobs": [one["logprob"] for one, _ in told],
-            "top_logprobs": [_by_text(token, top) for token, (_, top) in zip(token_ids, told, strict=True)],
+            "tokens": [one["token"] for one, _ in entries],
+            "token_logprobs": [one["logprob"] for one, _ in entries],
+            "top_logprobs": [_by_text(token, top) for token, (_, top) in zip(token_ids, entries, strict=True)],
             "text_offset": [self._offset_of(token) for token in token_ids],
         }
 
@@ -107,7 +107,7 @@ class Choice:
         self._offset += len(self._characters.decode(self._tokenizer.token_bytes(token)))
         return offset
 
-    def _told(self, token: int, logprob: float) -> Json:
+    def _entry(self, token: int, logprob: float) -> Json:
         spelt = self._tokenizer.token_bytes(token)
         text = spelt.decode(errors="replace") if spelt else self._tokenizer.text([token])
         return {"token": text, "logprob": logprob, "bytes": list(spelt)}

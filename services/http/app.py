@@ -110,8 +110,8 @@ class HttpApp:
     async def _probe(self, exchange: Exchange, path: str) -> None:
         """Answers whether this server serves, or that it lives; no key is needed."""
         serving = path.endswith("live") or self._health.serving
-        told = {"grpc_port": self._grpc_port} if self._grpc_port else {}
-        await exchange.answer(200 if serving else 503, {"status": "serving" if serving else "not serving", **told})
+        more = {"grpc_port": self._grpc_port} if self._grpc_port else {}
+        await exchange.answer(200 if serving else 503, {"status": "serving" if serving else "not serving", **more})
 
     async def _called(self, exchange: Exchange, path: str, method: str) -> None:
         wanted, name, handler = self._route(path)

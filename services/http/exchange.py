@@ -106,7 +106,7 @@ class Exchange:
 
     async def _discard(self) -> None:
         """Reads for a moment what a client still sends: closing at once would take the answer away from it."""
-        if self.header("expect"):  # it sends nothing until it is asked to
+        if self.header("expect"):  # it sends nothing before the server says 100
             return
         with contextlib.suppress(MessageTimeout), WaitLimit(DISCARD_SECONDS) as waiting:
             ends = asyncio.get_running_loop().time() + DISCARD_SECONDS

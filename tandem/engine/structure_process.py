@@ -163,7 +163,7 @@ class StructureProcess:
                 break
         return taken
 
-    def ask(self, asked: int, back: int, tokens: Sequence[int], token: int = 0) -> None:
+    def ask(self, question: int, back: int, tokens: Sequence[int], token: int = 0) -> None:
         """Takes back and takes tokens, all of which must match, and asks what may follow. May block.
 
         Call `answer` before the next question. Raises Refused and Died.
@@ -176,7 +176,7 @@ class StructureProcess:
         if not self._own.gettimeout():
             self._own.settimeout(STALLED_SECONDS)
         with contextlib.suppress(OSError):  # `answer` raises the reason
-            self._own.send(structure_worker.step(asked, back, tokens[last:], token))
+            self._own.send(structure_worker.step(question, back, tokens[last:], token))
         self._expected = len(tokens) - last
 
     def answer(self) -> memoryview:
@@ -238,7 +238,7 @@ class RemoteMatcher:
         self._structure, self._compiled, self._vocab_size = structure, compiled, vocab_size
         self._process = compiled.fork()
         self._tokens: list[int] = []
-        self._sent_tokens: list[int] = []  # that the process has taken
+        self._sent: list[int] = []  # that the process has taken
         self._shared = 0  # length of their common beginning with the output
         self._due = False  # whether an answer is due: the mask after all tokens that were sent
         self._looks_ahead = True
@@ -249,7 +249,7 @@ class RemoteMatcher:
     async def take(self, tokens: Sequence[int]) -> int:
         """Takes the first tokens while they match. Returns how many did. Raises Refused and Died."""
         taken = await self._process.take(tokens) if tokens else 0
-        self._tokens, self._sent_tokens, self._shared = list(tokens[:taken]), list(tokens[:taken]), taken
+        self._tokens, self._sent, self._shared = list(tokens[:taken]), list(tokens[:taken]), taken
         return taken
 
     def mask(self) -> Mask:
@@ -261,10 +261,10 @@ class RemoteMatcher:
     def allows(self, token: int) -> bool:
         if not _has(self._bits(), token):
             return False
-        if self._looks_ahead and not self._due and self._shared == len(self._sent_tokens) == len(self._tokens):
+        if self._looks_ahead and not self._due and self._shared == len(self._sent) == len(self._tokens):
             with contextlib.suppress(Refused, Died):
                 self._process.ask(MASK, 0, (token,))
-            self._sent_tokens.append(token)
+            self._sent.append(token)
             self._due = True
         return True
 
@@ -275,8 +275,8 @@ class RemoteMatcher:
         at = len(self._tokens)
         self._tokens.append(token)
         if not sure:
-            self._sent_tokens.append(token)
-        if self._shared == at and self._sent_tokens[at:] == [token]:
+            self._sent.append(token)
+        if self._shared == at and self._sent[at:] == [token]:
             self._shared += 1
         self._packed, self._mask = b"", None
         return True
@@ -292,18 +292,18 @@ class RemoteMatcher:
             self._packed = bytes(self._ask(MASK))
         return self._packed
 
-    def _ask(self, asked: int, token: int = 0) -> memoryview:
+    def _ask(self, question: int, token: int = 0) -> memoryview:
         """Brings the process to the end of the output, and asks it. Raises StructureFailed, or another BadLogits."""
         for _ in range(TRIES):
             if self._failed:
                 break
-            wanted = asked == MASK and self._shared == len(self._sent_tokens) == len(self._tokens)
+            wanted = question == MASK and self._shared == len(self._sent) == len(self._tokens)
             try:
                 if not (self._due and wanted):
                     self._drop_answer()
-                    self._process.ask(asked, len(self._sent_tokens) - self._shared, self._tokens[self._shared :], token)
-                    self._sent_tokens[self._shared :] = self._tokens[self._shared :]
-                    self._shared = len(self._sent_tokens)
+                    self._process.ask(question, len(self._sent) - self._shared, self._tokens[self._shared :], token)
+                    self._sent[self._shared :] = self._tokens[self._shared :]
+                    self._shared = len(self._sent)
                 self._due = False
                 return self._process.answer()
             except (Refused, Died) as error:
@@ -328,7 +328,7 @@ class RemoteMatcher:
     def _again(self) -> None:
         """Begins again in another process, if there can be one."""
         self._process.close()
-        self._sent_tokens, self._shared, self._due = [], 0, False
+        self._sent, self._shared, self._due = [], 0, False
         with contextlib.suppress(Died):
             self._process = self._compiled.fork()
 

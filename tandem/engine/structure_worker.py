@@ -35,7 +35,7 @@ DONE, REFUSED, DIED = b"+!X"
 # What a STEP asks about, once the output has changed.
 NOTHING, ADVANCE, MASK = range(3)
 
-STEP_HEADER = struct.Struct("<BBxxII")  # STEP, what is asked, tokens to take back, a token
+STEP_HEADER = struct.Struct("<BBxxII")  # STEP, the question, tokens to take back, a token
 TAKEN = struct.Struct("<cI")  # DONE, how many of the tokens were taken
 COMPILED = struct.Struct("<cQ")  # DONE, bytes that the process took to compile
 
@@ -45,9 +45,9 @@ _SCHEMA = re.compile(r"^(.*%json )(\{.*\})$", re.MULTILINE)
 _PAGE = resource.getpagesize()
 
 
-def step(asked: int, back: int, tokens: Sequence[int], token: int = 0) -> bytes:
+def step(question: int, back: int, tokens: Sequence[int], token: int = 0) -> bytes:
     """Returns the packet that takes back `back` tokens and takes `tokens`, and what it asks then, about `token`."""
-    return STEP_HEADER.pack(STEP, asked, back, token) + array.array("I", tokens).tobytes()
+    return STEP_HEADER.pack(STEP, question, back, token) + array.array("I", tokens).tobytes()
 
 
 class Follower:
@@ -251,16 +251,16 @@ class Worker:
         """Takes back tokens, takes others, and answers a question if all were taken."""
         follower = self._follower
         assert follower is not None, "it is compiled first"
-        _, asked, back, token = STEP_HEADER.unpack_from(packet)
+        _, question, back, token = STEP_HEADER.unpack_from(packet)
         tokens = array.array("I", packet[STEP_HEADER.size :].tobytes())
         if back:
             follower.back(back)
         taken = next((i for i, each in enumerate(tokens) if not follower.advance(each)), len(tokens))
         answer = b""
         if taken == len(tokens):
-            if asked == MASK:
+            if question == MASK:
                 answer = follower.mask()
-            elif asked == ADVANCE:
+            elif question == ADVANCE:
                 answer = bytes([follower.advance(token)])
         follower.check()
         return TAKEN.pack(bytes([DONE]), taken) + answer

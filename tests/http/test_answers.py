@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from tandem.engine.generator import RequestDefaults
-from tandem.services.http.tool_calls import FORMATS, MarkedCalls, RequiredCalls, folded
+from tandem.services.http.tool_calls import FORMATS, RequiredCalls
 from tandem.speculation.types import SamplingParams
 from tests.http.site import CHAT, COMPLETIONS, HELLO, Site, door
 from tests.support import ForgetfulRunner, oracle, run
@@ -347,18 +347,6 @@ async def told_of(site: Site, **body: Any) -> str:
     """The prompt that a chat becomes."""
     answer = await site.chat(max_tokens=1, return_token_ids=True, **body)
     return bytes(answer["prompt_token_ids"]).decode()
-
-
-@pytest.mark.parametrize("size", [1, 3, 1000])
-def test_calls_between_marks_are_told_from_content_however_the_text_comes(size: int) -> None:
-    text = 'I add.<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>\n<tool_call>[]</tool_call> <b'
-    parser, deltas = MarkedCalls(FORMATS["hermes"], frozenset({"add"})), []
-    for i in range(0, len(text), size):
-        deltas += parser.add(text[i : i + size])
-    message = folded([*deltas, *parser.end(cut=False)])
-    (call,) = message["tool_calls"]
-    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("add", {"a": 1})
-    assert message["content"].replace("\n", "") == "I add.<tool_call>[]</tool_call> <b"
 
 
 def test_a_list_of_calls_is_told_as_each_is_complete() -> None:
