@@ -69,9 +69,12 @@ class Host:
 
     def __init__(self) -> None:
         self.by_state: dict[str, dict[BoundedProtocol, None]] = {state: {} for state in (WAITS, IDLE, UPLOADS, RUNS)}
+        self.total = 0
 
-    def count(self, *states: str) -> int:
-        return sum(len(self.by_state[state]) for state in states or self.by_state)
+    @property
+    def slow(self) -> int:
+        """Connections whose requests are not yet whole."""
+        return len(self.by_state[WAITS]) + len(self.by_state[UPLOADS])
 
     def first(self, *states: str) -> BoundedProtocol | None:
         return next((each for state in states for each in self.by_state[state]), None)
@@ -84,12 +87,12 @@ def to_make_way(hosts: Mapping[str, Host], taken: int, newcomer: BoundedProtocol
     With all taken, the host with most loses one without a request, unless that is the newcomer's. Uploads go last.
     """
     own = hosts[newcomer.host]
-    if 2 * taken > CONNECTIONS and 4 * (own.count(WAITS, UPLOADS) - 1) >= CONNECTIONS:
+    if 2 * taken > CONNECTIONS and 4 * (own.slow - 1) >= CONNECTIONS:
         return own.first(WAITS, UPLOADS)
     if taken <= CONNECTIONS:
         return None
-    most = max(hosts.values(), key=Host.count)
-    return newcomer if own.count() == most.count() else most.first(WAITS, IDLE, UPLOADS) or newcomer
+    most = max(hosts.values(), key=lambda host: host.total)
+    return newcomer if own.total == most.total else most.first(WAITS, IDLE, UPLOADS) or newcomer
 
 
 class BoundedProtocol(H11Protocol):
@@ -128,11 +131,12 @@ class BoundedProtocol(H11Protocol):
     def _move(self, state: str) -> None:
         """Counts this connection in a state; in none, "", no more."""
         host = self._hosts.setdefault(self.host, Host())
+        host.total += bool(state) - bool(self._state)
         if self._state and self._state != state:
             del host.by_state[self._state][self]
         if state:
             host.by_state[state].setdefault(self)
-        elif not host.count():
+        elif not host.total:
             del self._hosts[self.host]
         self._state = state
 
