@@ -240,10 +240,9 @@ class Calls:
     """Checks the calls in an output against the original schemas of their arguments."""
 
     def __init__(self, schema: str) -> None:
-        tools = {key.removeprefix("tools."): (key, each) for key, each in json.loads(schema)["$defs"].items()}
         self._rests = {
-            name: Rest(json.dumps({"$ref": arguments_of(name), "$defs": {key: each}}))
-            for name, (key, each) in tools.items()
+            key: Rest(json.dumps({"$ref": f"#/$defs/{step(key)}", "$defs": {key: each}}))
+            for key, each in json.loads(schema)["$defs"].items()
         }
         self._fault_of = lru_cache(64)(self._checked)  # most steps end no call
 
@@ -253,8 +252,9 @@ class Calls:
         return next(filter(None, found), "")
 
     def _checked(self, name: str, arguments: str) -> str:
-        fault = self._rests[name].fault(arguments)
-        return f"tools.{name}: {fault}" if fault else ""
+        key = f"tools.{name}"
+        fault = self._rests[key].fault(arguments)
+        return f"{key}: {fault}" if fault else ""
 
 
 class Rest:
