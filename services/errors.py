@@ -22,7 +22,7 @@ from tandem.rpc.printable import printable
 from tandem.rpc.request_context import current
 from tandem.runners.protocol import RowFailed
 from tandem.services.duplex import StreamIdle
-from tandem.services.http.problems import BodyLate, BodyTooLarge, NoSuchModel, NoSuchPath, NotJson, WrongMethod
+from tandem.services.http.errors import BodyLate, BodyTooLarge, NoSuchModel, NoSuchPath, NotJson, WrongMethod
 from tandem.services.layers import Call, Layer
 from tandem.services.security.limits import LimitReached
 from tandem.services.sessions.table import SessionConflict, SessionExpired, SessionNotFound

@@ -35,7 +35,7 @@ from tandem.services.shutdown import STOP_SECONDS, ShutdownDeadline, bounded
 from tandem.services.supervisor import Supervisor, Work
 
 if TYPE_CHECKING:  # uvicorn need not be installed
-    from tandem.services.http.http_port import HttpPort
+    from tandem.services.http.listener import HttpPort
 
 log = logging.getLogger("tandem.server")
 Register = Callable[[grpc.aio.Server], None]
@@ -226,7 +226,7 @@ def bound_http_port(config: ServeConfig, outermost: Sequence[Layer], grpc_port: 
     """Binds the port for OpenAI clients, if there is to be one. Imports what only it needs."""
     if config.http is None:
         return None
-    from tandem.services.http.http_port import HttpPort
+    from tandem.services.http.listener import HttpPort
 
     return HttpPort(config.http, config.security, outermost, grpc_port)
 

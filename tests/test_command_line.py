@@ -22,8 +22,8 @@ from tandem.engine.model_config import ModelConfig
 from tandem.engine.prefix_cache import PrefixSharing
 from tandem.runners.loading import Execution
 from tandem.speculation.types import SAMPLING_FIELDS, GenerationRequest
-from tandem.workshops.nxdi.settings import NxdiSettings
 from tandem.workshops.planning.plan import PlanConfig
+from tandem_nxdi.settings import NxdiSettings
 from tests.services.certificates import Authority, token_file
 
 VALUES = {

@@ -70,6 +70,9 @@ def modules_of(room: str) -> list[Path]:
     return sorted(Path("tandem", room, path.relative_to(folder)) for path in folder.rglob("*.py"))
 
 
+DISTRIBUTIONS = ("tandem_nxdi", "tandem_train")
+"""Links at the top to packages of their own, in packages/."""
+DISTRIBUTED = sorted(path.relative_to(ROOT) for name in DISTRIBUTIONS for path in (ROOT / name).glob("**/*.py"))
 PACKAGE_MODULES = [module for room in MAY_IMPORT for module in modules_of(room)]
 
 
@@ -146,7 +149,7 @@ def test_a_module_imports_only_the_rooms_that_its_own_may_import():
 
 def test_the_comparison_uses_of_the_workshops_the_plan_alone():
     workshops = {path.parent.name for path in (ROOT / "workshops").glob("*/__init__.py")} - {"planning"}
-    assert len(workshops) == 3
+    assert workshops == {"ray_serve"}
     assert offences(modules_of("comparison"), {f"tandem.workshops.{name}" for name in workshops}) == []
 
 
@@ -206,10 +209,10 @@ def test_asyncio_s_own_threads_are_used_by_nothing_that_callers_can_make_long():
 def test_one_file_imports_nxd_inference():
     importers = {
         str(module)
-        for module in PACKAGE_MODULES
+        for module in (*PACKAGE_MODULES, *DISTRIBUTED)
         if any(name.split(".")[0].startswith("neuronx_distributed") for name, _ in imports_of(module))
     }
-    assert importers == {"tandem/workshops/nxdi/sdk.py"}
+    assert importers == {"tandem_nxdi/sdk.py"}
 
 
 def test_the_core_does_not_name_the_nxdi_backend():
@@ -218,21 +221,20 @@ def test_the_core_does_not_name_the_nxdi_backend():
     assert [str(module) for module in core if "nxdi" in (ROOT / module).read_text(encoding="utf-8").lower()] == []
 
 
-COMPOSES = "tandem/runners/backends.py"
-
-
-def test_workshops_are_imported_by_the_command_line_and_the_comparison_alone():
-    """One place names them beside these, and imports what a configuration asks for."""
-    may = ("tandem/workshops/", "tandem/cli/", "tandem/comparison/")
-    modules = [module for module in PACKAGE_MODULES if not str(module).startswith(may)]
-    assert offences(modules, {"tandem.workshops"}) == []
+def test_workshops_and_further_distributions_are_imported_by_the_command_line_alone():
+    """But the comparison, which asks where a pair fits. One place names a backend that a configuration asks for."""
+    modules = [module for module in PACKAGE_MODULES if not str(module).startswith("tandem/cli/")]
+    assert offences(modules, set(DISTRIBUTIONS)) == []
+    may = ("tandem/workshops/", "tandem/comparison/")
+    assert offences([each for each in modules if not str(each).startswith(may)], {"tandem.workshops"}) == []
     naming = {
         str(module)
         for module in modules
         for node in ast.walk(tree_of(module))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("tandem.workshops.")
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("tandem_nxdi.")
     }
-    assert naming == {COMPOSES}
+    assert naming == {"tandem/runners/backends.py"}
+    assert offences(DISTRIBUTED, {"tandem.clients", "tandem.services", *WIRE}) == []
 
 
 def test_the_rules_see_every_room_on_disk():
@@ -242,7 +244,13 @@ def test_the_rules_see_every_room_on_disk():
 
 
 def test_nothing_but_tandem_is_installed():
-    assert {path.parent.name for path in ROOT.glob("*/__init__.py")} <= {"tandem", *TOPS, "benchmarks", "tests"}
+    assert {path.parent.name for path in ROOT.glob("*/__init__.py")} <= {
+        "tandem",
+        *TOPS,
+        *DISTRIBUTIONS,
+        "benchmarks",
+        "tests",
+    }
 
 
 def test_a_planted_import_is_seen_wherever_it_hides():

@@ -29,8 +29,7 @@ def accept(args: Options) -> Run:
     from tandem.cli.asking import sampling
     from tandem.cli.models import model_config
     from tandem.comparison.measuring.workloads import built_in_prompts, given_prompts, read_prompt_file
-    from tandem.workshops.training.acceptance.measure import AcceptConfig
-    from tandem.workshops.training.acceptance.run import run_accept
+    from tandem_train.accept import AcceptConfig, run_accept
 
     prompts = given_prompts(args.prompt, args.chat)
     prompts += read_prompt_file(Path(args.prompt_text), args.chat) if args.prompt_text else ()

@@ -22,9 +22,9 @@ from tandem.runners.protocol import RowFailed
 from tandem.runners.toy import ToyTokenizer
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import GenerationRequest, Request, SamplingParams
-from tandem.workshops.nxdi.backend import BACKEND
-from tandem.workshops.nxdi.load import compile_nxdi
-from tandem.workshops.nxdi.runner import NxdiRunner
+from tandem_nxdi.backend import BACKEND
+from tandem_nxdi.load import compile_nxdi
+from tandem_nxdi.runner import NxdiRunner
 from tests.adapters import write_adapter
 from tests.rows import verify_row
 from tests.runners.nxdi.runners import SHAPE, Bench, application, bench  # noqa: F401

@@ -24,9 +24,9 @@ from tandem.runners.loading import Execution, Shape
 from tandem.runners.protocol import Runner
 from tandem.runners.toy import ToyTokenizer
 from tandem.speculation.types import Rule
-from tandem.workshops.nxdi.checkpoint import older_rope
-from tandem.workshops.nxdi.fused import FusedDraft, FusedRunner
-from tandem.workshops.nxdi.load import load_nxdi, start_on_device
+from tandem_nxdi.checkpoint import older_rope
+from tandem_nxdi.fused import FusedDraft, FusedRunner
+from tandem_nxdi.load import load_nxdi, start_on_device
 from tests.runners.nxdi import simulated
 from tests.runners.nxdi.runners import Bench, bench  # noqa: F401
 from tests.support import GREEDY, SAMPLED, Answer, answer, ids, oracle, run
