@@ -293,7 +293,6 @@ async def _draft_worker(parts: ServerParts) -> HostedService:
         engine,
         http=parts.http(generate, lambda: dict(info.adapters)) if generate else None,
         lost=_only_model(drafting),
-        background={"the expiry of sessions": proposals.checkout.expire_forever},
         busy=lambda: len(proposals.sessions),
     )
 

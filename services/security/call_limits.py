@@ -32,7 +32,6 @@ _ROUND = 256 * 1024
 METHOD_BYTES = {
     "GetModelInfo": _SMALL,
     "CloseSession": _SMALL,
-    "EndProposals": _SMALL,
     "Check": _SMALL,
     "Watch": _SMALL,
     "Verify": _ROUND,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import json
 import math
 from collections.abc import Mapping
@@ -29,26 +28,17 @@ _CREDENTIALS = {
 _TRUE, _FALSE = ("1", "true", "yes"), ("", "0", "false", "no")
 
 
-class Form(enum.Enum):
-    """How drafts come to a step: it waits for them, within its budget, or takes what has arrived."""
-
-    AUTO = "auto"
-    WAITING = "waiting"
-    NEVER_WAITING = "never_waiting"
-
-
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Everything that can be set. Raises InvalidField, which names the field as the file does.
 
-    `workers`: host:port of each. `budget_ms`: the most that a step may take longer for its drafts. `answer_seconds`: a
-    worker that is silent for so long has failed. `lookup`: the shortest repetition, in tokens, that is copied where no
-    draft has arrived; 0: none is. `metrics_port`: where Prometheus reads the counters; None: nowhere.
-    `tokenizer_sha256`: what workers must state of theirs; None: found from the model's files, or not compared.
+    `workers`: host:port of each. `budget_ms`: the most that a step may wait for its drafts; 0: it takes what has
+    arrived. `answer_seconds`: a worker silent for so long has failed. `lookup`: the shortest repetition, in tokens,
+    that is copied where no draft has arrived; 0: none is. `metrics_port`: where Prometheus reads the counters; None:
+    nowhere. `tokenizer_sha256`: what workers must state of theirs; None: found from the model's files, or not compared.
     """
 
     workers: tuple[str, ...]
-    form: Form = Form.AUTO
     budget_ms: float = 30.0
     answer_seconds: float = 2.0
     lookup: int = 3
@@ -133,16 +123,8 @@ def _addresses(name: str, value: Any) -> tuple[str, ...]:
     return tuple(_text(name, one).strip() for one in each if one)
 
 
-def _form(name: str, value: Any) -> Form:
-    forms = [form.value for form in Form]
-    if value not in forms:
-        raise InvalidField(name, f"{value!r} is none of {', '.join(forms)}")
-    return Form(value)
-
-
 _READ: Mapping[str, Any] = {
     "workers": _addresses,
-    "form": _form,
     "budget_ms": _number,
     "answer_seconds": _number,
     "lookup": _whole,

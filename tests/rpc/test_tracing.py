@@ -198,10 +198,16 @@ def test_a_target_that_asks_a_draft_worker_is_the_parent_of_its_proposals(monkey
             return await answer(generator.generate, ids(b"abc", 12, ignore_end_of_sequence=True))
 
     stats = run(ask()).completion.stats
-    within_rounds = [s for s in traced.named("Propose", "worker") if "client:round" in traced.path(s)]
-    assert stats.drafted > 0 and sum(s.attributes["drafted"] for s in within_rounds) == stats.drafted
-    for span in within_rounds:
-        assert traced.path(span) == ["client:request", "client:round", "client:draft", "worker:Propose"]
+    steps = [s for s in traced.named("step", "worker") if s.attributes["kind"] == "propose"]
+    assert stats.drafted > 0 and sum(s.attributes["drafted"] for s in steps) == stats.drafted
+    for span in steps:
+        assert traced.path(span) == [
+            "client:request",
+            "client:open",
+            "client:open draft",
+            "worker:Propose",
+            "worker:step",
+        ]
     assert sum(s.attributes["accepted"] for s in traced.named("round", "client")) == stats.accepted
 
 

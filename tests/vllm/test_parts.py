@@ -20,7 +20,7 @@ from tandem.speculation.errors import InvalidField
 from tandem.vllm import RemoteDrafter
 from tandem.vllm.lookup import copied
 from tandem.vllm.rows import Held, RowTable
-from tandem.vllm.settings import Form, Settings, settings_of
+from tandem.vllm.settings import Settings, settings_of
 from tests.vllm.engine import drafter, vllm_config
 
 WORKERS = {"TANDEM_DRAFT_WORKERS": "a:1, b:2"}
@@ -29,9 +29,9 @@ WORKERS = {"TANDEM_DRAFT_WORKERS": "a:1, b:2"}
 def test_settings_come_from_variables_and_these_go_before_the_file(tmp_path: Path) -> None:
     assert settings_of(WORKERS) == Settings(("a:1", "b:2"))
     file = tmp_path / "drafts.json"
-    file.write_text(json.dumps({"workers": ["c:3"], "form": "waiting", "budget_ms": 5, "lookup": 0}))
+    file.write_text(json.dumps({"workers": ["c:3"], "budget_ms": 5, "lookup": 0}))
     found = settings_of({"TANDEM_DRAFT_CONFIG": str(file), "TANDEM_DRAFT_BUDGET_MS": "7.5"})
-    assert found == Settings(("c:3",), Form.WAITING, 7.5, lookup=0)
+    assert found == Settings(("c:3",), 7.5, lookup=0)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,6 @@ def test_settings_come_from_variables_and_these_go_before_the_file(tmp_path: Pat
         ({}, "workers"),
         ({"TANDEM_DRAFT_WORKERS": "here"}, "workers"),
         ({"TANDEM_DRAFT_WORKERS": "a:1,a:1"}, "workers"),
-        ({**WORKERS, "TANDEM_DRAFT_FORM": "soon"}, "form"),
         ({**WORKERS, "TANDEM_DRAFT_BUDGET_MS": "nan"}, "budget_ms"),
         ({**WORKERS, "TANDEM_DRAFT_BUDGET_MS": "much"}, "budget_ms"),
         ({**WORKERS, "TANDEM_DRAFT_ANSWER_SECONDS": "0"}, "answer_seconds"),
@@ -94,8 +93,6 @@ def test_what_is_left_of_a_draft_is_used_only_if_the_tokens_since_agree() -> Non
     (row,), _ = step(RowTable(), [1, 2, 3, 4])
     for held, left in (
         (Held(4, (5, 6, 7)), (5, 6)),
-        (Held(4, (5, 6, 7), 1), (5,)),
-        (Held(4, (5, 6, 7), 0), ()),
         (Held(2, (3, 4, 5)), (5,)),
         (Held(2, (3, 9, 5)), ()),
         (Held(2, (3, 4)), ()),

@@ -192,10 +192,8 @@ class DraftWorker(Replica):
     """--role draft_worker."""
 
     GetModelInfo = _unary("GetModelInfo")
-    Propose = _unary("Propose")
-    EndProposals = _unary("EndProposals")
     Generate = _stream("Generate")
-    ProposeStream = _stream("ProposeStream")
+    Propose = _stream("Propose")
 
 
 class PrefillWorker(Replica):
