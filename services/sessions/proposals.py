@@ -18,9 +18,8 @@ from tandem.services.security.limits import ServerLimits
 from tandem.services.security.names import check_name
 from tandem.services.sessions.proposal_limits import ProposalCounts
 from tandem.services.sessions.proposal_stream import ProposalStream
-from tandem.speculation.draft_store import MAX_NODES
 from tandem.speculation.drafters import Drafter, teach
-from tandem.speculation.types import InvalidField, ModelInfo, Rule, TooLong
+from tandem.speculation.types import MAX_DRAFTED, InvalidField, ModelInfo, Rule, TooLong
 from tandem.v1 import draft_worker_pb2 as pb
 
 SLOT_SECONDS = 0.2
@@ -186,7 +185,7 @@ class Proposals:
 
     def _check(self, request: pb.ProposeRequest, known: int) -> None:
         """Checks a message of a session that has `known` tokens."""
-        for name, most in (("speculation_length", self._info.max_speculation_length), ("draft_ahead", MAX_NODES)):
+        for name, most in (("speculation_length", self._info.max_speculation_length), ("draft_ahead", MAX_DRAFTED)):
             if (given := getattr(request, name)) > most:
                 raise InvalidField(name, f"{given} is above the maximum {most}")
         if known + len(request.tokens) > self._info.max_sequence_length:

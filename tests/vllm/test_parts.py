@@ -130,7 +130,7 @@ def test_prometheus_reads_the_counters() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-    with contextlib.closing(drafter("127.0.0.1:1", budget_ms=1.0, lookup=2, metrics_port=port)) as asked:
+    with contextlib.closing(drafter("127.0.0.1:1", lookup=2, metrics_port=port)) as asked:
         asked.propose([[2]], [6], np.array([[1, 2, 3, 4, 1, 2, 0, 0]], np.int32))
         page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30).read().decode()
     assert "tandem:vllm_steps_total 1.0" in page
