@@ -134,20 +134,17 @@ class Proposals:
         incoming: Incoming[pb.ProposeRequest],
     ) -> Replies:
         """Answers each message with a draft of its length, in order."""
-        messages = 1
         while True:
             model_k = request.model_speculation_length if request.HasField("model_speculation_length") else None
             draft = await session.drafter.propose(session.tokens, request.speculation_length, model_k)
             reply = wire.draft_to_wire(draft)
-            reply.base_length, reply.messages_read = len(session.tokens), messages
-            reply.server_seconds = time.perf_counter() - arrived
+            reply.base_length, reply.server_seconds = len(session.tokens), time.perf_counter() - arrived
             yield reply
             incoming.busy(False)
             if (item := await incoming.next()) is None:
                 return
             incoming.busy(True)
             request, arrived = item
-            messages += 1
             self._extend(session, request)
             teach(session.drafter, session.tokens)
 

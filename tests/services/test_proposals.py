@@ -84,10 +84,10 @@ def test_a_session_gets_what_is_new_and_answers_with_the_models_draws(sampling: 
             assert list(reply.draft_tokens) == truth[:4]
             assert list(reply.proposed_by) == ["model"] * 4
             assert reply.server_seconds >= reply.compute_seconds > 0
-            for number, (held, now) in enumerate(((0, 1), (1, 6), (6, 8), (8, 8)), 2):
+            for held, now in ((0, 1), (1, 6), (6, 8), (8, 8)):
                 reply = await caller.ask(further(truth[held:now], 2))
                 assert list(reply.draft_tokens) == truth[now : now + 2]
-                assert (reply.base_length, reply.messages_read) == (len(PROMPT) + now, number)
+                assert reply.base_length == len(PROMPT) + now
             assert site.free == 3
             await caller.end()
             assert idle(site)
