@@ -88,7 +88,7 @@ class CallLayer(Layer):
             self._notify("received", call, size)
 
     def replied(self, call: Call, reply: Any) -> None:
-        """Pairs a stream's reply with its oldest unanswered request; one that counts messages with the newest of them."""
+        """Pairs a reply of a stream with its oldest unanswered request, or if it counts messages with the newest."""
         answered = call.dialogue and not getattr(reply, "messages_read", 0)
         while not answered and len(call.unanswered) > 1:
             call.unanswered.popleft()

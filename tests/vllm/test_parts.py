@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import random
 import socket
 import subprocess
 import sys
 import urllib.request
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,12 +24,10 @@ from tests.vllm.engine import drafter, vllm_config
 WORKERS = {"TANDEM_DRAFT_WORKERS": "a:1, b:2"}
 
 
-def test_settings_come_from_variables_and_these_go_before_the_file(tmp_path: Path) -> None:
+def test_settings_come_from_variables() -> None:
     assert settings_of(WORKERS) == Settings(("a:1", "b:2"))
-    file = tmp_path / "drafts.json"
-    file.write_text(json.dumps({"workers": ["c:3"], "budget_ms": 5, "lookup": 0}))
-    found = settings_of({"TANDEM_DRAFT_CONFIG": str(file), "TANDEM_DRAFT_BUDGET_MS": "7.5"})
-    assert found == Settings(("c:3",), 7.5, lookup=0)
+    found = settings_of({**WORKERS, "TANDEM_DRAFT_BUDGET_MS": "7.5", "TANDEM_DRAFT_LOOKUP": "0", "PATH": "x"})
+    assert found == Settings(("a:1", "b:2"), 7.5, lookup=0)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +46,6 @@ def test_settings_come_from_variables_and_these_go_before_the_file(tmp_path: Pat
         ({**WORKERS, "TANDEM_DRAFT_TLS_CA": "/nowhere"}, "tls_ca"),
         ({**WORKERS, "TANDEM_DRAFT_TOKEN_ENV": "PATH"}, "token_env"),
         ({**WORKERS, "TANDEM_DRAFT_INSECURE": "perhaps"}, "insecure"),
-        ({"TANDEM_DRAFT_CONFIG": "/nowhere"}, "config"),
     ],
 )
 def test_a_wrong_setting_is_named_when_the_engine_starts(given: dict[str, str], field: str) -> None:
