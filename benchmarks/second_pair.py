@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from benchmarks.arguments import Parser, positive
 from benchmarks.bars import Bar
 from benchmarks.second_pair_files import pair_in, prepare
+from tandem.comparison.analysis.comparison import Comparison, read_comparison
 from tandem.comparison.measuring.config import DRAFTERS, ComparisonConfig
 from tandem.comparison.measuring.workloads import built_in_prompts
-from tandem.comparison.report.reading import read_comparison
 
 ARCHITECTURES = ("autoregressive", "distributed", "pipelined", "fused")
 RTTS_MS = (0.0, 50.0)
@@ -42,12 +41,12 @@ class Aim:
 AIMS = (Aim("fused", 0.0, 1.6), Aim("distributed", 50.0, 1.0))
 
 
-def bars(comparison: Mapping[str, Any], aims: Sequence[Aim] = AIMS) -> list[Bar]:
-    """Checks the aims against a parsed comparison.json."""
+def bars(comparison: Comparison, aims: Sequence[Aim] = AIMS) -> list[Bar]:
+    """Checks the aims against a comparison."""
     return [Bar(str(aim), _measured(comparison, aim), aim.least) for aim in aims]
 
 
-def verdicts(comparison: Mapping[str, Any], aims: Sequence[Aim] = AIMS) -> list[str]:
+def verdicts(comparison: Comparison, aims: Sequence[Aim] = AIMS) -> list[str]:
     """Returns a line for each aim: the ratio, whether it is met, and the prediction."""
     lines = []
     for aim, bar in zip(aims, bars(comparison, aims), strict=True):
@@ -57,41 +56,35 @@ def verdicts(comparison: Mapping[str, Any], aims: Sequence[Aim] = AIMS) -> list[
     return lines
 
 
-def _measured(comparison: Mapping[str, Any], aim: Aim) -> float | None:
-    for condition in comparison["conditions"]:
-        if condition["link"]["rtt_ms"] == aim.rtt_ms and aim.architecture in condition["architectures"]:
-            speedup: float | None = condition["architectures"][aim.architecture]["speedup_vs_autoregressive"]
-            return speedup
-    return None
+def _measured(comparison: Comparison, aim: Aim) -> float | None:
+    found = (measured.of(aim.architecture) for measured in comparison.links if measured.rtt_ms == aim.rtt_ms)
+    return next((summary.speedup.ratio for summary in found if summary), None)
 
 
-def _predicted(comparison: Mapping[str, Any], aim: Aim) -> float | None:
-    theory = comparison["theory"]
-    tpot = {
-        prediction["architecture"]: prediction["predicted_tpot_s"]
-        for prediction in (theory["predictions"] if theory else ())
-        if prediction["rtt_ms"] == aim.rtt_ms
-    }
+def _predicted(comparison: Comparison, aim: Aim) -> float | None:
+    at = {measured.name for measured in comparison.links if measured.rtt_ms == aim.rtt_ms}
+    predictions = comparison.theory.predictions if comparison.theory else ()
+    tpot = {each.architecture: each.predicted_s for each in predictions if each.condition in at}
     if aim.architecture not in tpot or "autoregressive" not in tpot:
         return None
-    return float(tpot["autoregressive"] / tpot[aim.architecture])
+    return tpot["autoregressive"] / tpot[aim.architecture]
 
 
-def by_workload(comparison: Mapping[str, Any]) -> list[str]:
+def by_workload(comparison: Comparison) -> list[str]:
     """Yields a line for each drafting architecture and round trip: acceptance and speedups by kind of prompt."""
     lines = []
-    for condition in comparison["conditions"]:
-        for name, of in condition["architectures"].items():
-            if of["speedup_vs_autoregressive"] is None or not of["drafted"]:
+    for measured in comparison.links:
+        for of in measured.summaries:
+            if of.speedup.ratio is None or not of.acceptance.drafted:
                 continue
             kinds = ", ".join(
-                f"{kind} {found['speedup_vs_autoregressive']:.2f}x"
-                for kind, found in of["workloads"].items()
-                if found["speedup_vs_autoregressive"] is not None
+                f"{kind} {found.speedup.ratio:.2f}x"
+                for kind, found in of.workloads.items()
+                if found.speedup.ratio is not None
             )
             lines.append(
-                f"{name} at RTT {condition['link']['rtt_ms']:g} ms: {of['speedup_vs_autoregressive']:.2f}x,"
-                f" {of['mean_acceptance_length']:.2f} tokens a round ({kinds})"
+                f"{of.architecture} at RTT {measured.rtt_ms:g} ms: {of.speedup.ratio:.2f}x,"
+                f" {of.acceptance.mean_length:.2f} tokens a round ({kinds})"
             )
     return lines
 
@@ -122,9 +115,10 @@ def comparison_of(arguments: argparse.Namespace) -> ComparisonConfig:
 def run(config: ComparisonConfig) -> int:
     """Compares, prints the bars, and returns the comparison's exit code."""
     from tandem.comparison.measuring.driver import run_comparison
+    from tandem.comparison.report.publish import publish
     from tandem.rpc.generation_client import GenerationClient
 
-    code = run_comparison(config, GenerationClient.connect)
+    code = run_comparison(config, GenerationClient.connect, publish)
     file = config.output_dir / "comparison.json"
     if code or not file.is_file():
         return code

@@ -1,7 +1,7 @@
 """Compares plain, distributed, fused and remote-draft decoding on the same prompts: `tandem compare`.
 
 Starts real server processes, or connects to running ones, and measures at the client. Appends each measurement to
-records.jsonl as it comes, and writes comparison.json, comparison.csv, loads.csv, a report and a table from them.
+records.jsonl as it comes, and publishes the run.
 Imports nothing heavy before the options are checked.
 """
 
@@ -23,20 +23,18 @@ from tandem.comparison.measuring.config import ComparisonConfig, parse_connect
 from tandem.comparison.measuring.others_workloads import spec_bench_prompts
 from tandem.comparison.measuring.prompts import BUILT_IN
 from tandem.comparison.measuring.workloads import Prompt, built_in_prompts, given_prompts, read_prompt_file
-from tandem.comparison.report.reading import read_comparison
 from tandem.comparison.vllm.settings import SERVED, VLLM
 from tandem.speculation.sampling import member_named
 from tandem.speculation.types import Rule, SamplingParams
 
-RENDERING = {"render", "format"}
 STARTING = tuple(name for name, flag in COMPARE_FLAGS.items() if flag.group == STARTED)
 
 
 def refuse_unused_flags(options: CompareOptions) -> None:
     """Raises ValueError for a flag that has no effect in combination with the others."""
     if options.render:
-        for name in sorted(options.given - RENDERING):
-            raise ValueError(f"{_flag(name)}: --render measures nothing; it takes --format")
+        for name in sorted(options.given - {"render"}):
+            raise ValueError(f"{_flag(name)}: --render measures nothing, and takes no other flag")
         return
     started = started_here(options)
     for name in STARTING:
@@ -111,7 +109,6 @@ def build_config(options: CompareOptions) -> ComparisonConfig:
         placement=placement_of(options, started_here(options)),
         timeout_s=options.timeout,
         startup_timeout_s=options.startup_timeout,
-        formats=split_list(options.format),
     )
 
 
@@ -143,30 +140,25 @@ def choose_prompts(options: CompareOptions) -> tuple[Prompt, ...]:
     return built_in_prompts(kinds, per_workload)
 
 
-def render_again(path: Path, options: CompareOptions) -> int:
-    """Writes the report of an earlier comparison again."""
-    from tandem.comparison.report.write import write_report
+def render_again(path: Path) -> int:
+    """Writes the page of an earlier comparison again."""
+    from tandem.comparison.analysis.comparison import read_comparison
+    from tandem.comparison.report.publish import write_page
 
-    comparison = read_comparison(path, "render")
-    files = write_report(comparison, path.parent, split_list(options.format))
-    print("wrote " + ", ".join(str(path) for path in files if path.suffix != ".png"))
+    print(f"wrote {write_page(read_comparison(path, 'render'), path.parent)}")
     return 0
 
 
 def report_again(path: Path, options: CompareOptions) -> int:
     """Analyses and reports a run's records again; the run may have been cut short."""
     from tandem.comparison.measuring.record_log import read_records
-    from tandem.comparison.report.publishing import publish
+    from tandem.comparison.report.publish import publish
 
     measured = read_records(path)
     if not measured.records:
         raise ValueError(f"from-records: {path} has no request that was measured")
-    measured.config = replace(
-        measured.config,
-        output_dir=options.output_dir or measured.config.output_dir,
-        formats=split_list(options.format),
-    )
-    return publish(measured, new=False)
+    measured.config = replace(measured.config, output_dir=options.output_dir or measured.config.output_dir)
+    return publish(measured)
 
 
 def main(argv: Sequence[str] | None = None, program: str = "compare_architectures.py") -> int:
@@ -176,7 +168,7 @@ def main(argv: Sequence[str] | None = None, program: str = "compare_architecture
     try:
         refuse_unused_flags(options)
         if options.render:
-            return render_again(options.render, options)
+            return render_again(options.render)
         if options.from_records:
             return report_again(options.from_records, options)
         config = build_config(options)
@@ -184,8 +176,9 @@ def main(argv: Sequence[str] | None = None, program: str = "compare_architecture
         parser.error(str(error))
     from tandem.comparison.api import connector  # grpc and rich are imported only now
     from tandem.comparison.measuring.driver import run_comparison
+    from tandem.comparison.report.publish import publish
 
-    return run_comparison(config, connector(config))
+    return run_comparison(config, connector(config), publish)
 
 
 if __name__ == "__main__":

@@ -161,10 +161,9 @@ class CompareOptions:
     draft_neuron_config: str | None = same("draft_neuron_config")
     startup_timeout: SECONDS = option("how long a server may take to start", default=ComparisonConfig.startup_timeout_s)
 
-    format: LIST = option(
-        "format of the report: html, md or both", default=",".join(ComparisonConfig.formats), group="files"
+    render: Path | None = option(
+        "measure nothing; write the page of this comparison.json", metavar="FILE", group="files"
     )
-    render: Path | None = option("measure nothing; write the report of this comparison.json", metavar="FILE")
     from_records: Path | None = option("measure nothing; analyse and report this records.jsonl", metavar="FILE")
     output_dir: Path | None = option("folder for the files (default: results/<timestamp>)", metavar="DIR")
 

@@ -24,7 +24,7 @@ from tandem.cli.role_names import (
     ALONE,
     APART,
     ASKING,
-    CREDENTIALED,
+    CALLING,
     DRAFTING,
     EVERY,
     FUSING,
@@ -337,20 +337,20 @@ class Options:
 
     tls_ca: FILE | None = option(
         "call with TLS; one of these CAs signed the server's certificate",
-        CREDENTIALED,
+        CALLING,
         only=_CALLING,
         group="security of outgoing calls, from clients and from servers that call another server",
     )
     tls_client_cert: FILE | None = option(
-        "the caller's own certificate, for a server with mTLS", CREDENTIALED, only=_CALLING
+        "the caller's own certificate, for a server with mTLS", CALLING, only=_CALLING
     )
-    tls_client_key: FILE | None = option("its private key", CREDENTIALED, only=_CALLING)
+    tls_client_key: FILE | None = option("its private key", CALLING, only=_CALLING)
     tls_server_name: NAME | None = option(
-        "the name in the server's certificate, if it is not its host", CREDENTIALED, only=_CALLING
+        "the name in the server's certificate, if it is not its host", CALLING, only=_CALLING
     )
-    token_file: FILE | None = option("a file with the token to send with every call", CREDENTIALED, only=_CALLING)
+    token_file: FILE | None = option("a file with the token to send with every call", CALLING, only=_CALLING)
     token_env: NAME | None = option(
-        "the environment variable with that token, instead of a file", CREDENTIALED, only=_CALLING
+        "the environment variable with that token, instead of a file", CALLING, only=_CALLING
     )
 
     prompt: tuple[str, ...] = option(
@@ -421,15 +421,9 @@ class Options:
         ("accept", "convert"),
         group="measuring and advice (roles accept and advise)",
     )
-    report: str | None = option("the comparison.json, or prefill_apart.json, to use", ("advise",))
+    report: str | None = option("the comparison.json to use", ("advise",))
     rtt_ms: float | None = option("round trip between client and target (default: as measured)", ("advise",))
-    ping: ADDRESSES | None = option(
-        "rank these servers by round trips measured from this machine, where the draft would run", ("advise",)
-    )
-    link_mbps: float | None = option(
-        "on prefill apart: bandwidth between target and PrefillWorker in Mbit/s (default: no limit)", ("advise",)
-    )
-    clients: int = option("concurrent clients of one target", ("advise",), default=1)
+    clients: int = option("clients of one target at once", ("advise",), default=1)
 
     receipt: FILE | None = option(
         "the receipt; also without --receipt, after the role", ("check",), group="receipts (role check)"

@@ -81,7 +81,6 @@ def measured(shape: Shape, times: Sequence[float], random: Random, folder: Path)
         max_num_completed_requests=shape.load_requests if shape.concurrency or shape.rate else None,
         speculation_length=shape.length,
         head="a head",
-        formats=("html", "md"),
     )
     endpoints = tuple(
         Endpoint(CONNECTABLE[n], f"127.0.0.1:{i}", replace(MODEL, draft_name="" if n in PLAIN else "toy"))

@@ -167,7 +167,7 @@ def test_help_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("--render x.json --num_runs 3", "num-runs: --render measures nothing; it takes --format"),
+        ("--render x.json --num_runs 3", "num-runs: --render measures nothing, and takes no other flag"),
         ("--render x.json --output-dir y", "output-dir: --render measures nothing"),
         ("--backend toy --threads 1", "threads: --backend toy does not take it; torch does"),
         ("--backend toy --dtype auto", "dtype: --backend toy does not take it; torch and nxdi do"),

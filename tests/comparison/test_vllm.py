@@ -16,11 +16,11 @@ import pytest
 
 from tandem import compare
 from tandem.cli.compare import main
+from tandem.comparison.analysis.comparison import read_comparison
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.servers import ServerFailed
 from tandem.comparison.measuring.workloads import given_prompts
-from tandem.comparison.report.deploying import deployment
-from tandem.comparison.report.engine_table import engine_table
+from tandem.comparison.report.serving import deployment
 from tandem.comparison.vllm.commands import serve_flags
 from tandem.comparison.vllm.counters import AT_POSITION, DRAFTED, DRAFTS, parsed, stats_of
 from tandem.comparison.vllm.deployment import healthy
@@ -69,25 +69,16 @@ def config(tmp_path: Path, **more: Any) -> ComparisonConfig:
 @pytest.mark.thorough
 def test_every_way_that_vllm_drafts_is_measured_with_its_own_counters(tmp_path: Path, python: str) -> None:
     found = compare(["one", "two"], **settings(tmp_path, python, *ALL), rtts_ms=(0.0, 5.0))
-    written = json.loads((tmp_path / "out" / "comparison.json").read_text())
-    assert not found.failed and [len(c["architectures"]) for c in written["conditions"]] == [5, 5]
-    for condition in written["conditions"]:
-        for name, of in condition["architectures"].items():
-            drafts = name != "autoregressive"
-            # 9 tokens: one of the prompt, and 8 by one or by two
-            assert of["rounds"] == 2 * (5 if drafts else 9)
-            assert (of["drafted"], of["accepted"]) == ((2 * 12, 2 * 4) if drafts else (0, 0))
-            assert of["identical_to_autoregressive"]["count"] == 2
-            by = {"arrived": 24} if name in ("remote_draft", "never_waiting") else {}
-            assert of["drafted_by"] == by
-        assert condition["architectures"]["fused"]["acceptance_by_position"] == [1.0, 0.0, 0.0]
-    assert written["servers"]["fused"]["model"]["backend"] == "vLLM 0.0.fake"
-    assert written["decision"] is None or "vllm" in deployment(written, "fused").lines[0]
-    text = " ".join(str(found).split())
-    assert "its own n-gram" in text and "What vLLM counted" in text
-    worker, served = deployment(written, "never_waiting").lines
-    assert "--propose_only" in worker
-    assert served.startswith("TANDEM_DRAFT_WORKERS=127.0.0.1:50052 TANDEM_DRAFT_FORM=never_waiting python -m vllm.")
+    assert not found.failed and [len(measured.summaries) for measured in found.conditions] == [5, 5]
+    for of in (summary for measured in found.conditions for summary in measured.summaries):
+        drafts = of.architecture != "autoregressive"
+        # 9 tokens: one of the prompt, and 8 by one or by two
+        assert of.acceptance.rounds == 2 * (5 if drafts else 9)
+        assert (of.acceptance.drafted, of.acceptance.accepted) == ((2 * 12, 2 * 4) if drafts else (0, 0))
+        assert of.identical is not None and of.identical.count == 2
+        by = {"arrived": 24} if of.architecture in ("remote_draft", "never_waiting") else {}
+        assert of.acceptance.drafted_by == by
+    assert {endpoint.model.backend for endpoint in found.endpoints} == {"vLLM 0.0.fake"}
 
 
 def test_a_text_that_leaves_vllm_s_own_is_counted_with_where_it_does(
@@ -95,12 +86,10 @@ def test_a_text_that_leaves_vllm_s_own_is_counted_with_where_it_does(
 ) -> None:
     monkeypatch.setenv("FAKE_VLLM", "leaves")
     found = compare(["one"], **settings(tmp_path, python, "autoregressive", "lookup"))
-    written = json.loads((tmp_path / "out" / "comparison.json").read_text())
-    of = written["conditions"][0]["architectures"]["lookup"]
-    assert (of["rounds"], of["drafted"], of["accepted"]) == (5, 12, 4)
-    same = of["identical_to_autoregressive"]
-    assert (same["count"], same["total"], same["divergences"][0]["position"]) == (0, 1, 4)
-    assert "0/1 4" in " ".join(str(found).split())
+    of = found.base.of("lookup")
+    assert of is not None and of.identical is not None
+    assert (of.acceptance.rounds, of.acceptance.drafted, of.acceptance.accepted) == (5, 12, 4)
+    assert (of.identical.count, of.identical.total, of.identical.divergences[0].position) == (0, 1, 4)
 
 
 def test_servers_that_have_no_room_beside_each_other_are_measured_in_turn(
@@ -217,16 +206,15 @@ def test_servers_of_vllm_that_run_already_are_measured_as_what_they_are_named(
         named = ("--architectures", "autoregressive,lookup,remote_draft", "--output-dir", str(tmp_path))
         urls = (f"autoregressive={plain}", f"lookup={ngram}/v1", f"remote_draft={waiting}")
         assert main((*flags, *named, *(each for url in urls for each in ("--connect", url)))) == 0
-    written = json.loads((tmp_path / "comparison.json").read_text())
-    of = written["conditions"][0]["architectures"]
-    assert [of[name]["rounds"] for name in ("autoregressive", "lookup", "remote_draft")] == [18, 10, 10]
-    assert (of["remote_draft"]["drafted"], of["remote_draft"]["accepted"]) == (24, 8)
-    assert of["lookup"]["identical_to_autoregressive"]["count"] == 2
-    assert written["servers"]["lookup"]["model"]["backend"] == "vLLM 0.0.fake"
-    table = engine_table(written)
-    assert table is not None and "its own n-gram, as named by --connect" in str(table)
-    assert deployment(written, "lookup").lines[0].startswith(f"curl {ngram}/v1/completions ")
-    (said,) = [each for each in written["remarks"] if "against its own texts" in each]
+    found = read_comparison(tmp_path / "comparison.json")
+    of = {summary.architecture: summary for summary in found.base.summaries}
+    rounds = {name: summary.acceptance.rounds for name, summary in of.items()}
+    assert rounds == {"autoregressive": 18, "lookup": 10, "remote_draft": 10}
+    assert (of["remote_draft"].acceptance.drafted, of["remote_draft"].acceptance.accepted) == (24, 8)
+    assert of["lookup"].identical and of["lookup"].identical.count == 2
+    assert {endpoint.model.backend for endpoint in found.endpoints} == {"vLLM 0.0.fake"}
+    assert deployment(found, "lookup").lines[0].startswith(f"curl {ngram}/v1/completions ")
+    (said,) = [each for each in found.remarks if "against its own texts" in each]
     assert "again, 2 of 2 are the same; asked for all of them at once, 2 of 2 are the same." in said
 
 

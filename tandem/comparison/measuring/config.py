@@ -17,7 +17,6 @@ from tandem.comparison.measuring.json_form import HIDDEN, encoded
 from tandem.comparison.measuring.loads import Load, check_length, check_loads
 from tandem.comparison.measuring.others_workloads import read_arrivals
 from tandem.comparison.measuring.workloads import Prompt
-from tandem.comparison.report.blocks import FORMATS
 from tandem.comparison.vllm import settings as vllm
 from tandem.host.published_times import times_named
 from tandem.rpc.credentials import Credentials
@@ -129,7 +128,6 @@ class ComparisonConfig:
     pipeline: str = "off"
     timeout_s: float = 300.0
     startup_timeout_s: float = 600.0
-    formats: tuple[str, ...] = ("html",)
 
     @property
     def drafts_with_head(self) -> bool:
@@ -179,7 +177,6 @@ class ComparisonConfig:
             ("draft", (self.draft,), DRAFTERS),
             ("feature-format", (self.feature_format,), ("bfloat16", "int8")),
             ("pipeline", (self.pipeline,), ("off", "on", "never-waiting", "auto")),
-            ("format", self.formats, FORMATS),
             ("engine", (self.engine,), vllm.ENGINES),
         ):
             _check_names(flag, chosen, dict.fromkeys(known))

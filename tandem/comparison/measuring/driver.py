@@ -26,7 +26,6 @@ from tandem.comparison.measuring.records import failure_of
 from tandem.comparison.measuring.run import Contender
 from tandem.comparison.measuring.servers import Fleet, ServerFailed
 from tandem.comparison.measuring.template import decide_template
-from tandem.comparison.report.publishing import FAILED, OK, SERVER_DIED, USAGE, publish
 from tandem.comparison.vllm.counters import Counters
 from tandem.comparison.vllm.deployment import VllmDeployment
 from tandem.comparison.vllm.memory import vllm_turns
@@ -45,6 +44,9 @@ if TYPE_CHECKING:
 Connect = Callable[[str, str], "AbstractAsyncContextManager[GenerationClient | OpenAIClient]"]
 """(address, service) -> a client."""
 
+OK, FAILED, USAGE, SERVER_DIED = 0, 1, 2, 4
+"""Exit codes. Others: 130 by Ctrl-C, 143 by SIGTERM."""
+
 _SILENT = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED")
 
 
@@ -60,10 +62,10 @@ class NoTokenizer(RuntimeError):
     """A load's prompts cannot be cut: the target's tokenizer is not here; the message is one line."""
 
 
-def run_comparison(config: ComparisonConfig, connect: Connect) -> int:
-    """Runs a comparison and returns the exit code (see tandem/comparison/report/publishing.py).
+def run_comparison(config: ComparisonConfig, connect: Connect, publish: Callable[[RunData], int]) -> int:
+    """Measures, publishes what was measured and returns the exit code; `publish` returns its own.
 
-    If measuring ends early, the measurements so far are reported. A second signal ends the process at once.
+    If measuring ends early, the measurements so far are published. A second signal ends the process at once.
     """
     with Interruption() as interruption:
         try:

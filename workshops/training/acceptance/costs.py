@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tandem.comparison.analysis.evidence import spread
+from tandem.comparison.analysis.doubt import spread
 from tandem.comparison.measuring.distributions import ratio
 from tandem.engine.batcher import Batcher
 from tandem.runners.protocol import PrefillRow, ProposeRow, Runner, VerifyRow

@@ -10,10 +10,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from tandem.checkpoints.tokenizers import same_tokens
-from tandem.comparison.analysis.bootstrap import Interval, paired_interval
-from tandem.comparison.analysis.doubt import EARLY_TOKENS, MORE_PROMPTS, MORE_RUNS, Doubt, doubt
-from tandem.comparison.analysis.evidence import beside_loads
-from tandem.comparison.analysis.metrics import sum_counts, sum_positions
+from tandem.comparison.analysis.doubt import MORE_PROMPTS, MORE_RUNS, Doubt, Evidence, busy, doubt
+from tandem.comparison.analysis.intervals import Interval, paired_interval
+from tandem.comparison.analysis.summary import sum_counts, sum_positions
 from tandem.comparison.measuring.distributions import ratio
 from tandem.comparison.measuring.json_form import encoded
 from tandem.comparison.measuring.machine_load import LoadWatch, MachineLoad
@@ -140,15 +139,14 @@ class PairMeasurement:
 
     def doubt_of(self, drafter: DrafterFigures) -> Doubt:
         """Says how sure a drafter's predicted speedup is, by the rule of the comparison."""
-        evidence = replace(
-            beside_loads([self.machine_load], usable_cores()),
+        evidence = Evidence(
             prompts=len(self.answers),
             answers=len(self.answers),
             timed_tokens=self.tokens,
-            early=ratio(sum(tokens < EARLY_TOKENS for tokens in self.answers), len(self.answers)),
             interval=drafter.interval(self.costs),
+            busy=busy([self.machine_load], usable_cores()),
             steps_vary=self.costs.vary,
-            predicted=True,
+            apart="it is predicted, not measured",
         )
         found = doubt(evidence)
         ways = (MORE_PROMPTS if way == MORE_RUNS else way for way in found.surer)  # a pair is replayed once

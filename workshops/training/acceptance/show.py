@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 
 from tandem.comparison.measuring.distributions import ratio
-from tandem.comparison.measuring.json_form import encoded
-from tandem.comparison.report.blocks import Column, Table, table
-from tandem.comparison.report.terminal import doubt_lines, rich_table
+from tandem.comparison.report.sentences import doubts
+from tandem.comparison.report.tables import Table, table
+from tandem.comparison.report.terminal import rich_table
 from tandem.workshops.training.acceptance.measure import ALL, DrafterFigures, PairMeasurement
 
 
@@ -30,7 +30,7 @@ def print_measured(found: PairMeasurement, console: Console) -> None:
 
 
 def _table(title: str, first: str, columns: Iterable[object], rows: Sequence[Sequence[str]]) -> Table:
-    return table(title, [Column(first, False), *(Column(str(column)) for column in columns)], rows)
+    return table(title, [first, *map(str, columns)], rows)
 
 
 def _agreement(found: PairMeasurement) -> Table:
@@ -74,7 +74,7 @@ def _sentences(found: PairMeasurement) -> list[str]:
         lines.append(f"A draft step takes {1000 * found.costs.draft_step:.2f} ms: cost ratio {found.costs.ratio:.3f}.")
     lines += [_verdict(found, drafter) for drafter in found.drafters]
     best = max(found.drafters, key=lambda drafter: drafter.best(found.costs)[1])
-    return [*lines, *doubt_lines(encoded(found.doubt_of(best)))]
+    return [*lines, *doubts(found.doubt_of(best))]
 
 
 def _verdict(found: PairMeasurement, drafter: DrafterFigures) -> str:
