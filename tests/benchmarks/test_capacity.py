@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks import capacity
 from benchmarks.capacity import Knee, knee_of, main, times_of
+from tandem.comparison.analysis.loads import Capacity, Served
+from tests.comparison.test_verdict import PAIR, comparison, run
 
-SERVED = [{"architecture": "fused", "clients": 4.0}, {"architecture": "distributed", "clients": 6.4}]
+SERVED = (Served("fused", 4.0, False, 9.0, ()), Served("distributed", 6.4, False, 9.0, ()))
 
 
 def test_the_rehearsed_device_serves_rows_one_after_the_other() -> None:
@@ -21,12 +24,12 @@ def test_the_rehearsed_device_serves_rows_one_after_the_other() -> None:
 
 
 def test_a_knee_is_held_against_the_law() -> None:
-    found = {"capacity": {"served": SERVED, "gain": 1.6, "law": 1.5}, "servers": {}}
-    knee = knee_of(0.2, found)
+    found = comparison(run(PAIR, prompts=1))
+    knee = knee_of(0.2, replace(found, capacity=Capacity(0.1, SERVED, 1.6, 1.5)))
     assert knee == Knee(0.2, 4.0, 6.4, 1.6, 1.5, 0.0) and knee.off == pytest.approx(1 / 15)
     assert str(knee) == "| 0.2 | 4.0 | 6.4 | 1.60 | 1.50 | +7 % | 0 % |"
     with pytest.raises(ValueError, match="no knee of both"):
-        knee_of(0.2, {"capacity": {"served": SERVED, "gain": None, "law": 1.5}, "servers": {}})
+        knee_of(0.2, replace(found, capacity=Capacity(0.1, SERVED, None, 1.5)))
 
 
 @pytest.mark.thorough
