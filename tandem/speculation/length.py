@@ -260,7 +260,7 @@ class AdaptiveLength:
         self._statistics.note(requested, draft, verdict, seconds, steady)
         self._undrafted_tokens = 0 if by is Proposer.MODEL else self._undrafted_tokens + len(verdict.token_ids)
         for proposer in Proposer:
-            self._idle[proposer] += verdict.steps
+            self._idle[proposer] += 1
         if by is not None:
             self._counts[by].note(len(draft.token_ids), verdict.accepted, self._idle[by])
             self._idle[by] = 0

@@ -19,8 +19,7 @@ class RoundStatistics:
     The cost of a verification depends on the tokens of its whole step, that of a draft on its length and the rows of
     its step. `drafted` and `undrafted` are the seconds that a round takes beyond both, for network and handling, with
     and without asking for a draft, which may need a round trip of its own. Waiting for other rows' steps is excluded,
-    because that work (for example a new prompt) is the same however many rounds this session takes. A round trip that
-    plain steps share counts whole: divided among them, it left too few drafts to learn where these pay. On average
+    because that work (for example a new prompt) is the same however many rounds this session takes. On average
     `neighbours` other rows share a row's step and add `other_tokens` tokens to it, a round commits `committed` tokens,
     and its draft takes `drafting` seconds.
     """
@@ -39,14 +38,14 @@ class RoundStatistics:
         """Records a round. `steady`: the draft model had no more unprocessed tokens than usual."""
         self.rounds += 1
         drafted, step_tokens = len(draft.token_ids), tokens_of_step(verdict, len(draft.token_ids))
-        self.committed += (1 - FADING_COMMITTED) * (len(verdict.token_ids) / verdict.steps - self.committed)
+        self.committed += (1 - FADING_COMMITTED) * (len(verdict.token_ids) - self.committed)
         self.neighbours += (1 - FADING_COMPANY) * (verdict.rows - 1 - self.neighbours)
         self.other_tokens += (1 - FADING_COMPANY) * (step_tokens - drafted - 1 - self.other_tokens)
         self.drafting += (1 - FADING_COMMITTED) * (draft.compute_seconds - self.drafting)
         self.rounds_since_plain = self.rounds_since_plain + 1 if requested else 0
         by = proposer_of(draft)
         if verdict.compute_seconds > 0:
-            self.verify.note(ANY_ROWS, step_tokens, verdict.compute_seconds / verdict.steps)
+            self.verify.note(ANY_ROWS, step_tokens, verdict.compute_seconds)
         if by is Proposer.MODEL and steady:
             self.draft.note(draft.rows, drafted, draft.compute_seconds)
         if by is not Proposer.MODEL or steady:

@@ -98,7 +98,7 @@ def test_a_signal_leaves_a_partial_report_and_its_exit_code(number: signal.Signa
     found = comparison_in(tmp_path)
     assert found["missing"] == f"interrupted by {number.name}"
     assert f"PARTIAL: interrupted by {number.name}; {len(found['records'])} of 6000 requests were measured" in out
-    assert "# Partial: where should the draft" in (tmp_path / "report.md").read_text()
+    assert "<title>Partial: where should" in (tmp_path / "report.html").read_text()
     assert "Traceback" not in err
 
 

@@ -78,7 +78,7 @@ async def _run(
             await ask(one, number=number)
 
     if load.rate is not None:
-        times = arrivals(load.rate, len(asked), seed, load.pattern)
+        times = arrivals(load.rate, len(asked), seed)
         await asyncio.gather(*(ask(one, at) for at, one in zip(times, asked, strict=True)))
     else:
         waiting = iter(asked)
