@@ -22,7 +22,7 @@ from tandem.comparison.analysis.predictions import (
 )
 from tandem.comparison.analysis.summary import Summary
 from tandem.comparison.measuring import architectures as arch
-from tandem.comparison.measuring.calibration import NOT_COSTED, Calibration
+from tandem.comparison.measuring.architectures import NOT_COSTED, Calibration
 from tandem.comparison.measuring.conditions import BASE, LINK, Condition
 from tandem.comparison.measuring.json_form import HIDDEN, decoded, encoded
 from tandem.comparison.measuring.records import Measurement, Record

@@ -1,15 +1,7 @@
-"""Writes the simplest draft model: the target's own first layers, untrained.
-
-    python -m tandem_train.first_layers --layers 20 --output DIR
-
-It agrees with the target on about 20 % of the tokens (for 20 of the embedded target's 30 layers) and costs most of its
-time, so it never pays. It serves to exercise every code path of a draft model.
-"""
+"""The simplest draft model: the target's own first layers, untrained, to exercise every code path of one."""
 
 from __future__ import annotations
 
-import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -36,22 +28,3 @@ def write_first_layers(target: str | None, layers: int, output: Path) -> Checkpo
     save_whole(output, module.save_pretrained)
     write_tokenizer(checkpoint, output)
     return Checkpoint(f"first-{layers}-layers", str(output))
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Writes the target's first layers as an (untrained) draft model.")
-    parser.add_argument("--target_model", "--target-model", help="target (default: the embedded one)")
-    parser.add_argument("--layers", type=int, default=20, help="layers to keep (default 20)")
-    parser.add_argument("--output", type=Path, required=True, help="folder to write")
-    args = parser.parse_args()
-    try:
-        checkpoint = write_first_layers(args.target_model, args.layers, args.output)
-    except ValueError as error:
-        print(f"first_layers: {error}", file=sys.stderr)
-        return 2
-    print(f"wrote {checkpoint.folder}; use it with --draft_model {checkpoint.folder}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
