@@ -148,7 +148,7 @@ class CompareOptions:
     startup_timeout: SECONDS = option("how long a server may take to start", default=ComparisonConfig.startup_timeout_s)
 
     render: Path | None = option(
-        "measure nothing; write the report of this comparison.json", metavar="FILE", group="files"
+        "measure nothing; write the page of this comparison.json", metavar="FILE", group="files"
     )
     from_records: Path | None = option("measure nothing; analyse and report this records.jsonl", metavar="FILE")
     output_dir: Path | None = option("folder for the files (default: results/<timestamp>)", metavar="DIR")
