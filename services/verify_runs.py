@@ -25,7 +25,8 @@ from tandem.services.sessions.table import (
     SessionTable,
     session_key,
 )
-from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
+from tandem.speculation.estimate import Estimate
+from tandem.speculation.lookup_policy import PolicedLookup
 from tandem.speculation.run_on import RunMessage, RunOn
 from tandem.speculation.types import InvalidField, ModelInfo, Rule, SparseDistribution, SpeculationStats, TooLong
 from tandem.v1 import target_verifier_pb2 as pb
@@ -180,7 +181,7 @@ class VerifyRuns:
         using: Callable[[VerifySession], AbstractAsyncContextManager[None]],
     ) -> None:
         self._sessions, self._info, self._using = sessions, info, using
-        self._policy = LookupPolicy()
+        self._estimate = Estimate()
         sessions.on_end.append(_session_ended)
 
     async def replies(
@@ -224,7 +225,7 @@ class VerifyRuns:
             async def step(draft: tuple[int, ...]) -> pb.VerifyResponse:
                 return await self._step(session, run, draft)
 
-            lookup = PolicedLookup(self._policy, only_grows=True)
+            lookup = PolicedLookup(self._estimate, only_grows=True)
             await lookup.open(session.tokens)
             run_on = RunOn(session.tokens, request.stop_token_ids, lookup=lookup)
             together = STEPS_TOGETHER if request.takes_several and session.request.features is None else 1

@@ -21,7 +21,7 @@ from tandem.services.sessions.proposal_limits import ProposalCounts
 from tandem.services.sessions.proposal_stream import ProposalStream
 from tandem.services.sessions.table import Session, SessionConflict, SessionKey, SessionTable, session_key
 from tandem.speculation.draft_store import MAX_NODES
-from tandem.speculation.drafters import Drafter, teach
+from tandem.speculation.drafters import Drafter
 from tandem.speculation.types import InvalidField, ModelInfo, Request, TooLong
 from tandem.v1 import draft_worker_pb2 as pb
 
@@ -144,13 +144,12 @@ class Proposals:
         session.tokens, session.resources.counted = tokens, len(tokens)
 
     async def _ready(self, session: Session[ProposalResources, None], prompt_length: int) -> Drafter:
-        """Returns the session's drafter, opened, and taught the session's tokens."""
+        """Returns the session's drafter, opened."""
         resources, tokens = session.resources, session.tokens
         if not resources.ready:
             await resources.drafter.close()  # frees what a cancelled opening may have left
             await resources.drafter.open(tokens[: prompt_length or len(tokens)])
             resources.ready = True
-        teach(resources.drafter, tokens)
         return resources.drafter
 
     def _check(self, request: pb.ProposeRequest) -> None:

@@ -16,7 +16,8 @@ from tandem.runners.protocol import FusedResult, FusedRow, ProposeRow, RowFailed
 from tandem.speculation.fallible import Attempt, DrafterHealth
 from tandem.speculation.length import LengthPlan
 from tandem.speculation.lookup_policy import PolicedLookup
-from tandem.speculation.types import Draft, Proposer, Request, Rule, SpeculationStats, Verdict, model_part
+from tandem.speculation.loop import Rounds
+from tandem.speculation.types import Draft, Proposer, Request, SpeculationStats, Verdict, model_part
 
 log = logging.getLogger("tandem.engine")
 
@@ -43,7 +44,7 @@ class FusedPair:
             )
 
 
-class FusedRounds:
+class FusedRounds(Rounds):
     """Composes a sequence of the target and one of the draft model, which share their slot's number and their steps.
 
     With a `lookup`, a round that it can answer verifies the copy without running the draft model. If the draft model
@@ -59,10 +60,8 @@ class FusedRounds:
         stats: SpeculationStats | None = None,
         stops: Collection[int] | None = None,
     ) -> None:
-        self._pair, self._request, self.drafter, self._stops = pair, request, lookup, stops
+        self._pair, self._request, self._lookup, self._stops = pair, request, lookup, stops
         self._stats = stats if stats is not None else SpeculationStats()
-        if lookup:
-            lookup.by_time = request.rule is Rule.AGREEMENT
         self._target: TargetSequence | None = None
         self._draft: DraftSequence | None = None
         self.ahead: RoundsAhead | None = None
@@ -74,12 +73,12 @@ class FusedRounds:
         self._draft.only_grows = True
         processing = await pair.target.processing(request, len(prompt))
         self._target.processing = self._draft.processing = processing  # a round's steps run one after the other
-        if self.drafter:
-            await self.drafter.open(prompt)
+        if self._lookup:
+            await self._lookup.open(prompt)
         self._stats.cached_prompt_tokens = await self._target.fill(prompt[:-1])
         if self._stops is not None and processing is None:
             end = request.most_tokens(len(prompt)) or pair.target.runner.limits.max_length
-            self.ahead = RoundsAhead(self._target, self._draft, self.drafter, pair.health, self._stops, end)
+            self.ahead = RoundsAhead(self._target, self._draft, self._lookup, pair.health, self._stops, end)
             self._target.goes_on(self.ahead.follow)
 
     def plan(self, length: LengthPlan) -> None:
@@ -109,7 +108,7 @@ class FusedRounds:
         if row:
             k, copied = row.propose.k, row.copied
         else:
-            copied = self.drafter.copy(tokens, k).token_ids if self.drafter and k else ()
+            copied = self._lookup.copy(tokens, k).token_ids if self._lookup and k else ()
             k = model_part(k, model_k) if copied else self._draft.room(tokens, model_part(k, model_k))
         attempt = (Attempt(self._pair.health) if row else self._pair.health.attempt()) if k and not copied else None
         try:
@@ -139,8 +138,6 @@ class FusedRounds:
         verdict = self._target.verified(
             tokens, proposed.token_ids, result.verdict, waited, done.compute_seconds - drafting, done.ended
         )
-        if self.drafter and done.rows == 1:
-            self.drafter.stepped(len(proposed.token_ids), verdict.compute_seconds)
         if attempt and asked:
             self._report(attempt, self._draft, tokens, result)
         if k and not copied and (asked is None or result.draft_failed):
@@ -174,8 +171,6 @@ class FusedRounds:
             return
         attempt.succeeded()
         draft.proposed(tokens, result.proposal.token_ids)
-        if self.drafter:
-            self.drafter.modelled(tokens, result.proposal.token_ids)
 
     async def close(self) -> None:
         if self._draft:

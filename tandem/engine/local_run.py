@@ -7,8 +7,10 @@ from collections.abc import Collection, Sequence
 
 from tandem.engine.run_ahead import run_steps
 from tandem.engine.sequences import LocalVerifier
+from tandem.speculation.estimate import Estimate
 from tandem.speculation.length import FixedLength
-from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
+from tandem.speculation.lookup_policy import PolicedLookup
+from tandem.speculation.loop import Rounds
 from tandem.speculation.never_waiting import OnStep, RunStep
 from tandem.speculation.pipeline import OutOfStep
 from tandem.speculation.run_on import MAX_UNREAD, RunMessage, RunOn
@@ -16,12 +18,12 @@ from tandem.speculation.types import Draft, Proposer, Verdict
 
 
 class LocalRunVerifier:
-    """The run of a local target for one request. It ends at a token of `stops`. `policy`: of copies."""
+    """The run of a local target for one request. It ends at a token of `stops`. `estimate`: of what copies gain."""
 
     window = MAX_UNREAD
 
-    def __init__(self, verifier: LocalVerifier, policy: LookupPolicy, stops: Collection[int] = ()) -> None:
-        self._verifier, self._lookup, self._stops = verifier, PolicedLookup(policy, only_grows=True), stops
+    def __init__(self, verifier: LocalVerifier, estimate: Estimate, stops: Collection[int] = ()) -> None:
+        self._verifier, self._lookup, self._stops = verifier, PolicedLookup(estimate, only_grows=True), stops
         self._tokens: list[int] = []
         self._run: RunOn | None = None
         self._news = asyncio.Event()
@@ -74,14 +76,12 @@ class LocalRunVerifier:
             await asyncio.gather(stepping, return_exceptions=True)
 
 
-class UndraftedRounds:
+class UndraftedRounds(Rounds):
     """Rounds of a target beside which nothing drafts: plain ones, and with a `lookup` copies where they pay.
 
     A copy has at most `most` tokens. `stops` are the tokens that end the text, if only they or its length end it: then
     the device goes on by itself.
     """
-
-    drafter = None
 
     def __init__(
         self, verifier: LocalVerifier, stops: Collection[int] | None, most: int = 0, lookup: PolicedLookup | None = None

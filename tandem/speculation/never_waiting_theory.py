@@ -17,19 +17,13 @@ It assumes the same acceptance at every position, and drafts that are long enoug
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from tandem.speculation.step_times import Times
 from tandem.speculation.theory import check_acceptance
 
 MIN_STEP, MOST_STEPS = 1e-9, 1e9
 """Seconds of the shortest step, since what took no measurable time took some, and steps that are as good as endless."""
-HIGHEST_RATE = 0.995
-"""The highest acceptance that formulas are given: at 1 they would be infinite."""
-MOST_AHEAD = 64
-"""The most tokens to draft beyond what is known to be committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,65 +81,3 @@ def tpot_never_waiting(costs: RunCosts, acceptance: float, length: int, fresh: i
         return costs.step(length + 1) / (length + 1)
     drafted = 1 / (1 - acceptance ** (length + 1))
     return (plain * each + drafted * costs.step(length + 1)) / (plain + 1 / (1 - acceptance))
-
-
-def steps_before_draft(rtt: float, draft: float, table: tuple[float, ...], width: int) -> int:
-    """Returns how many plain steps the target makes before a draft arrives that reaches `width` tokens beyond them.
-
-    `rtt`, `draft`: seconds of a round trip and of a draft token; `table[0]`: of a plain step.
-    """
-    step = max(table[0], MIN_STEP)
-    late = max(1, math.ceil(rtt / step))
-    for _ in range(4):  # what is drafted takes time too, in which further tokens are committed
-        late = max(1, math.ceil((rtt + min(late + width, MOST_AHEAD) * draft) / step))
-    return late
-
-
-def run_rate(acceptance: float, width: int, late: int, table: tuple[float, ...], company: float = 0.0) -> float:
-    """Returns the tokens per second of a run and of the `company` rows that share its steps, each a token a step.
-
-    `table[n]`: seconds of a step that verifies n draft tokens.
-    """
-    cycle = cycle_of(acceptance, width, late)
-    return (cycle.tokens + company * cycle.steps) / max(MIN_STEP, cycle.seconds(table, width))
-
-
-class Cycle(NamedTuple):
-    """What is expected from one wrong draft to the next: `plain` steps, then `drafted` ones, and their `tokens`."""
-
-    plain: float
-    drafted: float
-    tokens: float
-
-    @property
-    def steps(self) -> float:
-        return self.plain + self.drafted
-
-    def seconds(self, table: Sequence[float], width: int) -> float:
-        """Returns the seconds of its steps. `table[n]`: those of a step that verifies n draft tokens."""
-        return self.plain * table[0] + self.drafted * table[width]
-
-
-def cycle_of(acceptance: float, width: int, late: int) -> Cycle:
-    """Returns the cycle to expect of a run whose drafts arrive `late` steps late; its steps verify `width` of them."""
-    rate = min(acceptance, HIGHEST_RATE)
-    plain = min(1e6, plain_steps(rate, late))
-    return Cycle(plain, 1 / (1 - rate ** (width + 1)), plain + 1 / (1 - rate))
-
-
-class Cost(NamedTuple):
-    """What a token costs: its `seconds`, and the target's steps per token, which verify `width` draft tokens."""
-
-    seconds: float
-    steps: float
-    width: int
-
-
-def running_costs(times: Times, rate: float, table: Sequence[float]) -> list[Cost]:
-    """Returns the costs of a target that never waits, by the width of its steps."""
-    costs = [Cost(table[0], 1.0, 0)]
-    for width in range(1, len(table)):
-        late = steps_before_draft(times.rtt, times.draft, tuple(table), width)
-        cycle = cycle_of(rate, width, late)
-        costs.append(Cost(cycle.seconds(table, width) / cycle.tokens, cycle.steps / cycle.tokens, width))
-    return costs

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from tandem.speculation.depth import Depth
 from tandem.speculation.drafters import BonusDrafter
+from tandem.speculation.loop import Rounds
 from tandem.speculation.types import Draft, SpeculationStats, Verdict
 
 MAX_IN_FLIGHT = 8
@@ -75,7 +76,7 @@ class _Flight:
 
 
 @dataclass(slots=True)
-class PipelinedRounds:
+class PipelinedRounds(Rounds):
     """Rounds of a drafter and a remote verifier, with several in flight as `depth` chooses.
 
     Nothing is drafted beyond `most_total` tokens, prompt included, or `most_new` tokens without it.
@@ -100,18 +101,7 @@ class PipelinedRounds:
     async def open(self, prompt: Sequence[int]) -> None:
         await self.verifier.open(prompt)
         await self.drafter.open(prompt)
-        await self.resume(prompt)
-
-    async def resume(self, prompt: Sequence[int]) -> None:
-        """Goes on with a session and a drafter that are open (see verification_mode.py)."""
         self._end = self.most_total if self.most_new is None else min(self.most_total, len(prompt) + self.most_new)
-
-    async def suspend(self, tokens: Sequence[int]) -> None:
-        """Drops the rounds in flight, so that the session holds `tokens`."""
-        lost = bool(self._flights)
-        await self._drop_in_flight()
-        if lost:
-            await self.verifier.resume(tokens, OutOfStep("the rounds in flight were dropped"))
 
     async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
         """Returns the verdict on the round that extends `tokens`: one in flight already, or a new one of `k` drafts."""
@@ -195,7 +185,7 @@ class PipelinedRounds:
             draft = await self.drafter.draft_bonus(path)
         else:
             draft = await self.drafter.propose(path, min(self._k, self._end - len(path) - 1), self._model_k)
-        self.depth.times.drafted(len(draft.token_ids), self.clock() - began)
+        self.depth.estimate.drafted(len(draft.token_ids), self.clock() - began)
         return draft
 
     def _send(self, draft: Draft, ahead: bool) -> None:
@@ -215,12 +205,9 @@ class PipelinedRounds:
         self._answered = now
         self.stats.network_seconds += min(network_seconds, max(0.0, waited))
         self.stats.guessed_rounds += flight.ahead
-        self.depth.times.verified(beside_target, network_seconds)
+        self.depth.estimate.verified(beside_target, network_seconds)
         committed = [*tokens, *verdict.token_ids]
         matches = self._path[: len(committed)] == committed
-        self.depth.observe(
-            len(flight.draft.token_ids), verdict.accepted, matches if len(self._path) >= len(committed) else None
-        )
         self._no_bonus = False
         return matches or not (self._flights or self._ahead)
 

@@ -40,8 +40,8 @@ class Asked:
 
     def __init__(self, worker: Worker) -> None:
         self.worker, self.stats = worker, SpeculationStats()
-        self.reach = LookaheadPolicy(worker.target.k, worker.measured)
-        drafter = RemoteDrafter(worker, ASKED, worker.target.vocab_size, self.stats, worker.measured.times)
+        self.reach = LookaheadPolicy(worker.target.k, worker.estimate)
+        drafter = RemoteDrafter(worker, ASKED, worker.target.vocab_size, self.stats, worker.estimate)
         self._drafter = FallibleDrafter(drafter, worker.health, stats=self.stats)
         self.opened = False
         worker.sessions += 1
@@ -65,7 +65,7 @@ class Streamed:
 
     def __init__(self, worker: Worker, row: Row, known: Sequence[int]) -> None:
         self.worker, self._row = worker, row
-        self.reach = LookaheadPolicy(worker.target.k, worker.measured)
+        self.reach = LookaheadPolicy(worker.target.k, worker.estimate)
         stats = SpeculationStats()
         self.ahead = DraftingAhead(
             NgramDrafter(),  # never asked: drafts are made elsewhere

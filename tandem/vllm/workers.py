@@ -10,9 +10,11 @@ from tandem.rpc.channel import DRAFT
 from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
 from tandem.rpc.remote_drafter import DraftClient, TokenizerMismatch
-from tandem.speculation.lookahead import LookaheadPolicy, RunMeasurements
+from tandem.speculation.depth import Pipeline
+from tandem.speculation.estimate import Estimate
+from tandem.speculation.lookahead import LookaheadPolicy
 from tandem.speculation.types import ModelInfo, Verdict
-from tandem.speculation.verification_mode import expectation
+from tandem.speculation.verification_mode import never_waits
 from tandem.vllm.settings import Settings
 
 log = logging.getLogger("tandem.vllm")
@@ -49,7 +51,7 @@ class Worker(DraftClient):
 
     def __init__(self, address: str, target: Target, settings: Settings) -> None:
         super().__init__(address, target.tokenizer_sha256, settings.answer_seconds, settings.credentials)
-        self.target, self.measured = target, RunMeasurements()
+        self.target, self.estimate = target, Estimate()
         self.sessions = 0
         self.runs = False
         """Whether an engine that never waits is expected to be faster."""
@@ -91,16 +93,13 @@ class Worker(DraftClient):
 
     def stepped(self, reach: LookaheadPolicy, drafted: int, verdict: Verdict, waited: bool) -> None:
         """Records a row's part of a step, and now and then chooses the form."""
+        self.estimate.verified(verdict.queue_seconds + verdict.compute_seconds, None)
+        reach.stepped(drafted, verdict)
         if waited:
-            reach.waited(drafted, verdict, measures=True)
-            self.measured.stepped(drafted + 1, verdict)
-        else:
-            self.measured.times.verified(verdict.compute_seconds, None)
-            reach.stepped(drafted, verdict)
+            reach.waited(drafted, verdict)
         self._recorded += 1
         if self._recorded % _CHOSEN_ANEW == 0 and self.target.k:
-            expected = expectation(self.measured, reach.acceptance, self.target.k, most_in_flight=1)
-            self.runs = not self.patient or (expected is not None and expected.gain > 1)
+            self.runs = not self.patient or never_waits(Pipeline.AUTO, self.target.k, self.estimate)
 
     async def try_again(self) -> None:
         """Finds out whether a worker that has failed is back, if a trial is due."""

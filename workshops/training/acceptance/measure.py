@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -26,8 +25,9 @@ from tandem.engine.sequences import TargetSequence
 from tandem.host.cores import usable_cores
 from tandem.host.device_times import DeviceTimes, ModelTimes, StepTime, StepTimes
 from tandem.speculation.drafters import Drafter, NgramDrafter
+from tandem.speculation.estimate import Estimate
 from tandem.speculation.hybrid import HybridDrafter
-from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
+from tandem.speculation.lookup_policy import PolicedLookup
 from tandem.speculation.types import Chunk, GenerationRequest, Request, SamplingParams, SpeculationStats
 from tandem.workshops.training.acceptance.costs import PairCosts, measure_costs
 from tandem.workshops.training.acceptance.replay import Agreement, Continuation, MemoizedDrafter, agreement, replay
@@ -265,14 +265,14 @@ class _Replayed:
     rounds: Mapping[int, tuple[SpeculationStats, int]]
 
 
-def _drafters(model: MemoizedDrafter | None) -> dict[str, Callable[[LookupPolicy], Drafter]]:
+def _drafters(model: MemoizedDrafter | None) -> dict[str, Callable[[], Drafter]]:
     """Returns a maker of each kind of drafter for this pair."""
     if model is None:
-        return {"ngram": lambda policy: NgramDrafter()}
+        return {"ngram": NgramDrafter}
     return {
-        "ngram": lambda policy: NgramDrafter(),
-        "model": lambda policy: model,
-        "hybrid": lambda policy: HybridDrafter(PolicedLookup(policy), model),
+        "ngram": NgramDrafter,
+        "model": lambda: model,
+        "hybrid": lambda: HybridDrafter(PolicedLookup(Estimate()), model),
     }
 
 
@@ -281,8 +281,6 @@ async def _replay_all(
 ) -> tuple[DrafterFigures, ...]:
     longest = config.longest
     replayed: dict[str, list[_Replayed]] = {}
-    # Each speculation length is measured as a separate deployment.
-    policies: dict[tuple[str, int], LookupPolicy] = defaultdict(LookupPolicy)
     for number, one in enumerate(continuations, 1):
         show(f"replaying the drafters ({number} of {len(continuations)})")
         request = Request(one.sampling, adapter=config.adapter)
@@ -291,7 +289,7 @@ async def _replay_all(
         read = await _features(target, one, request) if draft and is_head(draft) else None
         try:
             for name, drafter in _drafters(model).items():
-                lengths = [drafter(policies[name, k]) for k in range(longest + 1)]
+                lengths = [drafter() for _ in range(longest + 1)]
                 replayed.setdefault(name, []).append(await _replay(lengths, model, one))
         finally:
             if inner:
