@@ -22,15 +22,18 @@ SECONDS ?= 3600
 REHEARSED := --rehearse trn2-llama-8b --rtt-ms 20 --architectures autoregressive,distributed,never_waiting \
 	--workloads counting_and_lists,code,chat,prose --prompts-per-workload 2 --max-new-tokens 24
 
-.PHONY: help setup compare serve wheels screenshot test thorough families clients engines docs images reliability soak proto lint format clean distclean
+.PHONY: help setup compare serve wheels screenshot test thorough wide mutants families clients engines docs images reliability soak proto lint format clean distclean
 
 help:
 	@echo 'make compare     run the architectures on the embedded models and compare them'
 	@echo 'make serve       serve the embedded models to OpenAI clients, at http://127.0.0.1:8080/v1'
 	@echo 'make test        run the tests, without those of make thorough'
-	@echo 'make thorough    run the tests that take long: real models in every format, planted mistakes, graphs,'
+	@echo 'make thorough    run the tests that take long: real models in every format, graphs,'
 	@echo '                 Ray Serve, the comparison of the seeds, recipe pages walked, the commands of README and of the'
 	@echo '                 pages for users as written, native steps under sanitizers, every lie of a server'
+	@echo 'make wide        run the other combinations of parameters, whose values all run in make test or make thorough'
+	@echo 'make mutants     change a file line by line and list what its tests do not notice (mutmut):'
+	@echo '                 make mutants FILE=tandem/speculation/elementary.py TESTS=tests/speculation/test_elementary.py'
 	@echo 'make families    run tiny models of every family, in folders and GGUF files, and compare their tokens with transformers'
 	@echo '                 (ARGS="--llama-cpp DIR --llama-bin DIR": with llama.cpp too; docs/models.md)'
 	@echo 'make clients     install OpenAI clients, agents and load tools of others in an environment of their own (some 2 GB;'
@@ -126,12 +129,25 @@ screenshot: $(STAMP)
 test: $(STAMP)
 	@$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
 
-# What `make test` skips (SHARE=1/2: every other test of each file); last and one after the other, what needs the whole
-# machine.
+# Last and one after the other: what needs the whole machine.
 thorough: $(STAMP)
-	@$(BIN)/python -m pytest -q -m "thorough and not alone" -n 3 --dist loadfile --no-loadscope-reorder \
-	    --max-worker-restart 0 --share $(or $(SHARE),1/1) $(ARGS)
+	@$(BIN)/python -m pytest -q -m "thorough and not alone and not wide" -n 3 --dist loadfile \
+	    --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
 	@$(BIN)/python -m pytest -q -m alone $(ARGS)
+
+wide: $(STAMP)
+	@$(BIN)/python -m pytest -q -m wide -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
+
+build/mutmut:
+	@$(BIN)/python -m pip install -q $(PIP_ARGS) --target $@ mutmut==3.8.1
+
+# In a copy: mutmut writes beside what it changes.
+mutants: $(STAMP) build/mutmut
+	@rm -rf build/mutants && mkdir -p build/mutants && git ls-files -z | xargs -0 cp -P --parents -t build/mutants
+	@cd build/mutants && { printf '%s\n' '[mutmut]' 'source_paths=tandem' 'only_mutate=$(FILE)' \
+	    'pytest_add_cli_args_test_selection=$(TESTS)' 'also_copy=' && ls -d */ *.py *.toml | sed 's/^/    /'; } > setup.cfg
+	@cd build/mutants && export PYTHONPATH=$(CURDIR)/build/mutmut && $(CURDIR)/$(BIN)/python -m mutmut run >/dev/null; \
+	    $(CURDIR)/$(BIN)/python -m mutmut results
 
 .venv-clients/.set-up: requirements-clients.txt requirements-agents.txt tests/openai/others/package.json
 	@$(BIN)/python -m venv --clear .venv-clients

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tandem.comparison.report.attempt import format_error
+from tandem.comparison.measuring.attempt import format_error
 from tandem.comparison.report.write import write_atomically
 
 

@@ -81,9 +81,7 @@ def _rounds(
         drafter = traced(own or PredictionDrafter(request.predicted), "open draft")
         # Under rejection tokens depend on drafts, and a head's drafts on which features have come: it waits for them.
         if pipeline is Pipeline.OFF or (inbox and request.rule is Rule.REJECTION):
-            steady = request.rule is Rule.AGREEMENT and not request.stop_strings
-            stops = stop_tokens(request, info) if steady else None
-            return DraftThenVerify(traced(RemoteVerifier(session, stats, stops)), drafter)
+            return DraftThenVerify(traced(RemoteVerifier(session, stats)), drafter)
         total, new = request.max_total_tokens or info.max_sequence_length, request.max_new_tokens
         streamed = traced(RemoteVerifier(session, stats), "open" if pipeline is Pipeline.ON else "")
         depth = Depth(pipeline, MAX_IN_FLIGHT, estimate)

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from tandem.clients.arguments import check_connecting
-from tandem.clients.auditing import Audit, AuditedVerifier, check_audit, opened_auditor
 from tandem.clients.background_loop import BackgroundLoop
 from tandem.clients.completion import Completion, Events, Prompt, chunks_of, completion_of, request_of
 from tandem.clients.signatures import explained
@@ -21,7 +20,7 @@ from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.verifier_client import VerifierClient
 from tandem.rpc.verify_stream import RemoteVerifier
 from tandem.speculation.errors import InvalidField, WrongType
-from tandem.speculation.loop import DraftThenVerify, Rounds, Verifier
+from tandem.speculation.loop import DraftThenVerify, Rounds
 from tandem.speculation.retry import Persistence
 from tandem.speculation.stopping import NoText, TextStream
 from tandem.speculation.types import (
@@ -64,10 +63,8 @@ class DraftSession:
 
     `target`: "HOST:PORT", or several with commas that run the same model; when a verifier fails, the request goes on
     at the next one. `tokenizer`: for text; without it, prompts are token ids and outputs have no text.
-    `speculation_length`: draft tokens to ask for per round. `retry_seconds`: how long a request tries to go on while no
-    verifier answers. `wait_seconds`: how long to wait for the first answer while no server listens; by default, that is
-    said at once. `audit`: the share of rounds that are verified again, such as 0.05, at `auditor`: a second target,
-    "HOST:PORT", or a model's folder or .gguf file, loaded here; `audited` says what came of it. Raises TandemError.
+    `speculation_length`: draft tokens per round. `retry_seconds`: how long a request retries while no verifier answers.
+    `wait_seconds`: how long to wait for a server that does not listen yet. Raises TandemError.
     """
 
     def __init__(
@@ -80,25 +77,18 @@ class DraftSession:
         credentials: Credentials | None = None,
         retry_seconds: float = 60.0,
         wait_seconds: float = 0.0,
-        audit: float = 0.0,
-        auditor: str = "",
     ) -> None:
-        check_audit(audit, auditor)
         target = check_connecting(target, TARGET, credentials, retry_seconds, wait_seconds, "target")
         parse_addresses(target, "target")
         if not callable(getattr(drafter, "propose", None)):
             raise WrongType("drafter", "an object with a method propose(tokens, k)", drafter)
         (credentials or Credentials()).check(target)
         self._drafter, self._tokenizer = drafter, tokenizer
-        self._share, self.audited = audit, Audit()
         persistence = Persistence(retry_seconds)
         self._loop = BackgroundLoop("tandem-draft-session")
         try:
             self._client, self.target = self._loop.run(_connected(target, persistence, credentials, wait_seconds))
             self._length = _checked_length(speculation_length, self.target)
-            if audit:
-                opening = opened_auditor(auditor, self.target, credentials, wait_seconds, self.audited)
-                self._auditor = self._loop.run(opening)
         except BaseException:
             self.close()
             raise
@@ -114,9 +104,8 @@ class DraftSession:
         self._loop.close(self._close())
 
     async def _close(self) -> None:
-        for part in (getattr(self, name, None) for name in ("_auditor", "_client")):
-            if part:
-                await part.close()
+        if client := getattr(self, "_client", None):  # none if connecting failed
+            await client.close()
 
     @explained
     def generate(
@@ -175,9 +164,7 @@ class DraftSession:
         )
 
         def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
-            verifier: Verifier = RemoteVerifier(RemoteSession(self._client, request.of_models, stats), stats)
-            if self._share:
-                verifier = AuditedVerifier(verifier, self._auditor, request.of_models, self._share, self.audited)
+            verifier = RemoteVerifier(RemoteSession(self._client, request.of_models, stats), stats)
             return DraftThenVerify(verifier, _Drafter(self._drafter, self.target.vocab_size))
 
         return Generator(self.target, _Tokenizer(self._tokenizer, self.target), rounds).generate(request)

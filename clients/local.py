@@ -13,7 +13,8 @@ from tandem.engine.drafting import load_drafting
 from tandem.engine.generators import plain_generator
 from tandem.engine.loading import load, load_adapters
 from tandem.engine.model_config import ModelConfig
-from tandem.rpc.first_contact import foresee
+from tandem.rpc.channel import TARGET
+from tandem.rpc.first_contact import check_peers
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.retry import Persistence
 from tandem.speculation.types import GenerationRequest
@@ -23,7 +24,7 @@ async def run_draft(
     config: ClientConfig, models: ModelConfig, connect_seconds: float, pipeline: Pipeline = Pipeline.AUTO
 ) -> int:
     """Runs --role draft: drafts locally and verifies at a TargetVerifier."""
-    await foresee(config.address, config.credentials)
+    await check_peers(config.address, config.credentials, TARGET)
     batcher, persistence = Batcher("draft"), Persistence(config.reconnect_seconds)
     drafting = await load_drafting(models, batcher)
     generator, client = await connect_distributed(

@@ -34,7 +34,9 @@ PARTS = ("tandem", "services", "clients", "workshops", "pyproject.toml", "README
 EMBEDDED = {"draft": "embedded_draft", "head": "embedded_head"}
 """Weights in this repository: the name of each package, and its folder in tandem/checkpoints."""
 NATIVE, TARGET = "native", "smollm2"
-ALL = ("tandem", NATIVE, *EMBEDDED, TARGET)
+PROGRAMS = ("tandem-nxdi", "tandem-train")
+"""Distributions of their own, from their folders here."""
+ALL = ("tandem", *PROGRAMS, NATIVE, *EMBEDDED, TARGET)
 MEMBERS = {
     "SmolLM2-135M-Instruct.Q4_1.gguf": f"tandem_weights/{TARGET}/SmolLM2-135M-Instruct.Q4_1.gguf",
     "LICENSE": "LICENSE",
@@ -71,6 +73,8 @@ def _stage(name: str, tree: Path, weights: Path | None, levels: Sequence[Level])
             _copy(ROOT / part, tree / part)
         return {}
     _copy(ROOT / "packages" / name, tree)
+    if name in PROGRAMS:
+        return {}
     if name == TARGET:
         _take_out(weights or _downloaded(tree.with_name("downloads")), tree)
         return {}

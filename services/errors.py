@@ -14,7 +14,6 @@ from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from tandem.engine.adapter_registry import AdapterExists, AdapterInUse
 from tandem.engine.batcher import DeviceLost, StepHung
 from tandem.engine.fair_turns import TooManyWaiting
 from tandem.engine.slots import NoFreeSlot
@@ -23,7 +22,7 @@ from tandem.rpc.printable import printable
 from tandem.rpc.request_context import current
 from tandem.runners.protocol import RowFailed
 from tandem.services.duplex import StreamIdle
-from tandem.services.http.problems import BodyLate, BodyTooLarge, NoSuchModel, NoSuchPath, NotJson, WrongMethod
+from tandem.services.http.errors import BodyLate, BodyTooLarge, NoSuchModel, NoSuchPath, NotJson, WrongMethod
 from tandem.services.layers import Call, Layer
 from tandem.services.security.limits import LimitReached
 from tandem.services.sessions.table import SessionConflict, SessionExpired, SessionNotFound
@@ -43,10 +42,6 @@ MAX_PARTIAL = 1024
 
 class Unauthenticated(PermissionError):
     """The caller presents no valid credentials."""
-
-
-class NotAllowed(PermissionError):
-    """The caller may not call this method."""
 
 
 class VocabularyMismatch(ValueError):
@@ -84,8 +79,6 @@ class NotOffered(RuntimeError):
 # (exception, status code, reason)
 _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
     (Unauthenticated, code_pb2.UNAUTHENTICATED, "UNAUTHENTICATED"),
-    (NotAllowed, code_pb2.PERMISSION_DENIED, "NOT_ALLOWED"),
-    (AdapterExists, code_pb2.ALREADY_EXISTS, "ADAPTER_EXISTS"),
     (InvalidField, code_pb2.INVALID_ARGUMENT, "INVALID_FIELD"),
     (DecodeError, code_pb2.INVALID_ARGUMENT, "NOT_A_MESSAGE"),
     (TooLong, code_pb2.OUT_OF_RANGE, "SEQUENCE_TOO_LONG"),
@@ -98,7 +91,6 @@ _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
     (SessionConflict, code_pb2.ALREADY_EXISTS, "SESSION_CONFLICT"),
     (ModelMismatch, code_pb2.FAILED_PRECONDITION, "MODEL_MISMATCH"),
     (VocabularyMismatch, code_pb2.FAILED_PRECONDITION, "TOKENIZER_MISMATCH"),
-    (AdapterInUse, code_pb2.FAILED_PRECONDITION, "ADAPTER_IN_USE"),
     (NotOffered, code_pb2.UNIMPLEMENTED, "NOT_OFFERED"),
     (NoSuchModel, code_pb2.NOT_FOUND, "MODEL_NOT_FOUND"),
     (NoSuchPath, code_pb2.NOT_FOUND, "NO_SUCH_PATH"),

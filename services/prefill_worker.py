@@ -1,34 +1,48 @@
-"""PrefillWorker service: computes prompts for targets that decode elsewhere, and streams their pages."""
+"""The role prefill: computes prompts for targets that decode elsewhere, and streams their pages."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import uuid
-from collections.abc import AsyncGenerator
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING
 
 import grpc
 
 from tandem.clients.page_wire import layout_from_wire, layout_to_wire, run_to_wire
+from tandem.clients.prefill_client import PrefillClient
 from tandem.engine.adapter_registry import Adapters
+from tandem.engine.engine import Engine
 from tandem.engine.generator import check_tokens
+from tandem.engine.generators import target_info
+from tandem.engine.loading import close, load, load_adapters
+from tandem.engine.page_copies import PageCopies
 from tandem.engine.prefill_pages import PrefillPages
+from tandem.engine.remote_prefill import RemotePrefill
 from tandem.rpc import wire
 from tandem.runners.pages import PAGE
 from tandem.services.errors import ModelMismatch, QueueFull
 from tandem.services.lifecycle import Lifecycle
+from tandem.services.observability.prefill_metrics import watch_prefill, watch_prefill_pages
 from tandem.services.security.identity import caller
 from tandem.services.security.limits import ServerLimits
 from tandem.services.security.names import check_name
-from tandem.speculation.types import InvalidField, ModelInfo, Request, SpeculationStats, TooLong
+from tandem.services.server import HostedService
+from tandem.speculation.types import InvalidField, ModelInfo, Request, TooLong
 from tandem.v1 import prefill_worker_pb2 as pb
-from tandem.v1 import prefill_worker_pb2_grpc
+from tandem.v1.prefill_worker_pb2_grpc import PrefillWorkerServicer, add_PrefillWorkerServicer_to_server
 
+if TYPE_CHECKING:
+    from tandem.services.roles import ServerParts
+
+log = logging.getLogger("tandem.server")
 QUEUE = 4
 
 
-class PrefillWorkerService(prefill_worker_pb2_grpc.PrefillWorkerServicer):
+class PrefillWorkerService(PrefillWorkerServicer):
     """`queue`: prompts that may wait for a slot; further ones are refused at once, since the caller can do the work."""
 
     def __init__(
@@ -42,7 +56,6 @@ class PrefillWorkerService(prefill_worker_pb2_grpc.PrefillWorkerServicer):
     ) -> None:
         self._info, self._pages, self._adapters, self._lifecycle = info, pages, adapters, lifecycle
         self._running, self._queue = (limits or ServerLimits()).running(), queue
-        self._instance = uuid.uuid4().hex
         self._thread = ThreadPoolExecutor(1, "pages")
 
     async def GetModelInfo(
@@ -55,26 +68,14 @@ class PrefillWorkerService(prefill_worker_pb2_grpc.PrefillWorkerServicer):
         self, request: pb.PrefillRequest, context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[pb.PrefillResponse, None]:
         self._check(request)
-        loop = asyncio.get_running_loop()
-        tokens, stats, sent = tuple(request.token_ids), SpeculationStats(), 0
         with self._lifecycle.work(), self._running.one(caller()):
             if self._lifecycle.running > self._info.kv_slots + self._queue:
                 raise QueueFull(f"{self._info.kv_slots} slots are taken and {self._queue} prompts wait")
-            asked = len(tokens) // PAGE - request.first_page
-            header = pb.PrefillHeader(layout=layout_to_wire(self._pages.layout), pages=asked, instance=self._instance)
-            yield pb.PrefillResponse(header=header)
-            wanted = Request(adapter=request.adapter)
-            async with contextlib.aclosing(self._pages.of(tokens, request.first_page, wanted, stats)) as runs:
+            wanted, loop = Request(adapter=request.adapter), asyncio.get_running_loop()
+            runs = self._pages.of(tuple(request.token_ids), request.first_page, wanted)
+            async with contextlib.aclosing(runs):
                 async for run in runs:
-                    sent += len(run.pages)
                     yield pb.PrefillResponse(pages=await loop.run_in_executor(self._thread, run_to_wire, run))
-            end = pb.PrefillEnd(
-                pages=sent,
-                cached_tokens=stats.cached_prompt_tokens,
-                queue_seconds=stats.queue_seconds,
-                compute_seconds=stats.prefill_seconds,
-            )
-            yield pb.PrefillResponse(end=end)
 
     def _check(self, request: pb.PrefillRequest) -> None:
         for name in ("adapter", "adapter_revision"):
@@ -88,8 +89,52 @@ class PrefillWorkerService(prefill_worker_pb2_grpc.PrefillWorkerServicer):
         if not count or count % PAGE:
             raise InvalidField("token_ids", f"{count} tokens do not fill pages of {PAGE}")
         if request.first_page >= count // PAGE:
-            raise InvalidField("first_page", f"{request.first_page} is not below {count // PAGE}, the pages asked for")
+            raise InvalidField("first_page", f"{request.first_page} is not below {count // PAGE}, the prompt's pages")
         check_tokens("token_ids", list(request.token_ids), self._info.vocab_size)
         revision = self._adapters.revision(request.adapter)
         if request.adapter_revision != revision:
             raise InvalidField("adapter_revision", f"this server's {request.adapter} is {revision[:12] or 'none'}")
+
+
+async def prefill(parts: ServerParts) -> HostedService:
+    """Builds the role. Raises ValueError if this model's pages cannot be copied."""
+    config = await parts.choose_sizes(parts.config.models.model)
+    loaded = await load(config.models, parts.batcher, config.serve.startup)
+    await load_adapters(config.models, loaded)
+    pages = PrefillPages(loaded.engine, await PageCopies.of(loaded.runner, parts.batcher))
+    info = parts.stamped(target_info(loaded, 0))
+    parts.observability.loaded(info)
+    await parts.share_prefixes(target=loaded.engine)
+    parts.observability.watch_parts(parts.lifecycle, parts.batcher, {"target": loaded.engine.slots})
+    if metrics := parts.observability.metrics:
+        watch_prefill_pages(metrics.states, pages)
+    log.info(
+        "%s: computes prompts of %s in %d slots for targets that decode elsewhere; a page of %d tokens has %d bytes",
+        info.model_name,
+        info.dtype,
+        info.kv_slots,
+        pages.layout.page_tokens,
+        pages.layout.page_bytes,
+    )
+    service = PrefillWorkerService(info, pages, loaded.engine.adapters, parts.lifecycle, parts.limits)
+    return parts.hosted(
+        partial(add_PrefillWorkerServicer_to_server, service),
+        [partial(close, loaded, parts.batcher)],
+        loaded.engine,
+        lost=loaded.engine.lost,
+    )
+
+
+async def connect_remote_prefill(parts: ServerParts, engine: Engine) -> list[Callable[[], Awaitable[None]]]:
+    """Lets a target's prompts be computed by --prefill, if given; returns what closes that. Raises ValueError."""
+    config = parts.config.prefill
+    if config is None:
+        return []
+    copies = await PageCopies.of(engine.runner, parts.batcher)
+    client = PrefillClient(config, copies.layout, parts.config.credentials)
+    engine.remote_prefill = RemotePrefill(engine, client, copies, config.min_tokens)
+    await client.check()
+    if metrics := parts.observability.metrics:
+        watch_prefill(metrics.states, engine.remote_prefill)
+    log.info("prompts of %d tokens and more are computed at %s", config.min_tokens, config.addresses)
+    return [engine.remote_prefill.close]

@@ -12,7 +12,6 @@ from tandem.engine.prefix_cache import PrefixSharing
 from tandem.engine.slots import MAX_WAITING
 from tandem.engine.step_watch import StepBound
 from tandem.rpc.credentials import Credentials
-from tandem.services.adapter_admin import AdapterAdminConfig
 from tandem.services.observability.setup import ObservabilityConfig
 from tandem.services.receipts import ReceiptConfig
 from tandem.services.server import ServeConfig
@@ -32,9 +31,8 @@ class RoleConfig:
     start other ranks. `prefixes`: who shares those of prompts and answers.
     `kv_cache_mb`: MiB that the KV slots of all models share; None: each slot has memory for its full length.
     `own_length`: sequences are as long as the models and memory allow, not as `models.shape` says, and with `own_slots`
-    there may be more slots than there. `adapter_admin`: from where adapters may be added while the server runs; None:
-    they may not. `prefill`: where a target has prompts computed; None: here. `prefill_queue`: prompts that may wait at
-    a PrefillWorker. `receipts`: the keys with which receipts are signed.
+    there may be more slots than there. `prefill`: where a target has prompts computed; None: here. `receipts`: the
+    keys with which receipts are signed.
     """
 
     serve: ServeConfig
@@ -54,9 +52,7 @@ class RoleConfig:
     command: tuple[str, ...]
     prefixes: PrefixSharing
     generation_config: str
-    adapter_admin: AdapterAdminConfig | None
     prefill: PrefillConfig | None
-    prefill_queue: int
     receipts: ReceiptConfig
     own_length: bool = False
     own_slots: bool = False
@@ -69,8 +65,6 @@ class RoleConfig:
                 self.credentials.check(address)
         if self.generation_config not in ("auto", "none"):
             raise ValueError(f"generation_config: {self.generation_config!r} is neither auto nor none")
-        if self.prefill_queue < 0:
-            raise ValueError(f"prefill_queue: {self.prefill_queue} is below 0")
         if not 0 <= self.queue <= MAX_WAITING:
             raise ValueError(f"queue: {self.queue} is outside 0 to {MAX_WAITING}")
         if self.kv_cache_mb is not None and self.kv_cache_mb < 1:

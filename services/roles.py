@@ -12,7 +12,6 @@ from typing import Any
 from tandem.clients.distributed import connect_distributed
 from tandem.clients.profile import Profile
 from tandem.clients.remote_draft import open_remote_draft
-from tandem.engine.adapter_registry import Adapters
 from tandem.engine.batcher import Batcher
 from tandem.engine.drafting import Drafting, check_has_target, drafting_info, load_drafting
 from tandem.engine.engine import Engine
@@ -25,7 +24,6 @@ from tandem.engine.loading import (
     hand_out_features,
     load,
     load_adapters,
-    load_draft_adapters,
     load_pair,
     load_unfused,
 )
@@ -34,29 +32,27 @@ from tandem.engine.prefix_cache import share_prefixes
 from tandem.engine.rank_processes import RankProcesses, lose_engine_with_ranks
 from tandem.engine.step_watch import StepBound, StepWatch
 from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, PREFILL, TARGET
-from tandem.rpc.first_contact import foresee
+from tandem.rpc.first_contact import check_peers
 from tandem.rpc.remote_drafter import DraftClient
 from tandem.rpc.request_context import prefix_scope
 from tandem.runners.backends import backend_named
 from tandem.runners.own_sizes import own_sizes, runs_native
-from tandem.services.adapter_admin import AdapterAdminService
 from tandem.services.draft_worker import DraftWorkerService
 from tandem.services.fused_server import FusedSpeculativeServerService
 from tandem.services.generation import GenerateMethod
 from tandem.services.http.service import HttpService
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.observability.setup import Observability
-from tandem.services.prefill_role import connect_remote_prefill, prefill
+from tandem.services.prefill_worker import connect_remote_prefill, prefill
 from tandem.services.receipts import Receipts
 from tandem.services.request_defaults import defaults_in_force
 from tandem.services.role_config import RoleConfig
 from tandem.services.security.call_limits import whose
-from tandem.services.server import HostedService, Register
+from tandem.services.server import HostedService
 from tandem.services.sessions.proposals import Proposals
 from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.retry import Persistence
 from tandem.speculation.types import ModelInfo
-from tandem.v1.adapter_admin_pb2_grpc import add_AdapterAdminServicer_to_server
 from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
 from tandem.v1.fused_speculative_server_pb2_grpc import add_FusedSpeculativeServerServicer_to_server
 from tandem.v1.target_verifier_pb2_grpc import add_TargetVerifierServicer_to_server
@@ -150,23 +146,7 @@ class ServerParts:
 
     def of_target(self, generate: GenerateMethod, engine: Engine) -> dict[str, Any]:
         """Returns the parts of a target's HostedService beside its gRPC service."""
-        return {
-            "http": self.http(generate, lambda: engine.adapters.revisions),
-            "lost": engine.lost,
-            "beside": self.beside(engine.adapters),
-        }
-
-    def beside(self, adapters: Adapters) -> dict[str, Register]:
-        """Returns what stands beside the role's service: the administration of its adapters, if it was asked for.
-
-        Raises ValueError if the model takes none.
-        """
-        admin = self.config.adapter_admin
-        if admin is None:
-            return {}
-        adapters.taker("adapter_root")
-        service = AdapterAdminService(adapters, backend_named(self.config.models.backend).adapter, admin)
-        return {"tandem.v1.AdapterAdmin": partial(add_AdapterAdminServicer_to_server, service)}
+        return {"http": self.http(generate, lambda: engine.adapters.revisions), "lost": engine.lost}
 
     def hosted(self, register: Any, closing: Sequence[Close], engine: Engine | None, **options: Any) -> HostedService:
         """Describes the service to its host. `closing` runs in order; hung steps of `engine` are detected."""
@@ -181,7 +161,7 @@ class ServerParts:
 
 async def _target(parts: ServerParts) -> HostedService:
     """Generate decodes plainly, or speculates with a DraftWorker's drafts."""
-    await foresee(parts.config.draft_address, parts.config.credentials)
+    await check_peers(parts.config.draft_address, parts.config.credentials, DRAFT)
     config = await parts.choose_sizes(parts.config.models.model)
     loaded = await load(config.models, parts.batcher, config.serve.startup)
     await hand_out_features(config.models, loaded)
@@ -243,8 +223,7 @@ async def _fused(parts: ServerParts) -> HostedService:
     target, draft = await load_pair(config.models, parts.batcher, config.serve.startup)
     unfused = await load_unfused(config.models, target, parts.batcher, config.serve.startup)
     lose_engine_with_ranks(parts.others, target.engine)
-    await load_adapters(config.models, target)
-    await load_draft_adapters(config.models, draft, None if config.adapter_admin else target)
+    await load_adapters(config.models, target, draft)
     defaults = defaults_in_force(config, (unfused.target if unfused else target).engine)
     health = drafter_health(draft)
     generator = fused_generator(target, draft, config.models.default_k, config.models.draft, health, unfused)
@@ -275,7 +254,7 @@ async def _fused(parts: ServerParts) -> HostedService:
 async def _draft_worker(parts: ServerParts) -> HostedService:
     """Generate runs the distributed loop against a TargetVerifier; Propose drafts for targets that call."""
     draft = parts.config.models.draft_model
-    await foresee(parts.config.target_address, parts.config.credentials)
+    await check_peers(parts.config.target_address, parts.config.credentials, TARGET)
     config = await parts.choose_sizes(*([draft] if draft else []))
     drafting = await load_drafting(config.models, parts.batcher, config.serve.startup)
     generate, closing = None, list[Close]([parts.batcher.close])

@@ -35,7 +35,7 @@ from tandem.services.shutdown import STOP_SECONDS, ShutdownDeadline, bounded
 from tandem.services.supervisor import Supervisor, Work
 
 if TYPE_CHECKING:  # uvicorn need not be installed
-    from tandem.services.http.http_port import HttpPort
+    from tandem.services.http.listener import HttpPort
 
 log = logging.getLogger("tandem.server")
 Register = Callable[[grpc.aio.Server], None]
@@ -78,14 +78,12 @@ class ServeConfig:
 class HostedService:
     """A role's service: its name, how to register it, and its background tasks by name.
 
-    `http` answers OpenAI clients. `beside`: further services on the same port, by their full names. `ready` is called
-    once the server listens; its result is added to the ready file.
+    `http` answers OpenAI clients. `ready` is called once the server listens; its result is added to the ready file.
     """
 
     service: str
     register: Register
     http: HttpService | None = None
-    beside: Mapping[str, Register] = field(default_factory=dict)
     background: Mapping[str, Work] = field(default_factory=dict)
     busy: Callable[[], int] = lambda: 0
     ready: Callable[[], Mapping[str, object]] = dict
@@ -190,10 +188,9 @@ def freeze_gc() -> None:
 async def _listen(server: grpc.aio.Server, hosted: HostedService, names: Sequence[str]) -> HealthService:
     """Registers the services, health checks and reflection, and starts the server. `names` are reported as serving."""
     health = HealthService()
-    for register in (*hosted.beside.values(), hosted.register):
-        register(server)
+    hosted.register(server)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    listed = (*filter(None, names), *hosted.beside, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
+    listed = (*filter(None, names), health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
     reflection.enable_server_reflection((*listed, reflection.SERVICE_NAME), server)
     await server.start()
     health.set(SERVING, *names)
@@ -229,7 +226,7 @@ def bound_http_port(config: ServeConfig, outermost: Sequence[Layer], grpc_port: 
     """Binds the port for OpenAI clients, if there is to be one. Imports what only it needs."""
     if config.http is None:
         return None
-    from tandem.services.http.http_port import HttpPort
+    from tandem.services.http.listener import HttpPort
 
     return HttpPort(config.http, config.security, outermost, grpc_port)
 

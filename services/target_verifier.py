@@ -28,9 +28,7 @@ from tandem.services.verify_runs import (
     VerifyResources,
     VerifyRuns,
     VerifySession,
-    check_stops,
     committed,
-    committed_with_steps,
     recorded,
 )
 from tandem.speculation.run_on import MAX_UNREAD
@@ -165,10 +163,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             fence = session.fence(request.base_length, request.last_token)
             if fence is Fence.APPLY:
                 session.resources.end_run()
-                if request.plain_steps and not request.draft_tokens:
-                    reply = await committed_with_steps(session, request)
-                else:
-                    reply = await committed(session, request.draft_tokens, distributions)
+                reply = await committed(session, request.draft_tokens, distributions)
             elif fence is Fence.REPLAY:
                 reply = recorded(session)
             else:
@@ -263,7 +258,6 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             raise InvalidField("draft_tokens", f"{drafted} tokens are above the maximum speculation length {most}")
         check_tokens("draft_tokens", list(request.draft_tokens), self._info.vocab_size)
         check_tokens("last_token", [request.last_token], self._info.vocab_size)
-        check_stops(request, self._info.vocab_size)
         if request.base_length + drafted + 1 > session.max_total_tokens:
             raise TooLong(
                 f"base_length {request.base_length} and a round of up to {drafted + 1} tokens: "

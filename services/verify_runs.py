@@ -32,7 +32,7 @@ from tandem.speculation.types import InvalidField, ModelInfo, Rule, SparseDistri
 from tandem.v1 import target_verifier_pb2 as pb
 
 MAX_STOP_TOKENS = 256
-"""The most stop tokens that a run's first message, or a round with plain steps, may name."""
+"""The most stop tokens that a run's first message may name."""
 OPENING_COMES = 5.0
 """Seconds for which a run waits for the OpenSession call that its client sent together with it."""
 
@@ -115,13 +115,6 @@ class VerifyResources:
             run.end(error)
 
 
-def check_stops(request: pb.VerifyRequest, vocab_size: int) -> None:
-    """Raises InvalidField if the tokens at which steps end are too many, or not of the vocabulary."""
-    if len(request.stop_token_ids) > MAX_STOP_TOKENS:
-        raise InvalidField("stop_token_ids", f"{len(request.stop_token_ids)} are above {MAX_STOP_TOKENS}")
-    check_tokens("stop_token_ids", list(request.stop_token_ids), vocab_size)
-
-
 VerifySession = Session[VerifyResources, pb.VerifyResponse]
 
 
@@ -139,35 +132,11 @@ async def committed(
     return reply
 
 
-async def committed_with_steps(session: VerifySession, request: pb.VerifyRequest) -> pb.VerifyResponse:
-    """Commits a round without a draft and the plain steps after it. Returns the reply to all, which is recorded."""
-    base, sequence = len(session.tokens), session.resources.sequence
-    most = min(request.plain_steps + 1, STEPS_TOGETHER, session.max_total_tokens - base)
-    run = RunOn(session.tokens, request.stop_token_ids)
-    run.hear(RunMessage(base, request.last_token, (), base + most, 0))
-    sequence.goes_on(run_steps(run))
-    steps = list[pb.VerifyResponse]()
-    try:
-        while (draft := run.next_draft()) is not None:
-            steps.append(await committed(session, draft))
-            run.commit(tuple(steps[-1].token_ids))
-    except Exception:
-        if not steps:  # else the next round meets it, and nothing is lost
-            raise
-    finally:
-        sequence.goes_on(None)
-    reply = steps[0]
-    reply.next_steps.extend(steps[1:])
-    session.recorded_base, session.recorded = base, reply
-    return reply
-
-
 def recorded(session: VerifySession) -> pb.VerifyResponse:
     """Returns the reply to the last round, to be sent again."""
     reply = pb.VerifyResponse()
     reply.CopyFrom(session.recorded)
-    for step in (reply, *reply.next_steps):
-        step.replayed = True
+    reply.replayed = True
     return reply
 
 
@@ -252,7 +221,9 @@ class VerifyRuns:
         rule = session.request.rule
         if rule is not Rule.AGREEMENT:
             raise InvalidField("run_until", f"a session that verifies by {rule.value} does not run")
-        check_stops(request, self._info.vocab_size)
+        if len(request.stop_token_ids) > MAX_STOP_TOKENS:
+            raise InvalidField("stop_token_ids", f"{len(request.stop_token_ids)} are above {MAX_STOP_TOKENS}")
+        check_tokens("stop_token_ids", list(request.stop_token_ids), self._info.vocab_size)
         return self._message(session, request)
 
     def _message(self, session: VerifySession, request: pb.VerifyRequest) -> RunMessage:

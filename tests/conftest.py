@@ -23,20 +23,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 for name, value in CPU.environment.items():  # as in a server's process: some tests run steps in their own
     os.environ.setdefault(name, value)
 
-LONG = {"alone", "campaign", "clients", "docs", "engines", "images", "marathon", "thorough"}
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--share", type=_share, default=(1, 1), metavar="I/N", help="of each file's tests that are chosen, every N-th"
-    )
-
-
-def _share(value: str) -> tuple[int, int]:
-    share, shares = map(int, value.split("/"))
-    if not 1 <= share <= shares:
-        raise ValueError
-    return share, shares
+LONG = {"alone", "campaign", "clients", "docs", "engines", "images", "marathon", "thorough", "wide"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -70,23 +57,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if id(item) not in left]
     files = {path: number for number, path in enumerate(dict.fromkeys(item.path for item in items))}
     items.sort(key=lambda item: (files[item.path], _form(item)))
-    _keep_share(config, items)
     for item in items:
         if item.get_closest_marker("gpu") and not _has_cuda():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
         if item.get_closest_marker("neuron") and not list(Path("/dev").glob("neuron*")):
             item.add_marker(pytest.mark.skip(reason="needs a Neuron device (/dev/neuron*)"))
-
-
-def _keep_share(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves every N-th test of each file, so that each share meets every file that has N tests."""
-    share, shares = config.getoption("share")
-    seen: dict[Path, int] = {}
-    for item in items[:]:
-        place = seen[item.path] = seen.get(item.path, -1) + 1
-        if place % shares != share - 1:
-            items.remove(item)
-            config.hook.pytest_deselected(items=[item])
 
 
 def _form(item: pytest.Item) -> str:

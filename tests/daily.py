@@ -1,4 +1,4 @@
-"""Divides a test's parameters between `make test` and `make thorough`."""
+"""Chooses which combinations of a test's parameters CI runs; the others are marked `wide`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import pytest
 
 
 def daily(values: Iterable[Any], *kept: int) -> list[Any]:
-    """The parameters at the places `kept` run daily, with `make test`; the others with `make thorough`."""
-    return [value if i in kept else _thorough(value) for i, value in enumerate(values)]
+    """Marks the parameters but those at the places `kept` as wide."""
+    return [value if i in kept else _wide(value) for i, value in enumerate(values)]
 
 
-def _thorough(value: Any) -> Any:
+def _wide(value: Any) -> Any:
     values = value if isinstance(value, tuple) else (value,)
-    return pytest.param(*values, marks=pytest.mark.thorough)
+    return pytest.param(*values, marks=pytest.mark.wide)
 
 
 def divide(items: Iterable[pytest.Item]) -> None:
-    """Of each test with the mark `each_value`: as few combinations run daily as hold each value of each parameter."""
+    """Marks as wide, of each test marked `each_value`, all combinations but a few that hold each value."""
     tests: dict[str, list[Any]] = {}
     for item in items:
         divided = isinstance(item, pytest.Function) and item.get_closest_marker("each_value")
@@ -29,7 +29,7 @@ def divide(items: Iterable[pytest.Item]) -> None:
         kept = covering([{(name, id(value)) for name, value in each.callspec.params.items()} for each in combinations])
         for place, item in enumerate(combinations):
             if place not in kept:
-                item.add_marker(pytest.mark.thorough)
+                item.add_marker(pytest.mark.wide)
 
 
 def covering(combinations: Sequence[Set[Hashable]]) -> set[int]:

@@ -22,14 +22,13 @@ from tandem.engine.model_config import ModelConfig
 from tandem.engine.prefix_cache import PrefixSharing
 from tandem.runners.loading import Execution
 from tandem.speculation.types import SAMPLING_FIELDS, GenerationRequest
-from tandem.workshops.nxdi.settings import NxdiSettings
 from tandem.workshops.planning.plan import PlanConfig
+from tandem_nxdi.settings import NxdiSettings
 from tests.services.certificates import Authority, token_file
 
 VALUES = {
     "adapters": "red=folder",
     "draft_adapters": "red=folder",
-    "adapter_root": ".",
     "draft": "ngram",
     "device": "cpu",
     "dtype": "float32",
@@ -78,7 +77,6 @@ VALUES = {
 }
 # What a flag needs beside it to have an effect.
 WITH = {
-    "adapter_admins": ["--adapter_root", "."],
     "metrics_host": ["--metrics_port", "7"],
     "http_host": ["--http_port", "0"],
     "allowed_hosts": ["--http_port", "0"],
@@ -258,7 +256,6 @@ def test_help_with_a_role_shows_that_roles_flags_alone(role: str, capsys: pytest
         ("--role fused_target --token_file f", "token_file: without --prefill no server is called"),
         ("--role target --prefill_min_tokens 64", "prefill_min_tokens: without --prefill no server is called"),
         ("--role target --prefill here", "prefill: 'here' is not HOST:PORT"),
-        ("--role prefill --prefill_queue -1", "prefill_queue: -1 is below 0"),
         ("--role target --model a --target_model b", "target_model: the same as --model here"),
         ("--role target --exact --fast", "exact: cannot be combined with --fast"),
         ("--role client --prompt x --target_host h:1 --port 2", "port: --target_host already has the port"),

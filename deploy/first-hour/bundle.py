@@ -100,8 +100,6 @@ def add_bundle(bundle: Path, table: Path) -> str:
             str(records),
             "--output-dir",
             scratch,
-            "--format",
-            "md",
         ]
         done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False)
         if not (Path(scratch) / "comparison.json").is_file():

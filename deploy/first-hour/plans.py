@@ -68,15 +68,15 @@ class Plan:
             "--concurrency", ",".join(str(n) for n in sorted({1, shape.rows})),
             "--max-num-completed-requests", str(2 * shape.rows),
             "--max-new-tokens", "24", "--workloads", "counting_and_lists", "--prompts-per-workload", "1",
-            "--output-dir", str(folder / "probe"), "--format", "md",
+            "--output-dir", str(folder / "probe"),
         )  # fmt: skip
         measure = (
             *compare, "--architectures", ARCHITECTURES, "--speculation-length", drafts, "--rtt-ms", LINKS,
-            *shape.prompts, "--output-dir", str(folder / "measured"), "--format", "html,md",
+            *shape.prompts, "--output-dir", str(folder / "measured"),
         )  # fmt: skip
         same = ("python", "deploy/first-hour/same_tokens.py", str(folder / "probe"))
         logs = "read the servers' own logs in {}/logs, or python main.py --role doctor --log FILE of one".format
-        differs = f"if tokens differ, read {folder}/probe/report.md, and --despite probe goes on; if not, "
+        differs = f"if tokens differ, read {folder}/probe/report.html, and --despite probe goes on; if not, "
         return [
             *steps,
             Step("probe", (probe, same), shape.minutes_measuring, differs + logs(folder / "probe")),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,8 @@ import grpc
 
 from tandem.hints import meant
 from tandem.services.health import HealthService
-from tandem.services.http.errors import Refusal, own_refusal
+from tandem.services.http.errors import NoSuchPath, Refusal, WrongMethod, own_refusal
 from tandem.services.http.exchange import Exchange
-from tandem.services.http.hosts import AllowedHosts
-from tandem.services.http.problems import NoSuchPath, WrongMethod
 from tandem.services.http.service import HttpService
 from tandem.services.layers import Call, Layer
 from tandem.services.security.call_limits import MessageTimeout, TransportInterceptor, WaitLimit
@@ -25,13 +25,42 @@ PAGE = Path(__file__).with_name("page.html")
 PREFIX = "/tandem.v1.OpenAI/"
 """How a path's calls begin in logs and metrics: they are those of a service of ours."""
 MODELS = "/v1/models"
-PROBES = ("/health", "/health/live", "/readiness")
+PROBES = ("/health", "/health/live")
+ANY = "*"
+"""Of allowed hosts."""
+
+
+class AllowedHosts:
+    """The Host headers that a server without keys answers: this machine's names, given ones, and any address.
+
+    A page of another site could reach it under its own name (DNS rebinding), but not under an address.
+    """
+
+    def __init__(self, listens_at: str, given: Iterable[str]) -> None:
+        self._any = ANY in given
+        self._names = {"localhost", socket.gethostname().lower(), listens_at.lower(), *(name.lower() for name in given)}
+
+    def take(self, header: str | None) -> bool:
+        """Whether a Host header is allowed; without one no browser has sent the request."""
+        if self._any or not header:
+            return True
+        name = header.strip().lower()
+        name = name.partition("]")[0].lstrip("[") if name.startswith("[") else name.rpartition(":")[0] or name
+        return name.rstrip(".") in self._names or name.endswith(".localhost") or _is_address(name)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 class HttpApp:
-    """An ASGI application. `layers`: what is done around every call. `grpc_port`: shown to whoever asks for health.
+    """An ASGI application. `layers`: around every call. `grpc_port`: a part of the answer to probes.
 
-    `hosts`: the Host headers that are answered; None: any, where keys or certificates are asked for.
+    `hosts`: the Host headers that are answered; None: any, where keys or certificates are needed.
     """
 
     def __init__(
@@ -50,8 +79,6 @@ class HttpApp:
             "/v1/chat/completions": ("POST", "Generate", service.chat),
             "/v1/completions": ("POST", "Generate", service.completions),
             MODELS: ("GET", "Models", service.models),
-            "/tokenize": ("POST", "Tokenize", service.tokenize),
-            "/detokenize": ("POST", "Detokenize", service.detokenize),
             "/version": ("GET", "Version", service.version),
             "/v1/receipt_keys": ("GET", "ReceiptKeys", service.receipt_keys),
             "/metrics": ("GET", "Metrics", service.metrics),
@@ -70,7 +97,7 @@ class HttpApp:
             await self._called(exchange, path, scope["method"])
 
     def _refusal(self, exchange: Exchange) -> Refusal | None:
-        """What of the headers is refused on any path."""
+        """Returns the refusal of headers, on any path."""
         host, expected = exchange.header("host"), exchange.header("expect")
         if self._hosts and not self._hosts.take(host):
             return own_refusal(
@@ -81,7 +108,7 @@ class HttpApp:
         return None
 
     async def _probe(self, exchange: Exchange, path: str) -> None:
-        """Answers anybody who asks whether this server serves, or that it lives."""
+        """Answers whether this server serves, or that it lives; no key is needed."""
         serving = path.endswith("live") or self._health.serving
         told = {"grpc_port": self._grpc_port} if self._grpc_port else {}
         await exchange.answer(200 if serving else 503, {"status": "serving" if serving else "not serving", **told})

@@ -7,7 +7,7 @@ import re
 import zlib
 from typing import Any
 
-from tandem.services.http.problems import BodyTooLarge
+from tandem.services.http.errors import BodyTooLarge
 from tandem.speculation.chat import MOST_DEPTH, deeper_than
 from tandem.speculation.types import InvalidField
 
@@ -15,21 +15,21 @@ _SURROGATES = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def unpacked(data: bytes, most: int) -> bytes:
-    """Returns what gzip has packed, of which never more is made than fits. Raises InvalidField and BodyTooLarge."""
+    """Unpacks gzip, never more than `most` bytes. Raises InvalidField and BodyTooLarge."""
     reader = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
     try:
         found = reader.decompress(data, most + 1)
     except zlib.error:
         raise InvalidField("body", "not gzip, as its content-encoding says") from None
     if len(found) > most:
-        raise BodyTooLarge.of(most)
+        raise BodyTooLarge(most)
     if not reader.eof or reader.unused_data:
         raise InvalidField("body", "not one whole gzip member, as its content-encoding says")
     return found
 
 
 def read_json(data: bytes) -> dict[str, Any]:
-    """Returns a body's object. Raises InvalidField for what is not JSON, or not one thing to all readers of it."""
+    """Returns a body's object. Raises InvalidField for other JSON, and for JSON that readers take differently."""
     try:
         value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_once, parse_constant=_finite)
         if _SURROGATES.search(data):

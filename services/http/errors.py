@@ -1,4 +1,4 @@
-"""Converts the status of a failed call (services/errors.py) to an error of OpenAI's API."""
+"""Errors of requests over HTTP, and the form of OpenAI's API for the status of a failed call (services/errors.py)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from tandem.speculation.outcomes import Outcome, outcome_of
 
 RETRY_SECONDS = 1
-"""When to try again, where nobody knows better."""
+"""When to try again, where the status does not say."""
 _BY_REASON = {
     "MODEL_NOT_FOUND": (404, "model_not_found"),
     "NO_SUCH_PATH": (404, "not_found"),
@@ -21,7 +21,6 @@ _BY_REASON = {
     "BODY_LATE": (408, "body_late"),
     "NOT_JSON": (415, "not_json"),
     "SEQUENCE_TOO_LONG": (400, "context_length_exceeded"),
-    "NOT_ALLOWED": (403, "not_allowed"),
     "UNAUTHENTICATED": (401, "invalid_api_key"),
 }
 _BY_OUTCOME = {
@@ -34,6 +33,33 @@ _BY_OUTCOME = {
     Outcome.FAULT: 500,
 }
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class NoSuchPath(Exception):
+    """Nothing is served at this path."""
+
+
+class NoSuchModel(Exception):
+    """The request names a model that is not served here."""
+
+
+class WrongMethod(Exception):
+    """The path is served to another method."""
+
+
+class NotJson(Exception):
+    """The body's headers name another type than JSON, or a coding that is not served."""
+
+
+class BodyTooLarge(Exception):
+    """The body is larger than the server's limit."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"the body is larger than this server's limit of {most} bytes (max_message_bytes)")
+
+
+class BodyLate(Exception):
+    """The body did not arrive in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +78,7 @@ def own_refusal(status: int, code: str, message: str) -> Refusal:
 
 
 def refusal(status: status_pb2.Status) -> Refusal:
-    """Builds the answer for a status, and what its details say of field and retry."""
+    """Builds the answer for a status, with field and retry of its details."""
     reason, param, wait = "", None, None
     info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
     detail: Packed

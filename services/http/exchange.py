@@ -12,8 +12,7 @@ import grpc
 from google.rpc import status_pb2
 
 from tandem.rpc.request_context import REQUEST_ID
-from tandem.services.http.errors import Refusal, refusal
-from tandem.services.http.problems import BodyLate, BodyTooLarge, NotJson
+from tandem.services.http.errors import BodyLate, BodyTooLarge, NotJson, Refusal, refusal
 from tandem.services.security.call_limits import MessageTimeout, WaitLimit
 
 Json = dict[str, Any]
@@ -30,9 +29,9 @@ _LINE_ENDS = (("\x85", "\\u0085"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029"))
 
 
 class Exchange:
-    """`request_id` is told with the answer, once it is known; `param`: the field at fault, if the status names none.
+    """A request and its answer; for the layers, the context of its call.
 
-    For the layers it is the call's context: whose status they set, and what they know of its caller.
+    `request_id`: sent in the answer's headers once assigned. `param`: the field at fault, if the status names none.
     """
 
     def __init__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -67,7 +66,7 @@ class Exchange:
             raise NotJson("the body's content-type is not application/json")
         if self.coding not in CODINGS:
             raise NotJson(f"content-encoding: {self.coding[:80]!r} is not served: gzip is, and none")
-        too_large = BodyTooLarge.of(most)
+        too_large = BodyTooLarge(most)
         if int(headers.get(b"content-length", b"0")) > most:
             raise too_large
         found = bytearray()
@@ -89,7 +88,7 @@ class Exchange:
         except MessageTimeout:
             raise BodyLate(f"the body did not arrive within {seconds:g} s") from None
 
-    async def gone(self) -> None:
+    async def wait_for_disconnect(self) -> None:
         """Returns once the client has left."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
@@ -179,7 +178,7 @@ class Exchange:
             headers = (*headers, (REQUEST_ID.encode(), self.request_id.encode()))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
-    # --- what layers ask of the context of a call ---
+    # --- the context of a call ---
 
     def peer(self) -> str:
         host, port = self._scope.get("client") or ("unix", 0)
@@ -193,7 +192,7 @@ class Exchange:
         return None
 
     def set_trailing_metadata(self, metadata: Sequence[tuple[str, str]]) -> None:
-        """The request id is told in any case."""
+        """The request id is a header in any case."""
 
     async def abort_with_status(self, status: Any) -> NoReturn:
         self._status = status

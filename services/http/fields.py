@@ -1,43 +1,33 @@
-"""The table of fields: each of OpenAI's and vLLM's is served, accepted with one value, a label, or refused by name."""
+"""The tables of OpenAI's and vLLM's fields: served, accepted with a value that changes nothing, or refused by name."""
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from tandem.hints import meant
-from tandem.services.http import values
 from tandem.services.http.messages import messages, prediction
 from tandem.services.http.structures import response_format, structured_outputs
 from tandem.services.http.tools import tool_choice, tools
-from tandem.services.http.values import Parse, as_happens, boolean, integer, listed, mapping, never, number, string
+from tandem.services.http.values import (
+    Parse,
+    boolean,
+    integer,
+    known,
+    listed,
+    mapping,
+    number,
+    one_of,
+    only,
+    sequence,
+    string,
+)
 from tandem.speculation.request import MAX_LOGPROBS, Drafts
 from tandem.speculation.types import InvalidField
 
-CHAT, COMPLETIONS = ("chat",), ("completions",)
-BOTH = (*CHAT, *COMPLETIONS)
 MAX_CHOICES = 128
 MOST = 2**31 - 1
-
-
-class Kind(enum.Enum):
-    """What becomes of a field."""
-
-    SERVED = "served"
-    ACCEPTED = "accepted"
-    LABEL = "label"
-    REFUSED = "refused"
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """A field of requests `of` chat or completions. `parse` returns its value, or refuses it."""
-
-    kind: Kind
-    of: tuple[str, ...]
-    parse: Parse
+_token = integer(0, MOST)
 
 
 def _stop(name: str, value: Any) -> list[str]:
@@ -46,17 +36,16 @@ def _stop(name: str, value: Any) -> list[str]:
 
 def _prompts(name: str, value: Any) -> list[str | tuple[int, ...]]:
     """Parses a text, token ids, or a list of either."""
-    token = integer(0, MOST)
     if isinstance(value, str):
         return [value]
-    if not values.sequence(name, value):
+    if not sequence(name, value):
         raise InvalidField(name, "empty: at least one prompt is needed")
     if isinstance(value[0], int):
-        return [tuple(listed(token)(name, value))]
+        return [tuple(listed(_token)(name, value))]
     if len(value) > MAX_CHOICES:
         raise InvalidField(name, f"{len(value)} prompts are above the limit of {MAX_CHOICES}")
     return [
-        each if isinstance(each, str) else tuple(listed(token)(f"{name}[{i}]", each)) for i, each in enumerate(value)
+        each if isinstance(each, str) else tuple(listed(_token)(f"{name}[{i}]", each)) for i, each in enumerate(value)
     ]
 
 
@@ -74,9 +63,10 @@ def _top_k(name: str, value: Any) -> int:
 
 
 def _stream_options(name: str, value: Any) -> dict[str, Any]:
-    plain = as_happens(False, why="events are not padded here")
-    keys = {"include_usage": boolean, "continuous_usage_stats": boolean, "include_obfuscation": plain}
-    return values.known(name, value, keys)
+    plain = only("events are not padded here", False)
+    return known(
+        name, value, {"include_usage": boolean, "continuous_usage_stats": boolean, "include_obfuscation": plain}
+    )
 
 
 def _template_options(name: str, value: Any) -> dict[str, Any]:
@@ -91,149 +81,125 @@ _OF_TEMPLATES = (
     *("add_generation_prompt", "continue_final_message", "return_tensors", "return_dict", "padding", "truncation"),
     *("max_length", "return_assistant_tokens_mask", "self"),
 )
-
-
-def _served(of: tuple[str, ...], **parsers: Parse) -> dict[str, Field]:
-    return {name: Field(Kind.SERVED, of, parse) for name, parse in parsers.items()}
-
-
-def _accepted(why: str, *happens: Any, names: tuple[str, ...], of: tuple[str, ...] = BOTH) -> dict[str, Field]:
-    return {name: Field(Kind.ACCEPTED, of, as_happens(*happens, why=why)) for name in names}
-
-
-def _refused(why: str, *names: str, of: tuple[str, ...] = BOTH) -> dict[str, Field]:
-    return {name: Field(Kind.REFUSED, of, never(why)) for name in names}
-
-
-FIELDS: Mapping[str, Field] = {
-    **_served(
-        BOTH,
-        model=string,
-        n=integer(1, MAX_CHOICES),
-        max_tokens=values.unless(-1, integer(0, MOST)),
-        temperature=number,
-        top_p=number,
-        top_k=_top_k,
-        min_p=number,
-        seed=values.unless(-1, integer(-(2**63), 2**64 - 1)),
-        stop=_stop,
-        stop_token_ids=listed(integer(0, MOST)),
-        ignore_eos=boolean,
-        presence_penalty=number,
-        frequency_penalty=number,
-        repetition_penalty=number,
-        logit_bias=_biases,
-        response_format=response_format,
-        guided_json=structured_outputs("json"),
-        guided_regex=structured_outputs("regex"),
-        guided_choice=structured_outputs("choice"),
-        guided_grammar=structured_outputs("grammar"),
-        structured_outputs=structured_outputs(),
-        stream=boolean,
-        stream_options=_stream_options,
-        truncate_prompt_tokens=integer(1, MOST),
-        add_special_tokens=boolean,
-        return_token_ids=boolean,
-        return_tokens_as_token_ids=boolean,
-        cache_salt=string,
-        request_id=string,
-        drafts=values.one_of(*(each.value for each in Drafts)),
-        speculation_length=integer(0, MOST),
-        prediction=prediction,
-        receipt=boolean,
-    ),
-    **_served(
-        CHAT,
-        messages=messages,
-        max_completion_tokens=values.unless(-1, integer(1, MOST)),
-        top_logprobs=integer(0, MAX_LOGPROBS),
-        tools=tools,
-        tool_choice=tool_choice,
-        parallel_tool_calls=boolean,
-        add_generation_prompt=boolean,
-        continue_final_message=boolean,
-        documents=listed(mapping),
-        chat_template_kwargs=_template_options,
-    ),
-    **_served(COMPLETIONS, prompt=_prompts, echo=boolean),
-    "logprobs": Field(Kind.SERVED, BOTH, lambda name, value: value),  # a boolean of chat, a count of completions
-    **_accepted("answers are not kept here", False, names=("store",), of=CHAT),
-    **_accepted("there is one tier", "auto", "default", names=("service_tier",), of=CHAT),
-    **_accepted("text alone is made", ["text"], names=("modalities",), of=CHAT),
-    **_accepted("the model is not told how much to say", "medium", names=("verbosity",), of=CHAT),
-    **_accepted("prefixes are kept in memory alone", "in_memory", names=("prompt_cache_retention",), of=CHAT),
-    **_accepted("reasoning is not told from the answer", True, names=("include_reasoning",), of=CHAT),
-    "best_of": Field(Kind.ACCEPTED, BOTH, integer(1, MAX_CHOICES)),  # 1, or n
-    **_accepted("beams are not searched", False, names=("use_beam_search", "early_stopping")),
-    **_accepted("it is for beam search, which is not served", 1, names=("length_penalty",)),
-    **_accepted("not served: the end may come with any token", 0, names=("min_tokens",)),
-    **_accepted("special tokens have no text here", True, names=("skip_special_tokens",)),
-    **_accepted("not served", True, False, names=("spaces_between_special_tokens",)),
-    **_accepted("the text ends before its stop string", False, names=("include_stop_str_in_output",)),
-    **_accepted("requests wait in turn", 0, names=("priority",)),
-    **_accepted("llguidance is what enforces structures", "auto", "guidance", names=("guided_decoding_backend",)),
-    **_accepted("not served", [], names=("bad_words", "logits_processors")),
-    **_accepted("not served", {}, names=("vllm_xargs",)),
-    **_accepted("inserting text is not served", "", names=("suffix",), of=COMPLETIONS),
-    **{
-        name: Field(Kind.LABEL, of, parse)
-        for name, of, parse in (
-            ("user", BOTH, string),
-            ("metadata", CHAT, mapping),
-            ("safety_identifier", CHAT, string),
-            ("prompt_cache_key", CHAT, string),
-        )
-    },
-    **_refused("use tools and tool_choice", "functions", "function_call", of=CHAT),
-    **_refused("text alone is read and made", "audio", "mm_processor_kwargs", of=CHAT),
-    **_refused("this server searches nothing", "web_search_options", of=CHAT),
-    **_refused("nothing is moderated here", "moderation", of=CHAT),
-    **_accepted("reasoning has no effort of its own here", "none", names=("reasoning_effort",), of=CHAT),
-    **_refused("reasoning has no effort of its own here", "thinking_token_budget", of=CHAT),
-    **_refused("prefixes are kept by the server's own rule", "prompt_cache_options", of=CHAT),
-    **_refused("the model's own template is used", "chat_template", of=CHAT),
-    **_refused("log-probabilities are of the output alone", "prompt_logprobs"),
-    **_refused("not served: bias single tokens with logit_bias", "allowed_token_ids"),
-    **_refused("JSON has no whitespace here; a schema may ask for it", "guided_whitespace_pattern"),
-    **_refused("structures are JSON schemas, regular expressions, choices and grammars", "structural_tag"),
-    **_refused("pages come from PrefillWorkers: --prefill", "kv_transfer_params"),
-    **_refused("prompts are texts and token ids", "prompt_embeds", of=COMPLETIONS),
-    **_refused("this server has one rank that answers", "data_parallel_rank"),
+_BOTH: dict[str, Parse] = {
+    "model": string,
+    "n": integer(1, MAX_CHOICES),
+    "max_tokens": integer(0, MOST, absent=-1),
+    "temperature": number,
+    "top_p": number,
+    "top_k": _top_k,
+    "min_p": number,
+    "seed": integer(-(2**63), 2**64 - 1, absent=-1),
+    "stop": _stop,
+    "stop_token_ids": listed(_token),
+    "ignore_eos": boolean,
+    "presence_penalty": number,
+    "frequency_penalty": number,
+    "repetition_penalty": number,
+    "logit_bias": _biases,
+    "response_format": response_format,
+    "structured_outputs": structured_outputs,
+    "stream": boolean,
+    "stream_options": _stream_options,
+    "truncate_prompt_tokens": integer(1, MOST),
+    "add_special_tokens": boolean,
+    "return_token_ids": boolean,
+    "return_tokens_as_token_ids": boolean,
+    "cache_salt": string,
+    "request_id": string,
+    "drafts": one_of(*(each.value for each in Drafts)),
+    "speculation_length": _token,
+    "prediction": prediction,
+    "receipt": boolean,
 }
-"""Every field, by its name."""
+SERVED: Mapping[str, Mapping[str, Parse]] = {
+    "chat": {
+        **_BOTH,
+        "max_tokens": integer(1, MOST, absent=-1),
+        "messages": messages,
+        "max_completion_tokens": integer(1, MOST, absent=-1),
+        "logprobs": boolean,
+        "top_logprobs": integer(0, MAX_LOGPROBS),
+        "tools": tools,
+        "tool_choice": tool_choice,
+        "parallel_tool_calls": boolean,
+        "add_generation_prompt": boolean,
+        "continue_final_message": boolean,
+        "documents": listed(mapping),
+        "chat_template_kwargs": _template_options,
+    },
+    "completions": {**_BOTH, "prompt": _prompts, "logprobs": integer(0, MAX_LOGPROBS), "echo": boolean},
+}
+LABELS: Mapping[str, Parse] = {
+    "user": string,
+    "metadata": mapping,
+    "safety_identifier": string,
+    "prompt_cache_key": string,
+}
+"""Fields that change nothing."""
+FIXED: Mapping[str, tuple[Any, ...]] = {
+    "store": ("answers are not kept here", False),
+    "service_tier": ("there is one tier", "auto", "default"),
+    "modalities": ("text alone is made", ["text"]),
+    "verbosity": ("the model takes no length of its answer", "medium"),
+    "prompt_cache_retention": ("prefixes are kept in memory alone", "in_memory"),
+    "include_reasoning": ("reasoning is a part of the answer", True),
+    "reasoning_effort": ("reasoning has no effort of its own here", "none"),
+    "best_of": ("all choices are answered", 1),
+    "use_beam_search": ("beams are not searched", False),
+    "early_stopping": ("beams are not searched", False),
+    "length_penalty": ("it is for beam search, which is not served", 1),
+    "min_tokens": ("not served: the end may come with any token", 0),
+    "skip_special_tokens": ("special tokens have no text here", True),
+    "spaces_between_special_tokens": ("not served", True, False),
+    "include_stop_str_in_output": ("the text ends before its stop string", False),
+    "priority": ("requests wait in turn", 0),
+    "bad_words": ("not served: bias single tokens with logit_bias", []),
+    "logits_processors": ("not served", []),
+    "vllm_xargs": ("not served", {}),
+    "suffix": ("inserting text is not served", ""),
+    "functions": ("use tools and tool_choice",),
+    "function_call": ("use tools and tool_choice",),
+    "audio": ("text alone is read and made",),
+    "mm_processor_kwargs": ("text alone is read and made",),
+    "web_search_options": ("this server searches nothing",),
+    "moderation": ("nothing is moderated here",),
+    "thinking_token_budget": ("reasoning has no effort of its own here",),
+    "prompt_cache_options": ("prefixes are kept by the server's own rule",),
+    "chat_template": ("the model's own template is used",),
+    "prompt_logprobs": ("log-probabilities of a prompt come with echo",),
+    "allowed_token_ids": ("not served: bias single tokens with logit_bias",),
+    "structural_tag": ("structures are JSON schemas, regular expressions, choices and grammars",),
+    "kv_transfer_params": ("pages come from PrefillWorkers: --prefill",),
+    "prompt_embeds": ("prompts are texts and token ids",),
+    "data_parallel_rank": ("this server has one rank that answers",),
+    "guided_json": ("use structured_outputs",),
+    "guided_regex": ("use structured_outputs",),
+    "guided_choice": ("use structured_outputs",),
+    "guided_grammar": ("use structured_outputs",),
+    "guided_decoding_backend": ("use structured_outputs",),
+    "guided_whitespace_pattern": ("JSON has no whitespace here; a schema may ask for it",),
+}
+"""Fields that are not served: why, and then the values that are accepted, since they change nothing."""
 
 
 def read(of: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a request for "chat" or "completions". Null, and what a field has for it, is absent."""
+    """Returns the fields of a request for "chat" or "completions". Null is absent. Raises InvalidField."""
     found = {}
     for name, value in body.items():
         if value is None:
             continue
-        field = FIELDS.get(name)
-        if field is None or of not in field.of:
-            names = [each for each, its in FIELDS.items() if of in its.of]
+        parse = SERVED[of].get(name) or LABELS.get(name) or (only(*FIXED[name]) if name in FIXED else None)
+        if parse is None:
+            names = (*SERVED[of], *LABELS, *FIXED)
             raise InvalidField(name[:64], f"unknown field of {of}{meant(name[:64], names)}")
-        if (parsed := field.parse(name, value)) is not None:
+        if (parsed := parse(name, value)) is not None:
             found[name] = parsed
-    if of == "chat" and found.get("max_tokens") == 0:
-        raise InvalidField("max_tokens", f"0 is outside 1 to {MOST}")
-    if found.get("best_of", 1) not in (1, found.get("n", 1)):
-        raise InvalidField("best_of", "all choices are answered: it can only be n")
     if "stream_options" in found and not found.get("stream"):
         raise InvalidField("stream_options", "given without stream")
-    _read_logprobs(of, found)
+    if of == "chat" and not found.pop("logprobs", False):
+        if "top_logprobs" in found:
+            raise InvalidField("top_logprobs", "given without logprobs")
+    elif of == "chat":
+        found["logprobs"] = found.get("top_logprobs", 0)  # how many likeliest tokens, as in completions
     return found
-
-
-def _read_logprobs(of: str, found: dict[str, Any]) -> None:
-    """Makes `logprobs` the number of likeliest tokens to report, in both kinds of requests."""
-    given = found.pop("logprobs", None)
-    if of == "completions":
-        if given is not None:
-            found["logprobs"] = integer(0, MAX_LOGPROBS)("logprobs", given)
-        return
-    wanted = given is not None and boolean("logprobs", given)
-    if "top_logprobs" in found and not wanted:
-        raise InvalidField("top_logprobs", "given without logprobs")
-    if wanted:
-        found["logprobs"] = found.get("top_logprobs", 0)

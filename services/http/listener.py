@@ -7,22 +7,26 @@ import contextlib
 import logging
 import resource
 import ssl
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import uvicorn
 
 from tandem.rpc.addresses import bare_host, joined
 from tandem.rpc.secret_files import signature
 from tandem.services.binding import bound
+from tandem.services.health import HealthService
 from tandem.services.http.address import HttpAddress
+from tandem.services.http.app import AllowedHosts, HttpApp
 from tandem.services.http.protocol import HEADER_BYTES, BoundedProtocol
+from tandem.services.http.service import HttpService
+from tandem.services.layers import Layer
+from tandem.services.security.config import Security
 from tandem.services.security.tls import TlsConfig, check_pair
 
 log = logging.getLogger("tandem.security")
 
 ACCEPTED_AT_ONCE, MOST_UNACCEPTED = 64, 8192
-"""Connections that the event loop takes in one go, so that a flood does not keep it from requests; that may wait."""
+"""Connections that the event loop accepts in one go, so that a flood does not delay requests; that wait for that."""
 FLUSH_SECONDS = 1
 """How long answers that are cut have to reach their clients."""
 
@@ -34,13 +38,16 @@ class _Server(uvicorn.Server):
         yield
 
 
-class Listener:
-    """Binds at once and answers from `start` on. Raises CannotListen."""
+class HttpPort:
+    """The port for OpenAI clients. Binds at once and answers from `start` on. Raises CannotListen."""
 
-    def __init__(self, address: HttpAddress, tls: TlsConfig | None) -> None:
-        self._address, self._tls = address, tls
+    def __init__(
+        self, address: HttpAddress, security: Security, outermost: Sequence[Layer] = (), grpc_port: int = 0
+    ) -> None:
+        self._address, self._security, self._outermost, self._grpc_port = address, security, outermost, grpc_port
         self._socket = bound("http_port", address.host, address.port)
         self.port = int(self._socket.getsockname()[1])
+        self._service: HttpService | None = None
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
 
@@ -49,10 +56,17 @@ class Listener:
         """The address for clients on this machine."""
         host = bare_host(self._address.host)
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        return f"{'https' if self._tls else 'http'}://{joined(host, self.port)}"
+        return f"{'https' if self._security.tls else 'http'}://{joined(host, self.port)}"
 
-    async def start(self, app: Any) -> None:
-        """Serves an ASGI application."""
+    async def start(self, service: HttpService, health: HealthService) -> None:
+        security, address = self._security, self._address
+        guarded = security.tls is not None or security.tokens is not None
+        hosts = None if guarded else AllowedHosts(address.host, address.allowed_hosts)
+        layers = security.layers(self._outermost)
+        self._service = service
+        await self._serve(HttpApp(service, security.limits, layers, health, self._grpc_port, hosts))
+
+    async def _serve(self, app: HttpApp) -> None:
         config = uvicorn.Config(
             app,
             http=BoundedProtocol,
@@ -71,7 +85,7 @@ class Listener:
         _allow_open_files()
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
         config.load()
-        config.ssl = _context(self._tls) if self._tls else None
+        config.ssl = _context(tls) if (tls := self._security.tls) else None
         self._server = _Server(config)
         self._serving = asyncio.create_task(self._server.serve([self._socket]), name="http")
         while not (self._server.started or self._serving.done()):
@@ -80,7 +94,9 @@ class Listener:
             self._socket.listen(MOST_UNACCEPTED)  # asyncio takes one number for both
 
     async def stop(self) -> None:
-        """Closes, after what is being written."""
+        """Ends running requests with an error, and closes."""
+        if self._service:
+            self._service.cut()
         if self._server and self._serving:
             self._server.should_exit = True
             await self._serving

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tandem.services.http.values import Parse, known, mapping, one_of, refused, sequence, string
+from tandem.services.http.values import Parse, known, listed, mapping, one_of, refused, sequence, string
 from tandem.speculation.chat import MAX_MESSAGES, ROLES, check_call_counts
 from tandem.speculation.types import InvalidField
 
@@ -13,19 +13,18 @@ ANNOTATIONS = (
     *("id", "cache_control", "provider_specific_fields", "extra_content", "index", "annotations", "parsed"),
     *("thinking_blocks", "reasoning_details", "parsed_arguments", "weight", "status", "metadata", "citations"),
 )
-"""What SDKs add to messages, parts, calls and tools they send back: no template reads it. Their values are not read."""
+"""Keys that SDKs add to what they send back. No template has them, so their values are not read."""
 REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
-def annotated(name: str, value: Any, keys: dict[str, Parse]) -> dict[str, Any]:
+def annotated(name: str, value: Any, keys: dict[str, Parse], needed: str = "") -> dict[str, Any]:
     """Parses an object of these keys, which may have annotations."""
-    return known(
-        name, {key: one for key, one in mapping(name, value).items() if key in keys or key not in ANNOTATIONS}, keys
-    )
+    own = {key: one for key, one in mapping(name, value).items() if key in keys or key not in ANNOTATIONS}
+    return known(name, own, keys, needed)
 
 
 def messages(name: str, value: Any) -> list[dict[str, Any]]:
-    """Parses messages of text. Raises InvalidField naming the message and what it has that is not served."""
+    """Parses messages of text. Raises InvalidField with the message and its key that is not served."""
     if not sequence(name, value):
         raise InvalidField(name, "empty: at least one message is needed")
     if len(value) > MAX_MESSAGES:
@@ -39,20 +38,19 @@ def _message(name: str, value: Any) -> dict[str, Any]:
     role = one_of(*ROLES)(f"{name}.role", mapping(name, value).get("role"))
     keys: dict[str, Parse] = {"role": string, "name": string, "content": _text}
     if role == "assistant":
-        keys |= {"tool_calls": _calls, "refusal": string, **dict.fromkeys(REASONING, string)}
+        keys |= {"tool_calls": listed(_call), "refusal": string, **dict.fromkeys(REASONING, string)}
     if role == "tool":
         keys |= {"tool_call_id": string}
     found = annotated(name, value, keys)
     if "content" not in found and role not in ("assistant", "tool"):
         raise InvalidField(f"{name}.content", "missing")
     text = found.get("content", "") or found.get("refusal", "")
-    kept = ("name", "tool_call_id", "tool_calls", *REASONING)
-    rest: dict[str, Any] = {key: found[key] for key in kept if found.get(key)}
+    rest = {key: one for key, one in found.items() if key not in ("role", "content", "refusal") and one}
     return {"role": "system" if role == "developer" else role, "content": text, **rest}
 
 
 def _text(name: str, value: Any, between: str = "\n") -> str:
-    """Parses a text, or parts of text, each of which is a line of its own unless something else is `between`."""
+    """Parses a text, or parts of text; `between` stands between parts."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -74,15 +72,10 @@ def prediction(name: str, value: Any) -> str:
     return str(found["content"])
 
 
-def _calls(name: str, value: Any) -> list[dict[str, Any]]:
-    return [_call(f"{name}[{i}]", each) for i, each in enumerate(sequence(name, value))]
-
-
 def _call(name: str, value: Any) -> dict[str, Any]:
     found = annotated(name, value, {"id": string, "type": one_of("function"), "function": mapping})
-    function = annotated(f"{name}.function", found.get("function"), {"name": string, "arguments": _arguments})
-    if "name" not in function:
-        raise InvalidField(f"{name}.function.name", "missing")
+    keys: dict[str, Parse] = {"name": string, "arguments": _arguments}
+    function = annotated(f"{name}.function", found.get("function"), keys, "name")
     return {"id": found.get("id", ""), "type": "function", "function": {"arguments": {}, **function}}
 
 

@@ -10,9 +10,7 @@ import ipaddress
 import json
 import ssl
 import sys
-from collections import Counter
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Mapping
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -40,7 +38,7 @@ _BUSY = _closing(
     503,
     "server_error",
     "too_many_connections",
-    f"this server has its limit of {CONNECTIONS} connections",
+    f"this server has its limit of {CONNECTIONS} connections, or this host its share of them",
     f"retry-after: {RETRY_SECONDS}\r\n",
 )
 _MALFORMED = {
@@ -65,15 +63,36 @@ def host_of(client: tuple[str, int] | None) -> str:
     return str(getattr(address, "ipv4_mapped", None) or address)
 
 
-def to_make_way(connections: Iterable[BoundedProtocol], counts: Counter[str], newcomer: str) -> BoundedProtocol | None:
-    """The oldest connection without a request under way, of the host that has most; None if the newcomer has as many.
+WAITS, IDLE, UPLOADS, RUNS = "waits", "idle", "uploads", "runs"
+"""States of a connection: for a request's headers; between requests; in a request's body; a whole request."""
 
-    So a host that takes all connections loses one to each that has fewer. `counts`: connections of each host.
+
+class Host:
+    """The connections of one host by their state, those that came to it first in front."""
+
+    def __init__(self) -> None:
+        self.by_state: dict[str, dict[BoundedProtocol, None]] = {state: {} for state in (WAITS, IDLE, UPLOADS, RUNS)}
+
+    def count(self, *states: str) -> int:
+        return sum(len(self.by_state[state]) for state in states or self.by_state)
+
+    def first(self, *states: str) -> BoundedProtocol | None:
+        return next((each for state in states for each in self.by_state[state]), None)
+
+
+def to_make_way(hosts: Mapping[str, Host], taken: int, newcomer: BoundedProtocol) -> BoundedProtocol | None:
+    """Returns the connection to close for a newcomer, which may be the newcomer; None where there is room.
+
+    With more than half of CONNECTIONS taken, a host may have a quarter of them for requests that are not yet whole.
+    With all taken, the host with most loses one without a request, unless that is the newcomer's. Uploads go last.
     """
-    most, count = counts.most_common(1)[0]
-    if counts[newcomer] >= count:
+    own = hosts[newcomer.host]
+    if 2 * taken > CONNECTIONS and 4 * (own.count(WAITS, UPLOADS) - 1) >= CONNECTIONS:
+        return own.first(WAITS, UPLOADS)
+    if taken <= CONNECTIONS:
         return None
-    return min((each for each in connections if each.host == most and each.waits), key=lambda e: e.since, default=None)
+    most = max(hosts.values(), key=Host.count)
+    return newcomer if own.count() == most.count() else most.first(WAITS, IDLE, UPLOADS) or newcomer
 
 
 class BoundedProtocol(H11Protocol):
@@ -84,44 +103,63 @@ class BoundedProtocol(H11Protocol):
 
     certificate: bytes | None = None
     """The client's, in PEM, if it showed one."""
-    host, since = "", 0.0
+    host, _state = "", ""
     _head = 0  # bytes of the headers that are awaited
     _late: asyncio.TimerHandle | None = None
     _refused = False
     _lingering = 0  # of all connections
-    _counts: Counter[str]
+    _hosts: dict[str, Host]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.host, self.since = host_of(self.client), self.loop.time()
-        self._counts = vars(self.server_state).setdefault("hosts", Counter())
-        if len(self.connections) > CONNECTIONS:
-            others: Any = self.connections
-            if (other := to_make_way(others, self._counts, self.host)) is None:
-                self.connections.discard(self)
-                self._refuse(_BUSY)
-                return
+        self.host, self._hosts = host_of(self.client), vars(self.server_state).setdefault("hosts", {})
+        self._move(WAITS)
+        other = to_make_way(self._hosts, len(self.connections), self)
+        if other:
+            other._move("")
+            other.connections.discard(other)
+        if other is self:
+            self._refuse(_BUSY)
+            return
+        if other:
             other.transport.abort()
-        self._counts[self.host] += 1
         secured = transport.get_extra_info("ssl_object")
         shown = secured.getpeercert(binary_form=True) if secured else None
         self.certificate = ssl.DER_cert_to_PEM_cert(shown).encode() if shown else None
         self._wait()
 
-    @property
-    def waits(self) -> bool:
-        """Whether no request of this connection is under way: none has come whole, or the last one is answered."""
-        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
+    def _move(self, state: str) -> None:
+        """Counts this connection in a state; in none, "", no more."""
+        host = self._hosts.setdefault(self.host, Host())
+        if self._state and self._state != state:
+            del host.by_state[self._state][self]
+        if state:
+            host.by_state[state].setdefault(self)
+        elif not host.count():
+            del self._hosts[self.host]
+        self._state = state
+
+    def _moved(self) -> None:
+        """Notes the state, which whatever comes or is sent may change."""
+        if self._state:
+            if self.cycle is None or self._head:
+                self._move(WAITS)
+            elif self.cycle.response_complete:
+                self._move(IDLE)
+            else:
+                self._move(UPLOADS if self.cycle.more_body else RUNS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._came()
         if self._refused:
             BoundedProtocol._lingering -= 1
-        if self in self.connections:
-            self._counts[self.host] -= 1
-            if not self._counts[self.host]:
-                del self._counts[self.host]
+        if self._state:
+            self._move("")
         super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._moved()
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -136,6 +174,7 @@ class BoundedProtocol(H11Protocol):
                 self._refuse(_MALFORMED[431])
                 return
         super().data_received(data)
+        self._moved()
 
     def handle_events(self) -> None:
         before = self.cycle

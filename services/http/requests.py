@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -10,32 +11,27 @@ from typing import Any
 from tandem.checkpoints.tokenizers import ChatTokenizer, Tokenizer
 from tandem.engine.chats import TEMPLATE
 from tandem.engine.generator import LONG_TEXT, Generator
+from tandem.services.http.errors import NoSuchModel
 from tandem.services.http.fields import MAX_CHOICES
-from tandem.services.http.problems import NoSuchModel
 from tandem.services.http.tool_calls import FORMATS
-from tandem.services.http.tools import ToolUse
+from tandem.services.http.tools import ToolChoice, ToolUse
 from tandem.services.security.limits import ServerLimits, check_stops
 from tandem.speculation.request import members
-from tandem.speculation.types import (
-    GenerationRequest,
-    InvalidField,
-    SamplingParams,
-    Structure,
-)
+from tandem.speculation.types import GenerationRequest, InvalidField, SamplingParams, Structure, StructureKind
 
 _SEEDS = 2**64
 MANY_MESSAGES = 64
-STRUCTURES = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+STRUCTURES = ("response_format", "structured_outputs")
 _SAMPLING = [each.name for each in fields(SamplingParams) if each.name != "structure"]
 PROMPTS = {"chat": "messages", "completions": "prompt"}
 """The field that a prompt comes in."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a request asks for: `requests`, a choice each, `n` for each of the `prompts`; and how to answer.
+class ParsedRequest:
+    """A request: `requests`, one for each choice, `n` for each of the `prompts`; and how to answer.
 
-    `texts`: those of the prompts, as far as they were texts. `given`: all fields.
+    `texts`: those of the prompts; None for token ids. `given`: all fields.
     """
 
     chat: bool
@@ -57,7 +53,7 @@ class Asked:
 
     @property
     def generates(self) -> bool:
-        """Whether tokens are to be made; else the prompt alone is answered."""
+        """Whether tokens are to be made; else the answer has the prompt alone."""
         return self.given.get("max_tokens") != 0
 
     def prompt_of(self, choice: int) -> int:
@@ -69,8 +65,24 @@ class Asked:
         return bool(self.given.get(name) or self.given.get("stream_options", {}).get(name))
 
 
-class Asking:
-    """Reads requests for one server. `adapters` returns those that there are now."""
+def known_output(request: GenerationRequest, longest_draft: int) -> GenerationRequest:
+    """Returns a request whose output is the prompt of `request` after its first token, to score that prompt."""
+    first, *rest = request.token_ids or ()
+    return replace(
+        request,
+        token_ids=(first,),
+        sampling=SamplingParams(structure=Structure(StructureKind.TOKENS, json.dumps(rest))),
+        max_new_tokens=len(rest),
+        stop_token_ids=(),
+        stop_strings=(),
+        ignore_end_of_sequence=True,
+        prediction="",
+        speculation_length=None if request.speculation_length == 0 else longest_draft,
+    )
+
+
+class RequestReader:
+    """Reads requests for one server. `adapters()`: the adapters loaded now."""
 
     def __init__(self, generator: Generator, limits: ServerLimits, adapters: Callable[[], Mapping[str, str]]) -> None:
         self._generator, self._limits, self.adapters = generator, limits, adapters
@@ -92,18 +104,18 @@ class Asking:
             raise NoSuchModel(f"model: there is no {model[:128]!r} here; this server has {names}")
         return model
 
-    async def completion(self, given: Mapping[str, Any]) -> Asked:
+    async def completion(self, given: Mapping[str, Any]) -> ParsedRequest:
         if "prompt" not in given:
             raise InvalidField("prompt", "missing")
         texts = tuple(each if isinstance(each, str) else None for each in given["prompt"])
         special = given.get("add_special_tokens", True)
         prompts = [await self.tokens(p, special) if isinstance(p, str) else p for p in given["prompt"]]
-        return self._asked(False, given, prompts, texts, ToolUse())
+        return self._parsed(False, given, prompts, texts, ToolUse())
 
-    async def chat(self, given: Mapping[str, Any]) -> Asked:
+    async def chat(self, given: Mapping[str, Any]) -> ParsedRequest:
         tools = self._tool_use(given)
         prompt = await self.chat_tokens(given, tools)
-        return self._asked(True, given, [prompt], (None,), tools)
+        return self._parsed(True, given, [prompt], (None,), tools)
 
     async def chat_tokens(self, given: Mapping[str, Any], tools: ToolUse) -> tuple[int, ...]:
         """Returns the tokens of a chat in the model's template."""
@@ -139,14 +151,14 @@ class Asking:
             return tuple(self.tokenizer.tokens(text, special))
         return tuple(await generator.encoding.run(self.tokenizer.tokens, text, special))
 
-    def _asked(
+    def _parsed(
         self,
         chat: bool,
         given: Mapping[str, Any],
         prompts: Sequence[tuple[int, ...]],
         texts: tuple[str | None, ...],
         tools: ToolUse,
-    ) -> Asked:
+    ) -> ParsedRequest:
         model = given.get("model", "")
         adapter = self.adapter(model)
         n = given.get("n", 1)
@@ -182,13 +194,13 @@ class Asking:
             for prompt in prompts
             for i in range(n)
         )
-        return Asked(chat, model or self.model, requests, tuple(prompts), texts, given, tools)
+        return ParsedRequest(chat, model or self.model, requests, tuple(prompts), texts, given, tools)
 
     def _tool_use(self, given: Mapping[str, Any]) -> ToolUse:
         tools = tuple(given.get("tools", ()))
-        choice = given.get("tool_choice", "auto" if tools else "none")
+        choice = given.get("tool_choice", ToolChoice("auto" if tools else "none"))
         several = given.get("parallel_tool_calls", True)
-        return ToolUse(tools if choice != "none" else (), choice, several, self._format, self._marks)
+        return ToolUse(tools if choice.mode != "none" else (), choice, several, self._format, self._marks)
 
     def _sampling(self, given: Mapping[str, Any], structure: Structure | None) -> SamplingParams:
         """Builds how tokens are drawn. What is absent is the server's default, if operator or model gave one.

@@ -1,11 +1,11 @@
-"""Answers what OpenAI's and vLLM's clients ask, by the generator of our own services."""
+"""Answers OpenAI's and vLLM's clients, by the generator of our own services."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,31 +14,36 @@ from google.protobuf.wrappers_pb2 import StringValue
 from tandem.rpc.request_context import Request, begin, current_span, set_prefix_scope, valid_id
 from tandem.services.errors import Interrupted, NotAccepting, NotOffered, NotRead
 from tandem.services.generation import GenerateMethod, Generations
-from tandem.services.http import fields, values
-from tandem.services.http.answers import Answer, models
+from tandem.services.http import fields
+from tandem.services.http.answers import Answer, Scores, models
 from tandem.services.http.body import read_json, unpacked
+from tandem.services.http.errors import NoSuchModel
 from tandem.services.http.exchange import Exchange
-from tandem.services.http.problems import NoSuchModel
-from tandem.services.http.requests import PROMPTS, Asked, Asking, own_name
-from tandem.services.http.scoring import nothing, scored
-from tandem.services.http.tools import ToolUse
+from tandem.services.http.requests import PROMPTS, ParsedRequest, RequestReader, known_output, own_name
 from tandem.services.layers import Call
 from tandem.services.observability.setup import version
 from tandem.services.security.call_limits import MessageTimeout, WaitLimit
 from tandem.services.security.identity import caller
-from tandem.speculation.types import GenerationRequest, InvalidField, TooLong
+from tandem.speculation.types import (
+    Chunk,
+    FinishReason,
+    GenerationEnd,
+    GenerationRequest,
+    InvalidField,
+    SpeculationStats,
+    TokenLogprobs,
+    TooLong,
+)
 
 LARGE_BODY = 32 * 1024
-"""Bodies of at most so many bytes are read directly, within a few milliseconds."""
+"""Bytes of a body above which it is parsed in a thread; smaller ones take a few milliseconds."""
+Events = AsyncGenerator[tuple[int, Chunk | GenerationEnd], None]
 Metrics = Callable[[str], tuple[bytes, str]]
 """Returns the page of metrics and its content type, for an Accept header."""
 
 
 class HttpService:
-    """`adapters` returns those that there are now. `metrics` None: prometheus-client is not installed.
-
-    `most`: bytes of a body.
-    """
+    """`adapters()`: the adapters loaded now. `most`: bytes of a body. `metrics` None: no prometheus-client."""
 
     def __init__(
         self,
@@ -48,14 +53,14 @@ class HttpService:
         metrics: Metrics | None = None,
     ) -> None:
         self._generate, self._metrics, self._most, self._started = generate, metrics, most, int(time.time())
-        self._asking = Asking(generate.generator, generate.limits, adapters)
+        self._reader = RequestReader(generate.generator, generate.limits, adapters)
         self._cut = False
         self._works: set[Generations] = set()
         self._scraping = ThreadPoolExecutor(1, "metrics page")
 
     @property
     def model(self) -> str:
-        return self._asking.model
+        return self._reader.model
 
     @property
     def accepting(self) -> bool:
@@ -76,9 +81,9 @@ class HttpService:
     async def _generated(self, of: str, call: Call, exchange: Exchange) -> None:
         given = await self._read(of, call, exchange)
         try:
-            asked = await (self._asking.chat(given) if of == "chat" else self._asking.completion(given))
-            self._begin(call, exchange, asked)
-            await self._answered(call, exchange, asked)
+            request = await (self._reader.chat(given) if of == "chat" else self._reader.completion(given))
+            self._begin(call, exchange, request)
+            await self._answered(call, exchange, request)
         except InvalidField as error:
             raise own_name(error, of, given) from None
         except Interrupted as error:
@@ -107,33 +112,29 @@ class HttpService:
         call.received(StringValue(value=data.decode(errors="replace")), len(data))
         return data
 
-    def _begin(self, call: Call, exchange: Exchange, asked: Asked) -> None:
-        """Makes id, adapter and prefix scope of the request those of this task."""
-        if "request_id" in asked.given:
-            if not valid_id(asked.given["request_id"]):
+    def _begin(self, call: Call, exchange: Exchange, request: ParsedRequest) -> None:
+        """Gives this task the id, the adapter and the prefix scope of the request."""
+        if "request_id" in request.given:
+            if not valid_id(request.given["request_id"]):
                 raise InvalidField("request_id", "not 1 to 128 visible ASCII characters")
-            call.request_id = exchange.request_id = asked.given["request_id"]
-        begin(Request(call.request_id, current_span(), asked.requests[0].adapter))
-        if "cache_salt" in asked.given:
-            set_prefix_scope(caller(), asked.given["cache_salt"])
+            call.request_id = exchange.request_id = request.given["request_id"]
+        begin(Request(call.request_id, current_span(), request.requests[0].adapter))
+        if "cache_salt" in request.given:
+            set_prefix_scope(caller(), request.given["cache_salt"])
 
-    async def _answered(self, call: Call, exchange: Exchange, asked: Asked) -> None:
-        generator, streams = self._generate.generator, asked.says("stream")
-        answer = Answer(asked, self._asking.tokenizer, generator.info, call.request_id)
+    async def _answered(self, call: Call, exchange: Exchange, request: ParsedRequest) -> None:
+        streams, info = request.says("stream"), self._generate.generator.info
         try:
             with WaitLimit(self._generate.limits.unread_seconds) as waiting:
                 async with _unless_gone(exchange, streams):
-                    if asked.scores_prompts:
-                        firsts = asked.requests[:: asked.n]
-                        answer.score(await scored(firsts, generator.info.max_speculation_length, self._working))
-                    with self._working(asked.requests) as work:
-                        made = work.events() if asked.generates else nothing(asked.requests)
-                        async with contextlib.aclosing(made) as events:
-                            async for choice, event in events:
-                                call.replied(self._generate.reply(event))
-                                parts = answer.parts(choice, event)
-                                if streams and parts:
-                                    call.sent(await waiting.until(exchange.events(parts)))
+                    scores = await self._scored(request) if request.scores_prompts else ()
+                    answer = Answer(request, self._reader.tokenizer, info, call.request_id, scores)
+                    events = self._events(request.requests) if request.generates else _nothing(request.requests)
+                    async with contextlib.aclosing(events):
+                        async for choice, event in events:
+                            call.replied(self._generate.reply(event))
+                            if parts := answer.parts(choice, event):
+                                call.sent(await waiting.until(exchange.events(parts)))
                 if not answer.complete:
                     raise NotAccepting("the server ended before the answer was complete")
                 if not streams:
@@ -146,13 +147,26 @@ class HttpService:
             exchange.abandon()
             raise NotRead("the answer was not read in time") from None
 
-    @contextlib.contextmanager
-    def _working(self, requests: Sequence[GenerationRequest]) -> Iterator[Generations]:
-        """Generations that `cut` ends."""
+    async def _scored(self, request: ParsedRequest) -> list[Scores]:
+        """Returns the log-probabilities of each prompt, from its second token on."""
+        longest = self._generate.generator.info.max_speculation_length
+        firsts = list(enumerate(request.requests[:: request.n]))
+        known = [(i, known_output(each, longest)) for i, each in firsts if len(each.token_ids or ()) > 1]
+        found: list[list[TokenLogprobs]] = [[] for _ in firsts]
+        async with contextlib.aclosing(self._events([each for _, each in known])) as events:
+            async for index, event in events:
+                if isinstance(event, Chunk):
+                    found[known[index][0]] += event.logprobs
+        return [tuple(each) for each in found]
+
+    async def _events(self, requests: Sequence[GenerationRequest]) -> Events:
+        """Yields the events of generations that `cut` ends."""
         work = Generations(self._generate, requests, None)
         self._works.add(work)
         try:
-            yield work
+            async with contextlib.aclosing(work.events()) as events:
+                async for event in events:
+                    yield event
         finally:
             self._works.discard(work)
 
@@ -167,38 +181,7 @@ class HttpService:
         raise NoSuchModel(f"model: there is no {name[:128]!r} here")
 
     def _models(self) -> list[dict[str, Any]]:
-        return models(self.model, self._asking.adapters(), self._generate.generator.info, self._started)
-
-    async def tokenize(self, call: Call, exchange: Exchange) -> None:
-        """Answers vLLM's /tokenize, of a prompt or of messages."""
-        body = read_json(await self._body(call, exchange))
-        spells = values.boolean("return_token_strs", body.pop("return_token_strs", False))
-        if "messages" in body:
-            given = fields.read("chat", body)
-            chosen = ToolUse(tuple(given.get("tools", ())), "auto" if given.get("tools") else "none")
-            tokens = await self._asking.chat_tokens(given, chosen)
-        else:
-            given = fields.read("completions", body)
-            prompt = given.get("prompt")
-            if not prompt or len(prompt) > 1 or not isinstance(prompt[0], str):
-                raise InvalidField("prompt", "one text, or messages, is needed")
-            tokens = await self._asking.tokens(prompt[0], given.get("add_special_tokens", True))
-        self._asking.adapter(given.get("model", ""))
-        generator = self._generate.generator
-        told = {"count": len(tokens), "max_model_len": generator.info.max_sequence_length, "tokens": tokens}
-        spelt = [self._asking.tokenizer.text([token]) for token in tokens] if spells else None
-        await exchange.answer(200, {**told, "token_strs": spelt})
-
-    async def detokenize(self, call: Call, exchange: Exchange) -> None:
-        """Answers vLLM's /detokenize."""
-        info = self._generate.generator.info
-        token = values.integer(0, info.vocab_size - 1)
-        keys = {"model": values.string, "tokens": values.listed(token)}
-        given = values.known("body", read_json(await self._body(call, exchange)), keys)
-        self._asking.adapter(given.get("model", ""))
-        if "tokens" not in given:
-            raise InvalidField("tokens", "missing")
-        await exchange.answer(200, {"prompt": self._asking.tokenizer.text(given["tokens"])})
+        return models(self.model, self._reader.adapters(), self._generate.generator.info, self._started)
 
     async def version(self, call: Call, exchange: Exchange) -> None:
         await exchange.answer(200, {"version": version()})
@@ -217,11 +200,18 @@ class HttpService:
         await exchange.page(200, page, ((b"content-type", kind.encode()),))
 
 
+async def _nothing(requests: Sequence[GenerationRequest]) -> Events:
+    """Yields the events of generations without a token."""
+    for index, request in enumerate(requests):
+        yield index, Chunk()
+        yield index, GenerationEnd(FinishReason.LENGTH, len(request.token_ids or ()), 0, SpeculationStats())
+
+
 @contextlib.asynccontextmanager
 async def _unless_gone(exchange: Exchange, streams: bool) -> AsyncIterator[None]:
     """Cancels this task if the client leaves while the block runs, and keeps a stream alive."""
     task = asyncio.current_task()
-    watch = asyncio.create_task(exchange.gone(), name="client")
+    watch = asyncio.create_task(exchange.wait_for_disconnect(), name="client")
     keeping = asyncio.create_task(exchange.keep_alive(), name="comments") if streams else watch
     watch.add_done_callback(lambda its: None if its.cancelled() or task is None else task.cancel())
     try:

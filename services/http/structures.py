@@ -1,11 +1,11 @@
-"""Reads what the output must match: OpenAI's response_format, and vLLM's structured_outputs and guided_*."""
+"""Reads the structure of an output: OpenAI's response_format and vLLM's structured_outputs."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from tandem.services.http.values import Parse, as_happens, boolean, known, listed, mapping, one_of, string
+from tandem.services.http.values import Parse, boolean, known, listed, mapping, one_of, only, string
 from tandem.speculation.types import InvalidField, Structure, StructureKind
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
@@ -18,7 +18,7 @@ def json_schema(name: str, schema: Any) -> Structure:
 
 
 def made(name: str, kind: StructureKind, text: str) -> Structure:
-    """Builds a structure. Raises InvalidField naming the field that it came in."""
+    """Builds a structure. Raises InvalidField with the name of the field."""
     try:
         return Structure(kind, text)
     except InvalidField as error:
@@ -26,7 +26,7 @@ def made(name: str, kind: StructureKind, text: str) -> Structure:
 
 
 def response_format(name: str, value: Any) -> Structure | None:
-    """Parses OpenAI's field; the text that any output is has no structure."""
+    """Parses OpenAI's field; None for any text."""
     kind = one_of("text", "json_object", "json_schema")(f"{name}.type", mapping(name, value).get("type"))
     if kind == "json_schema":
         inner = known(name, value, {"type": string, "json_schema": mapping}).get("json_schema", {})
@@ -44,31 +44,20 @@ def _choice(name: str, value: Any) -> Structure:
     return made(name, StructureKind.CHOICE, json.dumps(listed(string)(name, value), ensure_ascii=False))
 
 
-def _any_object(name: str, value: Any) -> Structure | None:
-    return json_schema(name, ANY_OBJECT) if boolean(name, value) else None
-
-
-_ALWAYS = "JSON has no whitespace here; a schema may ask for it"
-_OPTIONS: dict[str, Parse] = {
+_KINDS: dict[str, Parse] = {
     "json": json_schema,
     "regex": _text(StructureKind.REGEX),
     "choice": _choice,
     "grammar": _text(StructureKind.GRAMMAR),
-    "json_object": _any_object,
-    "disable_any_whitespace": as_happens(True, why=_ALWAYS),
+    "json_object": lambda name, value: json_schema(name, ANY_OBJECT) if boolean(name, value) else None,
+    "disable_any_whitespace": only("JSON has no whitespace here; a schema may ask for it", True),
 }
 
 
-def structured_outputs(only: str = "") -> Parse:
-    """Returns the parser of vLLM's object of one structure, or of the field that is `only` one of its members."""
-    if only:
-        return _OPTIONS[only]
-
-    def parse(name: str, value: Any) -> Structure | None:
-        found = known(name, value, _OPTIONS)
-        structures = [each for each in found.values() if isinstance(each, Structure)]
-        if len(structures) > 1:
-            raise InvalidField(name, f"an output has one structure, and there are {', '.join(found)}")
-        return structures[0] if structures else None
-
-    return parse
+def structured_outputs(name: str, value: Any) -> Structure | None:
+    """Parses vLLM's object of one structure."""
+    found = known(name, value, _KINDS)
+    structures = [each for each in found.values() if isinstance(each, Structure)]
+    if len(structures) > 1:
+        raise InvalidField(name, f"an output has one structure, and there are {', '.join(found)}")
+    return structures[0] if structures else None

@@ -7,7 +7,7 @@ import json
 import re
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from tandem.speculation.stopping import TextStream
 from tandem.speculation.types import Chunk
 
 Delta = dict[str, Any]
-"""What a message grows by: `content`, or `tool_calls`."""
+"""A part of a message: `content`, or `tool_calls`."""
 Call = tuple[str, dict[str, Any]]
 """The name of a function, and its arguments."""
 _DECODER = json.JSONDecoder()
@@ -27,7 +27,7 @@ _NAMED = re.compile(r"\s*(?:\[TOOL_CALLS\])?\s*([\w.-]+)\s*(?:\[CALL_ID\]\w*)?(?
 
 
 def _objects(text: str) -> Iterator[Call]:
-    """Reads JSON objects, or a list of them, whatever stands between them. Raises ValueError, KeyError or TypeError."""
+    """Reads JSON objects, or a list of them. Raises ValueError, KeyError or TypeError."""
     at = 0
     while (begin := text.find("{", at)) >= 0:
         found, at = _DECODER.raw_decode(text, begin)
@@ -38,7 +38,7 @@ def _objects(text: str) -> Iterator[Call]:
 
 
 def _mistral(text: str) -> Iterator[Call]:
-    """Reads a list of objects, or (Mistral's tokenizers since version 11) a name and then the arguments."""
+    """Reads a list of objects, or (Mistral's tokenizers since version 11) names, each before its arguments."""
     if not (named := _NAMED.match(text)):
         yield from _objects(text)
         return
@@ -57,7 +57,7 @@ def _deepseek(text: str) -> Iterator[Call]:
 class Format:
     """How a model writes calls: between `begin` and `end`, or the end of the output; `bare`: also without `begin`.
 
-    `marks`: texts of it that may be special tokens. `id_length`: of calls.
+    `marks`: further texts that may be special tokens. `id_length`: characters of a call's id.
     """
 
     begin: str
@@ -76,7 +76,7 @@ class Format:
         return made if self.id_length < 10 else f"call_{made}"
 
     def shown(self, message: dict[str, Any]) -> dict[str, Any]:
-        """A message with ids of calls that the format has, also where another server made them."""
+        """Returns a message whose calls have ids of this format, also where another server made them."""
         if self.id_length > 9:
             return message
         own = {key: _short(message[key]) for key in ("tool_call_id",) if key in message}
@@ -85,30 +85,34 @@ class Format:
 
 
 def _short(name: str) -> str:
-    """An id of nine letters and digits, the same for the same one."""
+    """Returns an id of nine letters and digits, the same for the same one."""
     fits = len(name) == 9 and name.isascii() and name.isalnum()
     return name if fits else hashlib.sha256(name.encode()).hexdigest()[:9]
 
 
-_DEEPSEEK_MARKS = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
 FORMATS = {
     "hermes": Format("<tool_call>", "</tool_call>", _objects),
     "llama3": Format("<|python_tag|>", "", _objects, bare=True),
     "mistral": Format("[TOOL_CALLS]", "", _mistral, ("[ARGS]", "[CALL_ID]"), id_length=9),
-    "deepseek": Format("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", _deepseek, _DEEPSEEK_MARKS),
+    "deepseek": Format(
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁end｜>",
+        _deepseek,
+        ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+    ),
 }
-"""The same formats, by the same names, as tool_prompts.FORMATS has for templates."""
+"""By the names of tool_prompts.FORMATS."""
 
 
 class MarkedText:
-    """Puts the special tokens that mark calls into an output's text, which leaves them out, however it comes.
+    """Puts the special tokens that mark calls into an output's text, which leaves them out.
 
-    `stream` makes the text of each token again, so that a mark stands before the text that is held back at it.
+    `stream` decodes the tokens again, so that a mark stands before text that is held back at it.
     """
 
     def __init__(self, stream: TextStream, marks: Mapping[int, str]) -> None:
         self._stream, self._marks = stream, marks
-        self._pieces: deque[tuple[bool, str]] = deque()  # whether it is a mark, and what it is
+        self._pieces: deque[tuple[bool, str]] = deque()  # whether it is a mark, and its text
 
     def text(self, chunk: Chunk) -> str:
         for token in chunk.token_ids:
@@ -129,16 +133,19 @@ class MarkedText:
 
 
 class Parser:
-    """Makes deltas of a message of an output's text, as it comes. This one: all is content."""
+    """Makes deltas of a message from an output's text as it comes. This one: all is content.
 
-    def __init__(self, form: Format, names: frozenset[str] = frozenset(), several: bool = True) -> None:
+    `names`: of the functions that may be called. `several`: the answer may have more than one call.
+    """
+
+    def __init__(self, form: Format, names: Collection[str] = (), several: bool = True) -> None:
         self._format, self._names, self._several, self.calls = form, names, several, 0
 
     def add(self, text: str) -> list[Delta]:
         return [{"content": text}] if text else []
 
     def end(self, cut: bool) -> list[Delta]:
-        """Returns what was held back. `cut`: the output reached its limit of tokens; a call that is cut is left out."""
+        """Returns the rest. `cut`: the output reached its limit of tokens; a call that is cut is left out."""
         return []
 
     def _call(self, name: str, arguments: str) -> Delta:
@@ -151,13 +158,10 @@ class Parser:
 class NamedCall(Parser):
     """The output is the arguments of one function."""
 
-    def __init__(self, form: Format, name: str) -> None:
-        super().__init__(form)
-        self._name = name
-
     def add(self, text: str) -> list[Delta]:
         if not self.calls:
-            return [self._call(self._name, text)]
+            (name,) = self._names
+            return [self._call(name, text)]
         return [{"tool_calls": [{"index": 0, "function": {"arguments": text}}]}] if text else []
 
 
@@ -180,7 +184,7 @@ class RequiredCalls(Parser):
 
 
 class MarkedCalls(Parser):
-    """Parses calls between marks. Text that calls no known function is content."""
+    """Parses calls between marks. Text that is no call of a known function is content."""
 
     _held, _inside, _after_call, _begun = "", False, False, False
 
@@ -201,14 +205,14 @@ class MarkedCalls(Parser):
         return found
 
     def end(self, cut: bool) -> list[Delta]:
-        """A call needs no end mark at the end of the output, which may be that mark."""
+        """Returns the rest. A call needs no end mark at the end of the output, which may be a stop string."""
         if self._inside or self._bare:
             return self._between(self._held, "", cut)
         return self._content(self._held)
 
     @property
     def _bare(self) -> bool:
-        """Whether what is held, from the beginning of the output, may be a call without a mark."""
+        """Whether the held text begins the output, and may be a call without a mark."""
         return self._format.bare and not self._begun and self._held.lstrip()[:1] in ("{", "")
 
     def _content(self, text: str) -> list[Delta]:
@@ -219,7 +223,7 @@ class MarkedCalls(Parser):
         return [{"content": text}] if text else []
 
     def _between(self, text: str, end: str, cut: bool = False) -> list[Delta]:
-        """Returns what stood between marks as calls, or as content."""
+        """Returns the text between marks as calls, or as content."""
         try:
             calls = [(name, arguments) for name, arguments in self._format.read(text)]
             if calls and all(name in self._names and isinstance(arguments, dict) for name, arguments in calls):
@@ -232,11 +236,24 @@ class MarkedCalls(Parser):
         return [] if cut and (begin or _BARE.match(text)) else self._content(f"{begin}{text}{end}")
 
 
+def folded(deltas: list[Delta]) -> Delta:
+    """Returns the message that deltas add up to."""
+    content = "".join(each["content"] for each in deltas if "content" in each)
+    calls: list[dict[str, Any]] = []
+    for part in (call for each in deltas for call in each.get("tool_calls", ())):
+        if part["index"] == len(calls):
+            calls.append({"id": part["id"], "type": "function", "function": dict(part["function"])})
+        else:
+            calls[part["index"]]["function"]["arguments"] += part["function"]["arguments"]
+    message: Delta = {"role": "assistant", "content": content if content or not calls else None, "refusal": None}
+    return {**message, "tool_calls": calls} if calls else message
+
+
 def _overlap(text: str, mark: str) -> int:
-    """Returns how many characters at the end of the text may be the beginning of a mark."""
+    """Returns how many characters at the end of the text may begin a mark."""
     return next((n for n in range(min(len(text), len(mark) - 1), 0, -1) if text.endswith(mark[:n])), 0)
 
 
 def _compact(arguments: Any) -> str:
-    """Returns the arguments of a call as JSON, without whitespace, as all JSON that is generated."""
+    """Returns the arguments of a call as JSON without whitespace, like all JSON that is generated."""
     return json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))

@@ -17,28 +17,16 @@ def refused(name: str, value: Any, wanted: str) -> InvalidField:
     return InvalidField(name, f"{_NAMES.get(type(value), 'null')} where {wanted} is expected")
 
 
-def boolean(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise refused(name, value, "a boolean")
-    return value
+def _typed(kind: type) -> Parse:
+    def parse(name: str, value: Any) -> Any:
+        if not isinstance(value, kind):
+            raise refused(name, value, _NAMES[kind])
+        return value
+
+    return parse
 
 
-def string(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise refused(name, value, "a string")
-    return value
-
-
-def mapping(name: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise refused(name, value, "an object")
-    return value
-
-
-def sequence(name: str, value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise refused(name, value, "a list")
-    return value
+boolean, string, mapping, sequence = _typed(bool), _typed(str), _typed(dict), _typed(list)
 
 
 def number(name: str, value: Any) -> float:
@@ -52,22 +40,21 @@ def number(name: str, value: Any) -> float:
     raise InvalidField(name, "the number is not finite")
 
 
-def integer(least: int, most: int) -> Parse:
-    def parse(name: str, value: Any) -> int:
+def integer(least: int, most: int, absent: int | None = None) -> Parse:
+    """Takes `absent` for null, and a whole number with a point, which clients with one kind of number write."""
+
+    def parse(name: str, value: Any) -> int | None:
         if isinstance(value, float) and value.is_integer():
-            value = int(value)  # 64.0, as clients of languages with one kind of number write it
+            value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
             raise refused(name, value, "an integer")
+        if value == absent:
+            return None
         if not least <= value <= most:
             raise InvalidField(name, f"{value} is outside {least} to {most}")
         return value
 
     return parse
-
-
-def unless(absent: int, parse: Parse) -> Parse:
-    """Takes a value for null."""
-    return lambda name, value: None if value == absent and value is not True else parse(name, value)
 
 
 def one_of(*values: str) -> Parse:
@@ -86,8 +73,8 @@ def listed(each: Parse) -> Parse:
     return parse
 
 
-def known(name: str, value: Any, keys: Mapping[str, Parse]) -> dict[str, Any]:
-    """Parses an object that has these keys alone. Null stands for what is absent."""
+def known(name: str, value: Any, keys: Mapping[str, Parse], needed: str = "") -> dict[str, Any]:
+    """Parses an object that has these keys alone, and the one that is `needed`. Null is absent."""
     found = {}
     for key, one in mapping(name, value).items():
         if one is None:
@@ -95,22 +82,17 @@ def known(name: str, value: Any, keys: Mapping[str, Parse]) -> dict[str, Any]:
         if key not in keys:
             raise InvalidField(f"{name}.{key[:64]}", f"not a field that is served here: {', '.join(keys)}")
         found[key] = keys[key](f"{name}.{key}", one)
+    if needed and found.get(needed) in (None, ""):
+        raise InvalidField(f"{name}.{needed}", "missing")
     return found
 
 
-def as_happens(*values: Any, why: str) -> Parse:
-    """Accepts the values that ask for what happens anyway, and no other."""
+def only(why: str, *values: Any) -> Parse:
+    """Accepts these values, which ask for what happens anyway, and refuses others."""
 
     def parse(name: str, value: Any) -> Any:
         if not any(isinstance(value, bool) == isinstance(each, bool) and value == each for each in values):
             raise InvalidField(name, why)
         return value
-
-    return parse
-
-
-def never(why: str) -> Parse:
-    def parse(name: str, value: Any) -> Any:
-        raise InvalidField(name, why)
 
     return parse

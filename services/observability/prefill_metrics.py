@@ -6,8 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tandem.engine.prefill_pages import PrefillPages
-from tandem.engine.remote_prefill import RemotePrefill
-from tandem.engine.transfers import REASONS
+from tandem.engine.remote_prefill import REASONS, RemotePrefill
 
 if TYPE_CHECKING:
     from tandem.services.observability.scraped_metrics import ScrapedMetrics
@@ -18,7 +17,6 @@ def watch_prefill(states: ScrapedMetrics, elsewhere: RemotePrefill) -> None:
     count = states.counter
     for name, said in (
         ("requests", "Prompts asked for at PrefillWorkers."),
-        ("shared", "Prompts that waited for the transfer of another."),
         ("pages", "Pages that arrived."),
         ("bytes", "Bytes of pages that arrived."),
         ("seconds", "Seconds that prompts waited for their pages."),

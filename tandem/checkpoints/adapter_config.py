@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tandem.checkpoints.json_files import read_object
 from tandem.checkpoints.locate import CheckpointError
-from tandem.checkpoints.module_patterns import ModulePatterns
 
 CONFIG = "adapter_config.json"
 MOST_RANK = 512
+MOST_ALPHA = 2.0**16
+_MOST_PATTERN = 512  # characters
 _MOST_BYTES = 1 << 20  # a pattern for each layer of the largest models takes a tenth
 
 # Fields that say where an adapter comes from or which layers it was made for. What it changes is in its tensors.
@@ -50,12 +52,15 @@ _REFUSED = {
 _STARTS = (True, False, "gaussian", "eva", "orthogonal")
 
 
+Value = TypeVar("Value")
+
+
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
     """The factors of an adapter.
 
     `ranks` and `alphas`: patterns of module names to values that replace `rank` and `alpha`. `by_root`: the factor is
-    alpha / sqrt(rank) (rsLoRA), else alpha / rank.
+    alpha / sqrt(rank) (rsLoRA), else alpha / rank. Raises ValueError that names the field.
     """
 
     rank: int
@@ -63,8 +68,6 @@ class AdapterConfig:
     by_root: bool = False
     ranks: Mapping[str, int] = field(default_factory=dict)
     alphas: Mapping[str, float] = field(default_factory=dict)
-    _ranks: ModulePatterns[int] = field(init=False, repr=False, compare=False)
-    _alphas: ModulePatterns[float] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, rank in (("r", self.rank), *((f"rank_pattern {key!r:.80}", r) for key, r in self.ranks.items())):
@@ -72,18 +75,31 @@ class AdapterConfig:
                 raise ValueError(f"{name}: {rank!r:.60} is not a number from 1 to {MOST_RANK}")
         patterned = ((f"alpha_pattern {key!r:.80}", alpha) for key, alpha in self.alphas.items())
         for name, alpha in (("lora_alpha", self.alpha), *patterned):
-            if type(alpha) not in (int, float) or not math.isfinite(alpha):
-                raise ValueError(f"{name}: {alpha!r:.60} is not a number")
-        object.__setattr__(self, "_ranks", ModulePatterns("rank_pattern", self.ranks))
-        object.__setattr__(self, "_alphas", ModulePatterns("alpha_pattern", self.alphas))
+            if type(alpha) not in (int, float) or not abs(alpha) <= MOST_ALPHA:
+                raise ValueError(f"{name}: {alpha!r:.60} is not a number of at most {MOST_ALPHA:g}")
+        for name, patterns in (("rank_pattern", self.ranks), ("alpha_pattern", self.alphas)):
+            for pattern in patterns:
+                _check_pattern(name, pattern)
 
     def rank_and_scale(self, module: str) -> tuple[int, float]:
-        """The rank for the linear layer at a path such as model.layers.0.self_attn.q_proj, and its products' factor.
-
-        Raises ValueError if the patterns cannot be matched in a bounded number of steps.
-        """
-        rank, alpha = self._ranks.of(module, self.rank), self._alphas.of(module, self.alpha)
+        """The rank for the linear layer at a path such as model.layers.0.self_attn.q_proj, and its products' factor."""
+        rank, alpha = _matched(self.ranks, module, self.rank), _matched(self.alphas, module, self.alpha)
         return rank, alpha / (math.sqrt(rank) if self.by_root else rank)
+
+
+def _matched(values: Mapping[str, Value], module: str, default: Value) -> Value:
+    """The value of the first pattern that matches a module's path by PEFT's rule."""
+    found = (value for pattern, value in values.items() if re.match(rf"(.*\.)?({pattern})$", module))
+    return next(found, default)
+
+
+def _check_pattern(name: str, pattern: str) -> None:
+    if len(pattern) > _MOST_PATTERN:
+        raise ValueError(f"{name}: {pattern[:60]!r} is longer than {_MOST_PATTERN} characters")
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"{name}: {pattern[:80]!r}: {error}") from None
 
 
 def read_config(folder: Path) -> AdapterConfig:

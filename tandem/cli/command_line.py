@@ -123,7 +123,6 @@ NEEDS = (
     Need(PROPOSING, ("draft_worker",), lambda a: not a.propose_only, _PROPOSING),
     Need(("target_port",), ("draft_worker",), lambda a: _wants_port(a.target_host), _PORTED),
     Need(("port",), ASKING, lambda a: _wants_port(a.target_host), _PORTED),
-    Need(("adapter_admins",), TARGETS, lambda a: a.adapter_root is not None, "give --adapter_root as well"),
     Need(
         ("http_host", "allowed_hosts", "http_keep_alive_seconds"),
         SERVERS,

@@ -1,7 +1,7 @@
 """Compares plain, distributed, fused and remote-draft decoding on the same prompts: `tandem compare`.
 
 Starts real server processes, or connects to running ones, and measures at the client. Appends each measurement to
-records.jsonl as it comes, and writes comparison.json, comparison.csv, loads.csv, a report and a table from them.
+records.jsonl as it comes, and publishes the run.
 Imports nothing heavy before the options are checked.
 """
 
@@ -20,23 +20,20 @@ from tandem.cli.values import auto_or_count, credentials, numbers, split_list
 from tandem.comparison.links.settings import LINK_KINDS
 from tandem.comparison.measuring.architectures import HEADED
 from tandem.comparison.measuring.config import ComparisonConfig, parse_connect
-from tandem.comparison.measuring.others_workloads import spec_bench_prompts
 from tandem.comparison.measuring.prompts import BUILT_IN
 from tandem.comparison.measuring.workloads import Prompt, built_in_prompts, given_prompts, read_prompt_file
 from tandem.comparison.report.reading import read_comparison
-from tandem.comparison.vllm.settings import SERVED, VLLM
 from tandem.speculation.sampling import member_named
 from tandem.speculation.types import Rule, SamplingParams
 
-RENDERING = {"render", "format"}
 STARTING = tuple(name for name, flag in COMPARE_FLAGS.items() if flag.group == STARTED)
 
 
 def refuse_unused_flags(options: CompareOptions) -> None:
     """Raises ValueError for a flag that has no effect in combination with the others."""
     if options.render:
-        for name in sorted(options.given - RENDERING):
-            raise ValueError(f"{_flag(name)}: --render measures nothing; it takes --format")
+        for name in sorted(options.given - {"render"}):
+            raise ValueError(f"{_flag(name)}: --render measures nothing, and takes no other flag")
         return
     started = started_here(options)
     for name in STARTING:
@@ -45,7 +42,7 @@ def refuse_unused_flags(options: CompareOptions) -> None:
     refuse_flags_of_other_backends(options)
     if "pipeline" in options.given and not started & {"distributed", "remote_draft", HEADED.name}:
         raise ValueError("pipeline: is for the architectures distributed and remote_draft, and neither is started here")
-    emulating = options.rtt_ms or options.given & {"bandwidth_mbps", "up_mbps", "up_share", "jitter_ms", "loss"}
+    emulating = options.rtt_ms or options.given & {"bandwidth_mbps", "up_mbps", "up_share", "jitter_ms"}
     if options.link[0] in LINK_KINDS and "link" in options.given and not emulating:
         raise ValueError("link: is for --rtt-ms and --bandwidth-mbps, and neither is given")
     for name in ("draft_model", "draft", "draft_adapters"):
@@ -62,24 +59,7 @@ def refuse_unused_flags(options: CompareOptions) -> None:
 
 def started_here(options: CompareOptions) -> set[str]:
     """Returns the architectures whose servers are started here."""
-    return set(asked_of(options)) - set(parse_connect(options.connect))
-
-
-def asked_of(options: CompareOptions) -> tuple[str, ...]:
-    """Returns the architectures to compare: by default, all that the engine has."""
-    named = "architectures" in options.given or options.engine != VLLM
-    return split_list(options.architectures) if named else tuple(SERVED)
-
-
-def models_of(options: CompareOptions) -> dict[str, str]:
-    """Returns the folders of the embedded pair for vLLM, which reads no other form of it. Raises ValueError."""
-    if options.engine != VLLM or options.model is not None or not started_here(options):
-        return {}
-    from tandem.checkpoints.gguf_cache import unpacked
-    from tandem.checkpoints.locate import embedded_draft, find
-
-    draft = options.draft_model or embedded_draft()
-    return {"model": str(unpacked(find(None)).folder)} | ({"draft_model": draft} if draft else {})
+    return set(split_list(options.architectures)) - set(parse_connect(options.connect))
 
 
 def _flag(name: str) -> str:
@@ -94,8 +74,7 @@ def build_config(options: CompareOptions) -> ComparisonConfig:
         options,
         prompts=choose_prompts(options),
         output_dir=options.output_dir or Path("results") / datetime.now().strftime("%Y%m%d-%H%M%S"),
-        architectures=asked_of(options),
-        **models_of(options),
+        architectures=split_list(options.architectures),
         connect=parse_connect(options.connect),
         credentials=credentials(options),
         speculation_length=auto_or_count("speculation-length", options.speculation_length),
@@ -111,44 +90,33 @@ def build_config(options: CompareOptions) -> ComparisonConfig:
         placement=placement_of(options, started_here(options)),
         timeout_s=options.timeout,
         startup_timeout_s=options.startup_timeout,
-        formats=split_list(options.format),
     )
 
 
 def choose_prompts(options: CompareOptions) -> tuple[Prompt, ...]:
     """Returns the prompts that the flags choose. Raises ValueError."""
     given = options.prompt_file is not None or options.prompt
-    built_in = options.workloads is not None or options.prompts_per_workload is not None
     if options.prompt_file is not None and options.prompt:
         raise ValueError("prompt: give either --prompt or --prompt-file")
-    if given and built_in:
+    if given and (options.workloads is not None or options.prompts_per_workload is not None):
         raise ValueError("workloads: the built-in prompts do not go together with your own")
-    for name, chosen in (("chat", options.chat), ("raw", options.raw)):
-        if chosen and not given:
-            raise ValueError(f"{name}: is for your own prompts, the built-in ones know for themselves")
-    if options.chat and options.raw:
-        raise ValueError("raw: cannot be combined with --chat")
-    if options.spec_bench is not None:
-        if given:
-            raise ValueError("spec-bench: its questions do not go together with your own prompts")
-        named = None if options.workloads is None else split_list(options.workloads)
-        return spec_bench_prompts(options.spec_bench, named, options.prompts_per_workload)
-    chat = True if options.chat else False if options.raw else None
+    if options.raw and not given:
+        raise ValueError("raw: is for your own prompts, the built-in ones know for themselves")
     if options.prompt_file is not None:
-        return read_prompt_file(options.prompt_file, chat)
+        return read_prompt_file(options.prompt_file, chat=not options.raw)
     if options.prompt:
-        return given_prompts(options.prompt, chat)
+        return given_prompts(options.prompt, chat=not options.raw)
     per_workload = PROMPTS_PER_WORKLOAD if options.prompts_per_workload is None else options.prompts_per_workload
     kinds = tuple(BUILT_IN) if options.workloads is None else split_list(options.workloads)
     return built_in_prompts(kinds, per_workload)
 
 
-def render_again(path: Path, options: CompareOptions) -> int:
+def render_again(path: Path) -> int:
     """Writes the report of an earlier comparison again."""
     from tandem.comparison.report.write import write_report
 
     comparison = read_comparison(path, "render")
-    files = write_report(comparison, path.parent, split_list(options.format))
+    files = write_report(comparison, path.parent, ("html",))
     print("wrote " + ", ".join(str(path) for path in files if path.suffix != ".png"))
     return 0
 
@@ -164,7 +132,6 @@ def report_again(path: Path, options: CompareOptions) -> int:
     measured.config = replace(
         measured.config,
         output_dir=options.output_dir or measured.config.output_dir,
-        formats=split_list(options.format),
     )
     return publish(measured, new=False)
 
@@ -176,7 +143,7 @@ def main(argv: Sequence[str] | None = None, program: str = "compare_architecture
     try:
         refuse_unused_flags(options)
         if options.render:
-            return render_again(options.render, options)
+            return render_again(options.render)
         if options.from_records:
             return report_again(options.from_records, options)
         config = build_config(options)
@@ -184,8 +151,9 @@ def main(argv: Sequence[str] | None = None, program: str = "compare_architecture
         parser.error(str(error))
     from tandem.comparison.api import connector  # grpc and rich are imported only now
     from tandem.comparison.measuring.driver import run_comparison
+    from tandem.comparison.report.publishing import publish
 
-    return run_comparison(config, connector(config))
+    return run_comparison(config, connector(config), publish)
 
 
 if __name__ == "__main__":

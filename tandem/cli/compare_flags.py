@@ -34,20 +34,17 @@ class CompareOptions:
 
     prompt_file: Path | None = same("prompt_text", group="prompts")
     prompt: tuple[str, ...] = same("prompt")
-    chat: bool = switch("put your own prompts into the chat template (default: if the model has one)")
-    raw: bool = switch("give your own prompts to the model as they are")
-    spec_bench: Path | None = option("ask the questions of Spec-Bench's question.jsonl, by category", metavar="FILE")
+    raw: bool = switch("give your own prompts as they are (default: in the model's chat template)")
     workloads: LIST | None = option(
-        f"built-in prompts to use (default: {','.join(BUILT_IN)}; also {','.join(ON_REQUEST)}), or categories of"
-        " --spec-bench (default: all)"
+        f"built-in prompts to use (default: {','.join(BUILT_IN)}; also {','.join(ON_REQUEST)})"
     )
     prompts_per_workload: int | None = option(f"built-in prompts of each kind (default: {PROMPTS_PER_WORKLOAD})")
     num_runs: int = option("times each prompt is run; sampled: with seed, seed + 1, ...")
 
     max_new_tokens: int = option("tokens to generate", group="requests")
     speculation_length: str = option(
-        f"draft tokens per round; auto: the fastest by measurement, none too, and {ONE_LENGTH} on Neuron and for vLLM,"
-        " whose servers take one length",
+        f"draft tokens per round; auto: the fastest by measurement, none too, and {ONE_LENGTH} on Neuron, whose servers"
+        " take one length",
         default="auto",
         metavar="auto|K",
     )
@@ -69,10 +66,9 @@ class CompareOptions:
     up_mbps: float | None = option("bandwidth from the draft's side to the target's, if it is another one")
     up_share: float = option("share of the round trip that is on the way up")
     jitter_ms: float = option("delay segments by up to so much more each way, at random")
-    loss: float = option("share of segments that are lost, and come late as over TCP")
     link: tuple[str, ...] = option(
-        "a delay proxy on loopback (default), or the kernel's netem between network namespaces, which needs root; or a "
-        "recorded link in Mahimahi's format, replayed by the proxy (docs/links.md), once for each of several",
+        "a delay proxy on loopback (default), or a recorded link in Mahimahi's format that it replays (docs/links.md), "
+        "once for each of several",
         default=(ComparisonConfig.link,),
         metavar="|".join(LINK_KINDS),
     )
@@ -88,10 +84,6 @@ class CompareOptions:
         "find how many clients one target serves with a 95th percentile of the time per token of at most so many "
         f"milliseconds, each with a draft of its own, at --concurrency (default: {','.join(map(str, CLIENTS))})",
         metavar="MS",
-    )
-    arrivals: FILE | None = option(
-        "in place of Poisson's, the arrivals in this CSV with a column TIMESTAMP, as the Azure traces of LLM inference "
-        "have it, stretched to each --rate"
     )
     max_num_completed_requests: int | None = option(
         "requests of each load (default: the prompts times --num-runs, and at least 4 for each user)"
@@ -112,20 +104,14 @@ class CompareOptions:
         default=",".join(ComparisonConfig.architectures),
     )
     connect: tuple[str, ...] = option(
-        "use a running server, openai=URL any OpenAI server, ARCH=URL one of vLLM; may be repeated",
+        "use a running server; openai=URL: any OpenAI server; ARCH=URL: one of vLLM (docs/vllm.md); may be repeated",
         default=(),
         metavar="ARCH=HOST:PORT",
-    )
-    engine: str = option(
-        "whose servers are the targets: tandem's, or OpenAI servers of vLLM (docs/vllm.md)",
-        metavar="tandem|vllm",
     )
     insecure: bool = switch("allow sending the token in clear text to other machines")
     pipeline: str = same("pipeline")
 
-    vllm_python: FILE | None = option("the Python that has vLLM (default: $TANDEM_VLLM_PYTHON)", group=STARTED)
-    vllm_args: str = option("further arguments of each vLLM server, in one word", metavar="ARGS")
-    model: str | None = option("target (default: the embedded one)", also="target_model")
+    model: str | None = option("target (default: the embedded one)", also="target_model", group=STARTED)
     draft_model: str | None = same("draft_model")
     draft: str = same("draft")
     adapters: str | None = same("adapters", "LoRA adapters of the target, of which --adapter takes one", BACKENDS)
@@ -161,10 +147,9 @@ class CompareOptions:
     draft_neuron_config: str | None = same("draft_neuron_config")
     startup_timeout: SECONDS = option("how long a server may take to start", default=ComparisonConfig.startup_timeout_s)
 
-    format: LIST = option(
-        "format of the report: html, md or both", default=",".join(ComparisonConfig.formats), group="files"
+    render: Path | None = option(
+        "measure nothing; write the report of this comparison.json", metavar="FILE", group="files"
     )
-    render: Path | None = option("measure nothing; write the report of this comparison.json", metavar="FILE")
     from_records: Path | None = option("measure nothing; analyse and report this records.jsonl", metavar="FILE")
     output_dir: Path | None = option("folder for the files (default: results/<timestamp>)", metavar="DIR")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from pathlib import Path
 from typing import Any
 
 from tandem.cli.asking import sampling
@@ -18,7 +17,6 @@ from tandem.engine.prefix_cache import PrefixSharing
 from tandem.engine.step_watch import parse_step_seconds
 from tandem.rpc.endpoint_pool import parse_addresses
 from tandem.runners.startup import Startup
-from tandem.services.adapter_admin import AdapterAdminConfig
 from tandem.services.http.address import HttpAddress
 from tandem.services.launch import run_role
 from tandem.services.observability.setup import ObservabilityConfig
@@ -68,7 +66,6 @@ def role_config(args: Options, model: str | None) -> RoleConfig:
         defaults=request_defaults(args),
         command=command(args),
         prefixes=PrefixSharing(args.prefix_sharing, args.prefix_cache_mb),
-        adapter_admin=adapter_admin(args),
         prefill=prefill or None,
         receipts=built(ReceiptConfig, args),
         own_length=own_length(args),
@@ -119,13 +116,3 @@ def server_security(args: Options) -> Security:
         limits=ServerLimits(args.max_sessions_per_identity, args.max_requests_per_identity, args.max_prompt_bytes),
         max_message_bytes=most,
     )
-
-
-def adapter_admin(args: Options) -> AdapterAdminConfig | None:
-    """Returns from where adapters may be added to a running server, and by whom. Raises ValueError."""
-    if args.adapter_root is None:
-        return None
-    admins = frozenset(split_list(args.adapter_admins))
-    if not admins and (args.accept_tokens or args.tls_client_ca):
-        raise ValueError("adapter_root: callers have identities: name those who may add adapters, --adapter_admins")
-    return AdapterAdminConfig(Path(args.adapter_root), admins)

@@ -105,14 +105,6 @@ class Options:
         ("fused_target", "draft_worker", "draft", "accept"),
         OURS,
     )
-    adapter_root: DIR | None = option(
-        "adapters in this folder's folders may be added while the server runs (RPC AddAdapter; default: none)",
-        TARGETS,
-        OURS,
-    )
-    adapter_admins: LIST | None = option(
-        "the identities who may add and remove adapters, where callers have identities", TARGETS, OURS
-    )
     backend: str = option(
         "torch, nxdi (NxD Inference, on Neuron), or toy (for tests)", SHAPED, default="torch", metavar="torch|nxdi|toy"
     )
@@ -204,10 +196,10 @@ class Options:
     )
     compile_for: str | None = option("which of target, draft and fused to compile (default: all)", ("compile",))
     batch_buckets: LIST | None = option(
-        "batch sizes to compile graphs for, such as 1,4 (default: depends on the device)", SHAPED, TORCH
+        "batch sizes to compile graphs for, such as 1,4 (default: depends on the device)", LOADING, TORCH
     )
     draft_buckets: LIST | None = option(
-        "draft lengths to compile graphs for, such as 2,5 (default: depends on the device)", SHAPED, TORCH
+        "draft lengths to compile graphs for, such as 2,5 (default: depends on the device)", LOADING, TORCH
     )
     prefill_chunk: int | None = option("prompt tokens per step (default 64)", SHAPED, TORCH)
     neuron_config: JSON | None = option("fields of NeuronConfig, as JSON or a JSON file", LOADING, NXDI)
@@ -272,9 +264,6 @@ class Options:
     )
     prefill_timeout_s: SECONDS = option(
         "how long the next part may take to arrive before the rest is processed in place", TARGETS, OURS, default=5.0
-    )
-    prefill_queue: int = option(
-        "prompts that may wait for a slot; others are refused, and processed in place", ("prefill",), default=4
     )
     timeout: SECONDS | None = option("deadline of a request (default: none)", ASKING)
 
@@ -458,9 +447,6 @@ class Options:
         group="planning (roles plan and doctor; plan also takes the models' flags)",
     )
     lnc: int | None = option("physical cores per logical one (default: the chip's, 2 on Trn2 and Trn3)", ("plan",))
-    core_count: int | None = option("cores for each placement (default: tp_degree, or as few as suffice)", ("plan",))
-    context_buckets: LIST | None = option("nxdi: prompt lengths compiled, as in 1024,2048; or auto", ("plan",))
-    decode_buckets: LIST | None = option("cache lengths compiled (default: sequence_length); or auto", ("plan",))
     quantization: str = option(
         "quantization of the target: none, int8, f8e4m3, f8e5m2, or auto (as config.json says)",
         ("plan",),
@@ -468,7 +454,6 @@ class Options:
         metavar="auto|none|int8|f8e4m3|f8e5m2",
     )
     modules_to_not_convert: LIST = option("modules to leave unquantized", ("plan",), default="lm_head")
-    compile_minutes: float = option("minutes to assume for compiling a graph", ("plan",), default=10.0)
     log: FILE | None = option("a log: name its known errors, with cause and next command (docs/errors.md)", ("doctor",))
     json: bool = switch("print JSON", ("plan", "doctor", "check"))
 

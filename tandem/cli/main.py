@@ -12,7 +12,7 @@ from tandem.cli.command_line import RoleParser
 from tandem.cli.role_names import SERVE
 from tandem.cli.roles import COMMANDS, COMPARE, COMPLETION, ROLES
 from tandem.hints import hinted
-from tandem.installing import install_command
+from tandem.installing import install_command, missing_package
 from tandem.rpc.logs import set_up
 from tandem.rpc.printable import printable
 
@@ -116,7 +116,9 @@ def _compare(argv: list[str], program: str) -> int:
 
 
 def _missing(error: ModuleNotFoundError) -> str | None:
-    """Names the extra to install for a library that is missing; None if no extra has it."""
+    """Says what to install for a library that is missing; None if no extra has it."""
+    if package := missing_package(error.name):
+        return package
     library = (error.name or "").partition(".")[0]
     extra = next((extra for extra, libraries in EXTRAS.items() if library in libraries), None)
     return extra and f"{library} is not installed; {install_command(extra)}"

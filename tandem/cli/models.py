@@ -9,10 +9,10 @@ from tandem.cli.values import auto_or_count, numbers
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.host.published_times import times_named
 from tandem.launch import LAUNCH
+from tandem.runners.backends import BackendSettings, backend_named
 from tandem.runners.loading import CHUNK, Execution, Shape
 from tandem.speculation.features import FeatureFormat
 from tandem.speculation.sampling import member_named
-from tandem.workshops.nxdi.settings import NxdiSettings, read_neuron_config
 
 
 def model_config(args: Options, model: str | None) -> ModelConfig:
@@ -62,8 +62,11 @@ def layers_handed_out(given: str) -> tuple[int, ...] | None:
     return layers
 
 
-def nxdi_settings(args: Options) -> NxdiSettings:
-    """Builds the settings that only --backend nxdi has."""
+def nxdi_settings(args: Options) -> BackendSettings:
+    """Builds the settings that only --backend nxdi has. Raises ValueError."""
+    backend_named("nxdi")  # or says what is missing
+    from tandem_nxdi.settings import NxdiSettings, read_neuron_config
+
     return built(
         NxdiSettings,
         args,

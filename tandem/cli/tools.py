@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tandem.cli.flags import Options
 from tandem.cli.option import built
-from tandem.cli.values import auto_or_count, credentials, numbers, split_list
+from tandem.cli.values import auto_or_count, credentials, split_list
 
 if TYPE_CHECKING:
     from tandem.engine.compile_ahead import CompileConfig
@@ -29,8 +29,7 @@ def accept(args: Options) -> Run:
     from tandem.cli.asking import sampling
     from tandem.cli.models import model_config
     from tandem.comparison.measuring.workloads import built_in_prompts, given_prompts, read_prompt_file
-    from tandem.workshops.training.acceptance.measure import AcceptConfig
-    from tandem.workshops.training.acceptance.run import run_accept
+    from tandem_train.accept import AcceptConfig, run_accept
 
     prompts = given_prompts(args.prompt, args.chat)
     prompts += read_prompt_file(Path(args.prompt_text), args.chat) if args.prompt_text else ()
@@ -95,7 +94,7 @@ def advise(args: Options) -> Run:
 
 
 def plan_config(args: Options) -> PlanConfig:
-    """Builds a plan's input. A tp_degree of 1, the default, lets the plan choose; --core_count 1 asks for one."""
+    """Builds a plan's input. A tp_degree of 1, the default, means all."""
     from tandem.host.instances import INSTANCES
     from tandem.workshops.planning.plan import PlanConfig
 
@@ -111,10 +110,7 @@ def plan_config(args: Options) -> PlanConfig:
         length=args.length,
         drafts=args.most_drafts,
         degree=args.tp_degree if args.tp_degree > 1 else None,
-        cores=args.core_count,
-        row_buckets=numbers("batch_buckets", args.batch_buckets, int),
-        draft_buckets=numbers("draft_buckets", args.draft_buckets, int),
-        chunk=args.prefill_chunk,
+        chunk=args.prefill_chunk or 64,
     )
 
 
@@ -171,7 +167,7 @@ def plan(args: Options) -> Run:
 def doctor(args: Options) -> Run:
     """Examines this machine, or a log of another. Raises ValueError."""
     if args.log is not None:
-        from tandem.workshops.planning.log_reading import run_log
+        from tandem.workshops.planning.known_errors import run_log
 
         return _at_once(run_log, Path(args.log), args.json)
     from tandem.workshops.planning.doctor import run_doctor

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tandem.cli.option import built
-from tandem.rpc.addresses import has_port, joined
+from tandem.rpc.addresses import has_port, is_ipv6, joined
+from tandem.speculation.types import InvalidField
 
 if TYPE_CHECKING:
     from tandem.rpc.credentials import Credentials
@@ -45,6 +46,9 @@ def with_default_ports(hosts: str, port: int) -> str:
 def _with_default_port(host: str, port: int) -> str:
     if "://" in host or has_port(host):
         return host  # of which the former is refused where addresses are checked
+    before, _, last = host.rpartition(":")
+    if last.isdecimal() and is_ipv6(before):
+        raise InvalidField("target_host", f"{host!r} may be an address, [{host}], or have a port, [{before}]:{last}")
     return joined(host, port, "target_host")
 
 

@@ -15,7 +15,7 @@ from tandem.runners.protocol import Runner
 ASKED: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "pages": ("copies no keys and values out of its slots", "kept prefixes, --prefill, role prefill"),
-        "adapters": ("takes none", "LoRA adapters: --adapters, --draft_adapters, --adapter_root"),
+        "adapters": ("takes none", "LoRA adapters: --adapters, --draft_adapters"),
         "memory_on_demand": ("reserves its KV slots whole", "--kv_cache_mb"),
         "features_out": ("hands out no hidden states", "--hand_out_features, an EAGLE head beside the target"),
         "logits": ("keeps its logits on the device", "temperature, log-probabilities, whatever changes logits"),

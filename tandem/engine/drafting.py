@@ -8,9 +8,8 @@ from functools import partial
 from tandem.checkpoints.tokenizers import Tokenizer
 from tandem.engine.batcher import Batcher
 from tandem.engine.compatibility import refusal
-from tandem.engine.draft_models import foreign, tolerance
-from tandem.engine.generators import default_length, draft_name, drafter_health, make_drafter, rehearsals
-from tandem.engine.loading import Loaded, load_draft, load_draft_adapters, load_target_tokenizer
+from tandem.engine.generators import default_length, draft_name, drafter_health, make_drafter, rehearsals, tolerance
+from tandem.engine.loading import Loaded, foreign, load_adapters, load_draft, load_target_tokenizer
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.runners.capabilities import FeaturesIn, No
 from tandem.runners.startup import Startup
@@ -69,8 +68,8 @@ class Drafting:
 
 async def load_drafting(config: ModelConfig, batcher: Batcher, startup: Startup | None = None) -> Drafting:
     """Loads the drafter, alone on `batcher`'s device thread. Raises ValueError with a one-line message."""
-    draft = await load_draft(config, batcher, sole_model=True, startup=startup, apart=True)
-    await load_draft_adapters(config, draft)
+    draft = await load_draft(config, batcher, startup)
+    await load_adapters(config, None, draft)
     tokenizer = draft.tokenizer if draft and not config.draft.foreign else await load_target_tokenizer(config)
     return Drafting(foreign(draft, config.draft, tokenizer), tokenizer, config.draft, drafter_health(draft))
 

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from tandem.checkpoints.tokenizers import same_tokens
-from tandem.engine.draft_models import model_drafter, tolerance
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
 from tandem.engine.generator import Generator
+from tandem.engine.head_sequences import HeadSequence
 from tandem.engine.loading import Loaded, UnfusedPair
 from tandem.engine.local_run import LocalRunVerifier, UndraftedRounds
 from tandem.engine.model_config import DraftChoice, ModelConfig
+from tandem.engine.model_drafter import DraftSequence, ModelDrafter
 from tandem.engine.sequences import LocalVerifier
+from tandem.engine.slots import NoFreeSlot
 from tandem.runners.capabilities import No, Trait
+from tandem.runners.protocol import RowFailed
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.drafters import BonusDrafter, Drafter, NgramDrafter
 from tandem.speculation.estimate import Estimate
-from tandem.speculation.fallible import DrafterHealth
+from tandem.speculation.fallible import DrafterHealth, FallibleBonusDrafter
 from tandem.speculation.features import FeatureInbox
 from tandem.speculation.hybrid import HybridDrafter
 from tandem.speculation.length import FIRST
@@ -30,6 +34,7 @@ from tandem.speculation.prediction import PredictionDrafter
 from tandem.speculation.request import Drafts
 from tandem.speculation.types import GenerationRequest, InvalidField, ModelInfo, Request, Rule, SpeculationStats
 from tandem.speculation.verification_mode import ChosenRounds, never_waits
+from tandem.vocabularies.drafter import ForeignDrafter
 
 
 def target_info(loaded: Loaded, default_k: int | None, draft: str = "") -> ModelInfo:
@@ -289,6 +294,29 @@ def make_drafter(
     model = tolerate_failures(model) if tolerate_failures else model
     lookup = choice.lookup(draft.estimate) if request.drafts is Drafts.AUTO else None
     return model if lookup is None else HybridDrafter(lookup, model)
+
+
+def model_drafter(
+    draft: Loaded, request: Request, vocab_size: int, slot_seconds: float | None, inbox: FeatureInbox | None
+) -> BonusDrafter:
+    """Returns a drafter for one request of a target with `vocab_size` tokens.
+
+    `slot_seconds`: see ModelDrafter. `inbox`: of the features that a head reads.
+    """
+    begin = partial(HeadSequence, inbox) if inbox else DraftSequence
+    engine, limits = draft.engine, draft.runner.limits
+    if draft.translation is None:
+        return ModelDrafter(engine, request, vocab_size, slot_seconds, begin)
+
+    def own(request: Request) -> BonusDrafter:
+        return ModelDrafter(engine, request, limits.vocab_size, slot_seconds, begin)
+
+    return ForeignDrafter(draft.translation, own, request, vocab_size, limits.max_length)
+
+
+def tolerance(health: DrafterHealth, stats: SpeculationStats) -> Callable[[BonusDrafter], BonusDrafter]:
+    """Returns what lets a model that fails leave rounds undrafted, which are counted in `stats`."""
+    return lambda model: FallibleBonusDrafter(model, health, stats=stats, refusals=(RowFailed, NoFreeSlot))
 
 
 def worker_info(target: ModelInfo, draft: Loaded | None, config: ModelConfig) -> ModelInfo:

@@ -11,9 +11,8 @@ from tandem.checkpoints.locate import Checkpoint, CheckpointError
 from tandem.checkpoints.tokenizers import HuggingFaceTokenizer, Tokenizer, same_tokens
 from tandem.engine.batcher import CLOSE_SECONDS, Batcher
 from tandem.engine.compatibility import able, excluded, refusal
-from tandem.engine.draft_models import foreign
 from tandem.engine.engine import Engine
-from tandem.engine.model_config import ModelConfig
+from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.structures import Structures
 from tandem.runners.backends import Backend, LoadRequest, backend_named
 from tandem.runners.capabilities import No, Trait
@@ -25,6 +24,7 @@ from tandem.runners.startup import Startup
 from tandem.runners.torch.tensor_parallel import DRAFT, TARGET, Leader, RankLink
 from tandem.speculation.estimate import Estimate
 from tandem.vocabularies.mapping import Translation
+from tandem.vocabularies.reading import translated
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +58,12 @@ async def load(
 
 
 async def load_draft(
-    config: ModelConfig,
-    batcher: Batcher,
-    sole_model: bool = False,
-    startup: Startup | None = None,
-    link: RankLink | None = None,
-    target: Loaded | None = None,
-    apart: bool = False,
+    config: ModelConfig, batcher: Batcher, startup: Startup | None = None, target: Loaded | None = None
 ) -> Loaded | None:
-    """Loads and warms up the draft model; None if n-gram lookup drafts. `sole_model`: no target shares its thread.
+    """Loads and warms up the draft model; None if n-gram lookup drafts.
 
-    `target`: the one whose hidden states an EAGLE head may read. `apart`: a head may also be loaded alone, and gets
-    features from elsewhere. Raises ValueError with a one-line message.
+    `target`: shares the device thread; an EAGLE head reads its hidden states. Without one, a head gets features from
+    elsewhere. Raises ValueError with a one-line message.
     """
     model, startup = config.draft_model, startup or Startup()
     if model is None:
@@ -77,13 +71,12 @@ async def load_draft(
     backend = backend_named(config.backend)
     backend.require()
     checkpoint = await asyncio.to_thread(backend.find, model)
-    if backend.is_head(checkpoint) and apart and target is None:
-        return await _load_remote_head(config, backend, checkpoint, batcher, startup)
     if backend.is_head(checkpoint):
         return await _load_head(config, backend, checkpoint, target, batcher, startup)
     if config.draft.kind == "eagle":
         raise CheckpointError(f"draft: eagle needs an EAGLE-3 head, and {checkpoint.name} is none; use --draft model")
-    return await _load(config, model, batcher, startup, False, sole_model, link)
+    link = target.runner.link if target and isinstance(target.runner, Leader) else None
+    return await _load(config, model, batcher, startup, verifies=False, sole_model=target is None, link=link)
 
 
 async def _load_head(
@@ -94,32 +87,21 @@ async def _load_head(
     batcher: Batcher,
     startup: Startup,
 ) -> Loaded:
-    """Loads an EAGLE head beside `target`, whose tokenizer it has."""
+    """Loads an EAGLE head beside `target`, or away from it; it has the target's tokenizer."""
+    request = config.load_request(verifies=False, sole_model=target is None)
     if target is None:
-        raise CheckpointError(
-            f"draft: {checkpoint.name} is an EAGLE head, which needs its target in the same process:"
-            " use fused_target; or its features: draft_worker and draft get them from a target"
-        )
-    if isinstance(why := target.engine.can.features_out, No):
-        raise refusal("draft", target.runner.identity.model_name, "features_out", why)
-    request = config.load_request(verifies=False)
-    runner = await batcher.on_device(backend.load_head, checkpoint, bare(target.runner), request, startup)
+        away = await asyncio.to_thread(backend.find, config.model)
+        runner = await batcher.on_device(backend.load_remote_head, checkpoint, away, request, startup)
+        tokenizer = await _tokenizer(backend, away)
+    else:
+        if isinstance(why := target.engine.can.features_out, No):
+            raise refusal("draft", target.runner.identity.model_name, "features_out", why)
+        runner = await batcher.on_device(backend.load_head, checkpoint, bare(target.runner), request, startup)
+        tokenizer = target.tokenizer
     await batcher.on_device(runner.warm_up, startup)
-    runner = rehearsed(runner, config.rehearsal, verifies=False)
-    target.engine.can = able(target.runner)  # its features are read from now on
-    return Loaded(Engine(runner, batcher, vital=False), target.tokenizer)
-
-
-async def _load_remote_head(
-    config: ModelConfig, backend: Backend, checkpoint: Checkpoint, batcher: Batcher, startup: Startup
-) -> Loaded:
-    """Loads an EAGLE head away from its target, whose tokenizer it has."""
-    found = await asyncio.to_thread(backend.find, config.model)
-    request = config.load_request(verifies=False, sole_model=True)
-    runner = await batcher.on_device(backend.load_remote_head, checkpoint, found, request, startup)
-    await batcher.on_device(runner.warm_up, startup)
-    runner = rehearsed(runner, config.rehearsal, verifies=False)
-    return Loaded(Engine(runner, batcher, vital=False), await _tokenizer(backend, found))
+    if target:
+        target.engine.can = able(target.runner)  # its features are read from now on
+    return Loaded(Engine(rehearsed(runner, config.rehearsal, verifies=False), batcher, vital=False), tokenizer)
 
 
 async def hand_out_features(config: ModelConfig, target: Loaded) -> None:
@@ -128,24 +110,19 @@ async def hand_out_features(config: ModelConfig, target: Loaded) -> None:
         await target.engine.hand_out_features(config.hand_out_features)
 
 
-async def load_adapters(config: ModelConfig, target: Loaded) -> None:
-    """Gives a loaded target its adapters, after a head beside it is loaded. Raises ValueError with one line."""
-    for choice in config.adapters:
-        await target.engine.adapters.add(choice, backend_named(config.backend).adapter)
-
-
-async def load_draft_adapters(config: ModelConfig, draft: Loaded | None, target: Loaded | None = None) -> None:
-    """Gives a loaded draft model its own adapters. Raises ValueError with one line.
-
-    `target`: the one that gets no further adapters, so that a name which it does not have is a mistake.
-    """
+async def load_adapters(config: ModelConfig, target: Loaded | None, draft: Loaded | None = None) -> None:
+    """Gives a loaded target and draft their adapters, after a head is loaded. Raises ValueError with one line."""
+    read = backend_named(config.backend).adapter
+    if target:
+        for choice in config.adapters:
+            await target.engine.adapters.add(choice, read)
     for choice in config.draft_adapters:
         if draft is None:
             raise ValueError("draft_adapters: prompt lookup drafts, which takes none; name a --draft_model")
         if target and choice.name not in target.engine.adapters.revisions:
             raise ValueError(f"draft_adapters: the target has no adapter {choice.name}")
         try:
-            await draft.engine.adapters.add(choice, backend_named(config.backend).adapter)
+            await draft.engine.adapters.add(choice, read)
         except ValueError as error:
             raise ValueError(f"draft_adapters: {str(error).removeprefix('adapters: ')}") from None
 
@@ -179,12 +156,17 @@ async def load_pair(
         apart = await _load_both_apart(config, requests, tokenizer, batcher, startup)
         return apart.target, apart.draft
     target = await load(config, batcher, startup, await named_head(config))
-    link = target.runner.link if isinstance(target.runner, Leader) else None
-    draft = await load_draft(config, batcher, startup=startup, link=link, target=target)
-    draft = foreign(draft, config.draft, target.tokenizer)
+    draft = foreign(await load_draft(config, batcher, startup, target), config.draft, target.tokenizer)
     if draft and not draft.translation and not isinstance(fuse := target.engine.can.fuse, No):
         await batcher.on_device(fuse, draft.runner, startup)
     return target, draft
+
+
+def foreign(draft: Loaded | None, choice: DraftChoice, target: Tokenizer) -> Loaded | None:
+    """Returns the draft as one for the tokens of `target`, if it may have others. Raises ValueError."""
+    if draft is None or not choice.foreign:
+        return draft
+    return replace(draft, tokenizer=target, translation=translated(target, draft.tokenizer))
 
 
 async def named_head(config: ModelConfig) -> Checkpoint | None:

@@ -45,11 +45,10 @@ class PageLayout:
 
 @dataclass(frozen=True, slots=True)
 class PageRun:
-    """Neighbouring pages: number `first` and those after it. `source`: the process that they come from."""
+    """Neighbouring pages: number `first` and those after it."""
 
     first: int
     pages: tuple[bytes, ...]
-    source: str = ""
 
     @property
     def end(self) -> int:
@@ -68,7 +67,7 @@ class PageRow:
 
 
 class PageCopies:
-    """Copies pages of one runner's slots, `together` of them at once. `layout` is what they look like."""
+    """Copies pages of one runner's slots, `together` of them at once."""
 
     def __init__(self, layout: PageLayout, runner: Runner, store: PageStore, together: int) -> None:
         self.layout, self.together, self._runner, self._store = layout, together, runner, store

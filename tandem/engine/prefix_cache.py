@@ -19,7 +19,6 @@ from tandem.runners.pages import PAGE, PageStore
 from tandem.runners.protocol import PrefillRow, Runner
 
 if TYPE_CHECKING:
-    from tandem.engine.batcher import Batcher
     from tandem.engine.engine import Engine
 
 log = logging.getLogger("tandem.engine")
@@ -58,22 +57,11 @@ class PrefixCache:
         self._runner, self._store, self.scope_of = runner, store, scope_of
         self.tree = PrefixTree(pages)  # which prefixes are known, and in which pages
         self._bytes = cost(runner)
-        self._epoch = 0
         self.queries = self.hits = 0
 
     def scope(self, adapter: int) -> Hashable:
         """Returns the scope in which a sequence of the current request finds and leaves prefixes; on the event loop."""
-        return self.scope_of(), adapter, self._epoch
-
-    def renewed(self, scope: Hashable) -> Hashable:
-        """The scope of a sequence that holds nothing any more, after whatever was forgotten."""
-        assert isinstance(scope, tuple)
-        return *scope[:-1], self._epoch
-
-    def forget(self, batcher: Batcher) -> None:
-        """Forgets all prefixes: what sequences of now hold, which may come from them, is not found later either."""
-        self._epoch += 1
-        batcher.between_steps(self.tree.clear)
+        return self.scope_of(), adapter
 
     @property
     def used_bytes(self) -> int:

@@ -1,23 +1,19 @@
 """Fills slots with pages that another process computes, while the steps of other rows go on here.
 
 The last tokens of a prompt are always processed here, and so is whatever does not arrive: a request never fails because
-of the other process. What it sends has the bits that this one would compute, or is refused (PageLayout). Of what a
-prompt gets, one page that nobody can foresee is computed here too; where it differs, all of it is processed here.
+of the other process. Its pages have the bits of this process, or are refused (PageLayout).
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import random
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from tandem.engine.page_copies import PageCopies, PageRow, PageRun
-from tandem.engine.prefill_pace import PrefillTimes
-from tandem.engine.transfers import REASONS, PrefillFailed, Transfers, Wanted
 from tandem.runners.pages import PAGE
 from tandem.runners.protocol import PrefillRow
 
@@ -26,58 +22,47 @@ if TYPE_CHECKING:
     from tandem.engine.sequences import KVSequence
 
 MIN_TOKENS = 256
-MOST_SOURCES = 64
-"""Most source processes that are remembered; one more begins the list anew."""
+REASONS = ("busy", "corrupt", "cut", "failed", "late", "mismatch", "refused", "unavailable", "wrong")
+
+
+class PrefillFailed(Exception):
+    """The pages do not come, or no more of them. `reason` is one of REASONS."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Pages of a prompt: those of `tokens` (whole pages) from number `first` on, computed with an adapter."""
+
+    tokens: tuple[int, ...]
+    first: int = 0
+    adapter: str = ""
+    adapter_revision: str = ""
 
 
 class PageSource(Protocol):
     """Where pages come from."""
 
-    def pages(self, wanted: Wanted) -> AsyncGenerator[PageRun, None]:
-        """Yields the wanted pages from `wanted.first` on, in order, checked. Raises PrefillFailed if any is missing."""
-
-    def found_wrong(self, source: str, error: PrefillFailed) -> None:
-        """Reports that a page of this source is not what this process computes."""
+    async def fetch(self, wanted: Wanted, put: Callable[[PageRun], Awaitable[None]]) -> None:
+        """Passes the wanted pages to `put` in order, checked. Raises PrefillFailed if any is missing, or as `put`."""
 
     async def close(self) -> None:
-        """Frees what it holds. Transfers must have ended."""
+        """Frees what it holds."""
 
 
 class RemotePrefill:
-    """Where an engine has the beginnings of prompts computed of which at least `least` tokens are not held yet.
+    """Has the beginnings of an engine's prompts computed elsewhere if at least `least` of their tokens are not held.
 
-    Prompts whose pages are under way already wait for them instead of asking again. `chance(n)`: a number below n.
-    Totals: `requests` prompts were asked for, of which `shared` waited for another's transfer, for `seconds` in all;
-    `pages` came, of so many `bytes`.
+    Totals: `requests` prompts, `pages` and `bytes` that came, `seconds` of waiting, `fallbacks` by reason.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        source: PageSource,
-        copies: PageCopies,
-        least: int = MIN_TOKENS,
-        chance: Callable[[int], int] = random.randrange,
-    ) -> None:
-        self._engine, self.source, self.copies, self._least = engine, source, copies, least
-        self.chance = chance
-        self._sources: set[str] = set()  # processes that pages came from
-        self._forgotten = 0  # pages that had come when the prefixes were forgotten
-        self.transfers = Transfers(lambda wanted: self.source.pages(wanted))
-        self.requests = self.shared = self.pages = self.bytes = 0
+    def __init__(self, engine: Engine, source: PageSource, copies: PageCopies, least: int = MIN_TOKENS) -> None:
+        self._engine, self.source, self._copies, self._least = engine, source, copies, least
+        self.requests = self.pages = self.bytes = 0
         self.seconds, self.fallbacks = 0.0, Counter[str](dict.fromkeys(REASONS, 0))
-        self.in_place = PrefillTimes()
-
-    async def measure(self) -> None:
-        """Processes a chunk in a free slot, so that it is known from the first prompt on what it would take here."""
-        engine = self._engine
-        tokens = (0,) * min(engine.runner.limits.chunk, engine.runner.limits.max_length)
-        slot = await engine.slots.acquire(tokens=len(tokens))
-        try:
-            done = await engine.run(engine.runner.prefill, PrefillRow(slot, 0, tokens), prefill=True)
-            self.in_place.note(len(tokens), done.compute_seconds)
-        finally:
-            engine.slots.release(slot)
 
     async def fill(self, sequence: KVSequence, tokens: Sequence[int]) -> int | None:
         """Fills the sequence's slot with as many pages of `tokens` as come. Raises what steps raise.
@@ -89,20 +74,20 @@ class RemotePrefill:
         copied = await self._copy_cached(sequence, tokens)
         if len(tokens) - len(sequence.held) < self._least:
             return copied
+        name, revision = self._engine.adapters.named(sequence.adapter)
+        whole, known = len(tokens) // PAGE * PAGE, len(sequence.held) // PAGE
+        put = functools.partial(self._put, sequence, tokens, known)
         began = time.perf_counter()
         self.requests += 1
         try:
             with self._engine.batcher.excluded_from_wait():
-                await self._fetch_pages(sequence, tokens)
+                await self.source.fetch(Wanted(tuple(tokens[:whole]), known, name, revision), put)
         except PrefillFailed as error:
             self.fallbacks[error.reason] += 1
-            if error.reason == "corrupt":
-                self._forget()
         self.seconds += time.perf_counter() - began
         return copied
 
     async def close(self) -> None:
-        await self.transfers.close()
         await self.source.close()
 
     async def _copy_cached(self, sequence: KVSequence, tokens: Sequence[int]) -> int | None:
@@ -116,66 +101,20 @@ class RemotePrefill:
         sequence.held += tokens[start : start + copied]
         return copied
 
-    async def _fetch_pages(self, sequence: KVSequence, tokens: Sequence[int]) -> None:
-        whole = len(tokens) // PAGE * PAGE
-        name, revision = self._engine.adapters.named(sequence.adapter)
-        seconds = self.in_place.per_token
-        page = None if seconds is None else PAGE * seconds
-        wanted = Wanted(sequence.scope, tuple(tokens[:whole]), len(sequence.held) // PAGE, name, revision, page)
-        self.shared += self.transfers.runs(wanted)
-        came, picked, failed = 0, None, None
-        try:
-            async with contextlib.aclosing(self.transfers.pages(wanted)) as runs:
-                async for run in runs:
-                    put = await self._put(sequence, tokens, run)
-                    came += len(put.pages)
-                    if put.pages and self.chance(came) < len(put.pages):
-                        at = self.chance(len(put.pages))
-                        picked = PageRun(put.first + at, put.pages[at : at + 1], put.source)
-        except PrefillFailed as error:
-            failed = error
-        if picked:
-            await self._compare(sequence, tokens, picked)
-        if failed:
-            raise failed
-        if len(sequence.held) < whole:
-            raise PrefillFailed("cut", "the pages ended early")
+    async def _put(self, sequence: KVSequence, tokens: Sequence[int], first: int, run: PageRun) -> None:
+        """Writes a run to the sequence's slot. Of the run that begins at page `first`, one page is computed here too.
 
-    async def _compare(self, sequence: KVSequence, tokens: Sequence[int], page: PageRun) -> None:
-        """Computes a page here too. If it differs, nothing of what the sequence holds is used: raises PrefillFailed."""
-        step = functools.partial(self.copies.agree, tokens, sequence.adapter)
-        if not (await sequence.step(step, PageRow(sequence.slot, run=page), prefill=True)).value:
-            self._forget()
-            sequence.invalidate()
-            error = PrefillFailed("wrong", f"page {page.first} of a prompt is not what this target computes")
-            self.source.found_wrong(page.source, error)
-            raise error
-
-    def _met(self, source: str) -> None:
-        """Notes the process that sends. A new one may have replaced another, so what the others sent is forgotten."""
-        if source not in self._sources:
-            if self._sources:
-                self._forget()
-            self._sources = {source} if len(self._sources) >= MOST_SOURCES else self._sources | {source}
-
-    def _forget(self) -> None:
-        """Forgets the prefixes, if any of them may come from elsewhere."""
-        if self._engine.prefixes is not None and self.pages > self._forgotten:
-            self._forgotten = self.pages
-            self._engine.prefixes.forget(self._engine.batcher)
-
-    async def _put(self, sequence: KVSequence, tokens: Sequence[int], run: PageRun) -> PageRun:
-        """Writes what the sequence does not hold of a run to its slot, and returns that."""
-        self._met(run.source)
-        known = len(sequence.held) // PAGE
-        assert run.first <= known, "pages come without gaps"
-        run = PageRun(known, run.pages[known - run.first :], run.source)
-        if not run.pages:
-            return run
-        done = await sequence.step(self.copies.into, PageRow(sequence.slot, run=run), prefill=True)
+        If that differs, nothing of the run is used: raises PrefillFailed.
+        """
+        done = await sequence.step(self._copies.into, PageRow(sequence.slot, run=run), prefill=True)
         sequence.queue_seconds += done.queue_seconds
         sequence.compute_seconds += done.compute_seconds
-        sequence.held += tokens[len(sequence.held) : run.end * PAGE]
+        sequence.held[run.first * PAGE :] = tokens[run.first * PAGE : run.end * PAGE]
         self.pages += len(run.pages)
         self.bytes += sum(map(len, run.pages))
-        return run
+        if run.first == first:
+            last = PageRow(sequence.slot, run=PageRun(run.end - 1, run.pages[-1:]))
+            step = functools.partial(self._copies.agree, tokens, sequence.adapter)
+            if not (await sequence.step(step, last, prefill=True)).value:
+                sequence.invalidate()
+                raise PrefillFailed("wrong", f"page {run.end - 1} of a prompt is not what this target computes")

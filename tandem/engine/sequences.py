@@ -125,8 +125,6 @@ class KVSequence:
             self.queue_seconds += done.queue_seconds
             self.compute_seconds += done.compute_seconds
             copied = done.value or 0
-            if remote and not copied:
-                remote.in_place.note(len(row.tokens), done.queue_seconds + done.compute_seconds)
             self._invalid = False
             self.held += tokens[start : start + copied + chunk]
             total += copied
@@ -137,8 +135,6 @@ class KVSequence:
         self.stop_ahead()
         self.held.clear()
         self._invalid = True
-        if self.engine.prefixes:
-            self.scope = self.engine.prefixes.renewed(self.scope)
 
     def close(self) -> None:
         """Releases the sequence and its slot. Call it once."""

@@ -1,4 +1,4 @@
-"""Rewrites JSON schemas to what llguidance enforces; what it cannot is checked once an output is complete.
+"""Rewrites JSON schemas to what llguidance enforces; checks the rest once an output, or a call in it, is complete.
 
 structure_worker.py runs this. `compiles(pattern)`: whether llguidance has this regular expression.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -24,6 +25,13 @@ CHECKED = (
 BOUNDS, LARGE = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), 2**63 - 1
 """Bounds of numbers, and the size from which llguidance has none."""
 _PIECES = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?(?:[=!]|<[=!])|[()]|[^\\\[()]+|.", re.DOTALL)
+CALL_BEGIN = "<tool_call>"
+CALLS = f"""start: (begin call "\\n"? "</tool_call>")* TEXT
+TEXT: /(?s:.*)/
+begin[lazy]: TEXT "{CALL_BEGIN}"
+call: "\\n"? %json """
+"""A grammar of text with calls of tools between marks; the schema of a call follows, as `call_schema` makes it."""
+_DECODER = json.JSONDecoder()
 _LOOKING = ("(?=", "(?!", "(?<=", "(?<!", r"\b", r"\B")
 
 
@@ -31,8 +39,8 @@ Part = tuple[str, dict[str, Any], bool]
 """A schema within another: a pointer to it, itself, and whether it describes an object together with others."""
 
 
-def rewritten(text: str, compiles: Compiles) -> tuple[str, bool]:
-    """Closes objects, and loosens what cannot be enforced. Returns the schema, and whether it says all of the original.
+def rewritten(text: str, compiles: Compiles) -> tuple[str, str]:
+    """Closes objects, and drops keywords that cannot be enforced. Returns the schema, and where one was dropped or "".
 
     Raises ValueError for what cannot be checked either.
 
@@ -42,12 +50,12 @@ def rewritten(text: str, compiles: Compiles) -> tuple[str, bool]:
     try:
         root = json.loads(text)
     except (ValueError, RecursionError):
-        return text, True  # llguidance says what is wrong with it
-    parts, exact = list(_parts(root)), True
+        return text, ""  # llguidance says what is wrong with it
+    parts, dropped = list(_parts(root)), list[str]()
     for pointer, schema, _ in parts:
         large = [key for key in BOUNDS if isinstance(schema.get(key), int | float) and abs(schema[key]) >= LARGE]
-        exact &= not large and not any(schema.get(key) for key in CHECKED)
-        exact &= _looking_nowhere(pointer, schema, compiles)
+        looking = [] if _looks_nowhere(pointer, schema, compiles) else ["pattern"]
+        dropped += [f"{pointer}/{key}" for key in (*large, *looking, *(key for key in CHECKED if schema.get(key)))]
         for key in large:
             del schema[key]
         _name_properties(root, schema, compiles)
@@ -57,7 +65,7 @@ def rewritten(text: str, compiles: Compiles) -> tuple[str, bool]:
         properties, required = schema.get("properties"), map(str, _list(schema.get("required")))
         if id(schema) not in shared and isinstance(properties, dict) and properties.keys() >= set(required):
             schema.setdefault("additionalProperties", False)
-    return json.dumps({} if root is True else root), exact  # llguidance takes options with objects alone
+    return json.dumps({} if root is True else root), next(iter(dropped), "")  # llguidance takes options with objects
 
 
 def _parts(root: Any) -> Iterator[Part]:
@@ -82,7 +90,7 @@ def _parts(root: Any) -> Iterator[Part]:
             waiting += [(f"{at}/{key}/{i}", each, False) for i, each in enumerate(_list(schema.get(key)))]
 
 
-def _looking_nowhere(pointer: str, schema: dict[str, Any], compiles: Compiles) -> bool:
+def _looks_nowhere(pointer: str, schema: dict[str, Any], compiles: Compiles) -> bool:
     """Takes look-around and what else llguidance lacks out of a pattern. Returns whether it still says the same."""
     pattern = schema.get("pattern")
     if not isinstance(pattern, str) or compiles(pattern):
@@ -181,6 +189,63 @@ def moved(schema: Any, to: str) -> Any:
     kept = {key: each for key, each in schema.items() if key not in ("$id", "$schema") or not isinstance(each, str)}
     own = str(kept.get("$ref", "")).partition("#/")[0] in ("", "#") and isinstance(kept.get("$ref"), str)
     return {**{key: moved(each, to) for key, each in kept.items()}, **({"$ref": to + kept["$ref"][1:]} if own else {})}
+
+
+def call_schema(names: Iterable[str]) -> dict[str, Any]:
+    """Returns the schema of a call of one of some functions, beside the `definitions` of their arguments."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": name}, "arguments": {"$ref": arguments_of(name)}},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for name in names
+    ]
+    return {"anyOf": calls}
+
+
+def definitions(tools: dict[str, Any]) -> dict[str, Any]:
+    """Returns the schemas of arguments under names that say whose they are if they are refused."""
+    return {f"tools.{name}": moved(each, arguments_of(name)) for name, each in tools.items()}
+
+
+def arguments_of(name: str) -> str:
+    """Returns the pointer to the schema of a function's arguments."""
+    return f"#/$defs/{step(f'tools.{name}')}"
+
+
+def calls_in(text: str) -> Iterator[tuple[str, Any]]:
+    """Yields the name and the arguments of each complete call in a text of the grammar CALLS."""
+    at = 0
+    while (begin := text.find(CALL_BEGIN, at)) >= 0:
+        at = begin + len(CALL_BEGIN)
+        try:
+            call, at = _DECODER.raw_decode(text, at + text.startswith("\n", at))
+            yield call["name"], call["arguments"]
+        except (ValueError, KeyError, TypeError):
+            return
+
+
+class Calls:
+    """Checks the calls in an output against the original schemas of their arguments."""
+
+    def __init__(self, schema: str) -> None:
+        tools = {key.removeprefix("tools."): (key, each) for key, each in json.loads(schema)["$defs"].items()}
+        self._rests = {
+            name: Rest(json.dumps({"$ref": arguments_of(name), "$defs": {key: each}}))
+            for name, (key, each) in tools.items()
+        }
+        self._fault_of = lru_cache(64)(self._checked)  # most steps end no call
+
+    def fault(self, output: str) -> str:
+        """Returns where the first wrong call breaks its schema, and how; "" if there is none."""
+        found = (self._fault_of(name, json.dumps(arguments)) for name, arguments in calls_in(output))
+        return next(filter(None, found), "")
+
+    def _checked(self, name: str, arguments: str) -> str:
+        fault = self._rests[name].fault(arguments)
+        return f"tools.{name}: {fault}" if fault else ""
 
 
 class Rest:

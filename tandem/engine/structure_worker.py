@@ -92,6 +92,20 @@ class JsonText:
         return not self.fault
 
 
+class CallText(JsonText):
+    """Reads an output with calls of tools. `rest` (structure_schemas.Calls) checks each before its end mark.
+
+    That mark may be a stop string, after which no mask is made.
+    """
+
+    def limit(self, mask: bytearray, may_end: bool) -> None:
+        if fault := self._rest.fault(b"".join(self._texts).decode(errors="replace")):
+            raise ValueError(f"the output breaks it at {fault}")
+
+    def complete(self) -> bool:
+        return True
+
+
 def leading_digits(vocabulary: Any, vocab_size: int) -> list[int]:
     """Returns the `leading` of JsonText for a vocabulary."""
     found: list[int] = [0]
@@ -191,12 +205,18 @@ def grammar(kind: str, text: str) -> str:
     """Returns llguidance's form of a structure of this kind. Raises ValueError."""
     from llguidance import LLMatcher
 
-    from tandem.engine.structure_schemas import rewritten
+    from tandem.engine.structure_schemas import CALLS, rewritten
+
+    def enforced(found: re.Match[str]) -> str:
+        schema, dropped = rewritten(found[2], compiles)
+        if dropped and not text.startswith(CALLS):
+            raise ValueError(f"at {dropped} of %json: a grammar cannot say it; a json_schema is checked for it")
+        return found[1] + schema
 
     if kind == "json_schema":
         return json_grammar(rewritten(text, compiles)[0])
     if kind == "grammar":
-        text = _SCHEMA.sub(lambda found: found[1] + rewritten(found[2], compiles)[0], text)
+        text = _SCHEMA.sub(enforced, text)
     if kind == "choice":
         text = "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in json.loads(text))
     return str(LLMatcher.grammar_from_regex(text) if kind == "regex" else LLMatcher.grammar_from_lark(text))
@@ -273,15 +293,21 @@ class Worker:
         resource.setrlimit(resource.RLIMIT_AS, (before + most, before + most))
         limits = llguidance.LLParserLimits(max_lexer_states=self._given["lexer_states"], verbose_errors=False)
         text = self._text.decode("utf-8", "surrogatepass")
-        made, read = "", None
-        if kind == "json_schema":
-            made, exact = structure_schemas.rewritten(text, compiles)
-            rest = None if exact else structure_schemas.Rest(text)
-            read = JsonText(self._leading, digits_needed(text), self._text_of, rest)
-        form = json_grammar(made) if made else grammar(kind, text)
+        schema = text.removeprefix(structure_schemas.CALLS) if kind == "grammar" else text
+        calls, made = schema != text, ""
+        read: JsonText | None = None
+        if calls or kind == "json_schema":
+            made, dropped = structure_schemas.rewritten(schema, compiles)
+            if calls and dropped:
+                read = CallText([], 0, self._text_of, structure_schemas.Calls(schema))
+            elif not calls:
+                rest = structure_schemas.Rest(text) if dropped else None
+                read = JsonText(self._leading, digits_needed(text), self._text_of, rest)
+        form = grammar(kind, text) if calls or not made else json_grammar(made)
         matcher = llguidance.LLMatcher(self._vocabulary, form, log_level=0, limits=limits)
         if made and matcher.is_error():
-            raise ValueError(structure_schemas.blamed(made, matcher.get_error(), fault))
+            why = (calls and fault(made)) or matcher.get_error()
+            raise ValueError(structure_schemas.blamed(made, why, fault))
         self._follower = Follower(matcher, self._given["vocab_size"], self._given["end_ids"], read)
         self._follower.check()
         if not any(self._follower.mask()):

@@ -1,8 +1,8 @@
-"""Lists AWS instances with Neuron chips: chips, cores, memory of cores and hosts.
+"""Lists AWS instances with Neuron chips: chips, cores, and the memory of cores.
 
 Sources: AWS Neuron documentation, pages trn1-arch, inf2-arch, trn2-arch, trn3-arch, logical-neuroncore-config, and for
-the tensor-parallel degrees the NxD Inference features guide; for the hosts' memory, EC2's pages of instance types. AWS
-lists no sizes of Trn3: the table has its two kinds of server, and `FAMILY:CHIPS` names anything else.
+the tensor-parallel degrees the NxD Inference features guide. AWS lists no sizes of Trn3: the table has its two kinds of
+server, and `FAMILY:CHIPS` names anything else.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ class Chip:
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """An instance type: a number of chips under one name. `host_bytes`: its own memory, where AWS has published it."""
+    """An instance type: a number of chips under one name."""
 
     name: str
     chip: Chip
     chips: int
-    host_bytes: int | None = None
 
     def lnc(self, requested: int | None) -> int:
         """Physical cores per logical core; None asks for the default. Raises ValueError if the chip cannot do it."""
@@ -57,20 +56,20 @@ _TRN3 = Chip("trn3", 8, 144 * GIB, (2, 1), _POWERS, torchneuron=True)
 FAMILIES = {chip.family: chip for chip in (_TRN1, _INF2, _TRN2, _TRN3)}
 
 INSTANCES = {
-    name: Instance(name, chip, chips, gib and gib * GIB)
-    for name, chip, chips, gib in (
-        ("trn1.2xlarge", _TRN1, 1, 32),
-        ("trn1.32xlarge", _TRN1, 16, 512),
-        ("trn1n.32xlarge", _TRN1, 16, 512),
-        ("inf2.xlarge", _INF2, 1, 16),
-        ("inf2.8xlarge", _INF2, 1, 128),
-        ("inf2.24xlarge", _INF2, 6, 384),
-        ("inf2.48xlarge", _INF2, 12, 768),
-        ("trn2.3xlarge", _TRN2, 1, 128),
-        ("trn2.48xlarge", _TRN2, 16, 2048),
-        ("trn2u.48xlarge", _TRN2, 16, 2048),
-        ("trn3-gen1", _TRN3, 16, None),
-        ("trn3-gen2", _TRN3, 4, None),
+    name: Instance(name, chip, chips)
+    for name, chip, chips in (
+        ("trn1.2xlarge", _TRN1, 1),
+        ("trn1.32xlarge", _TRN1, 16),
+        ("trn1n.32xlarge", _TRN1, 16),
+        ("inf2.xlarge", _INF2, 1),
+        ("inf2.8xlarge", _INF2, 1),
+        ("inf2.24xlarge", _INF2, 6),
+        ("inf2.48xlarge", _INF2, 12),
+        ("trn2.3xlarge", _TRN2, 1),
+        ("trn2.48xlarge", _TRN2, 16),
+        ("trn2u.48xlarge", _TRN2, 16),
+        ("trn3-gen1", _TRN3, 16),
+        ("trn3-gen2", _TRN3, 4),
     )
 }
 

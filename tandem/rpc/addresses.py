@@ -12,11 +12,18 @@ def bare_host(given: str, field: str = "host") -> str:
     inner = given[1:-1] if given.startswith("[") and given.endswith("]") else given
     if inner == given and ":" not in given:
         return given
-    try:
-        return str(ipaddress.IPv6Address(inner))
-    except ValueError:
+    if not is_ipv6(inner):
         how = "a name, IPv4, or IPv6, which is in brackets where a port follows, as [::1]:50051"
-        raise InvalidField(field, f"{given!r} is not {how}") from None
+        raise InvalidField(field, f"{given!r} is not {how}")
+    return str(ipaddress.IPv6Address(inner))
+
+
+def is_ipv6(text: str) -> bool:
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def bracketed(given: str, field: str = "host") -> str:

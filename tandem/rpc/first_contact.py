@@ -1,9 +1,10 @@
-"""Finds out which server answers and what it runs. If none answers, says so at once, with the reason and what to do."""
+"""The first call to a server: who answers and what it runs, or at once why none answers and what to do."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -14,7 +15,6 @@ from tandem.rpc.credentials import Credentials
 from tandem.rpc.endpoint_pool import parse_addresses
 from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
-from tandem.rpc.reach import PASSING, obstacle
 from tandem.speculation.outcomes import SILENT, Outcome
 from tandem.speculation.types import ModelInfo
 
@@ -24,9 +24,19 @@ Answer = TypeVar("Answer")
 Ask = Callable[[float], Awaitable[Answer]]
 
 ANSWER_SECONDS = 10.0
-"""How long a server may take to tell what it runs."""
+"""How long a server may take to report what it runs."""
+_CONNECT_SECONDS = 2.0
 _ASK_AGAIN_SECONDS = 0.25
-_NONE = "none of Tandem's services that generate: is it an engine port, a health port or a prefill worker?"
+_NONE = "none of Tandem's services that generate: is it a health port or a prefill worker?"
+
+_OTHER = "OTHER_PROTOCOL", "port is not one of gRPC, but perhaps of HTTP: give that of gRPC (--port, 50051 by default)"
+# gRPC's own words for mistakes that no waiting mends: their reason, and what to do.
+_MISTAKES = {
+    "CERTIFICATE_VERIFY_FAILED": ("UNTRUSTED", "certificate is not accepted: check --tls_ca and --tls_server_name"),
+    "WRONG_VERSION_NUMBER": ("NO_TLS", "answer is clear text, and this client speaks TLS: leave out --tls_ca"),
+    "http1.x server": _OTHER,
+    "Failed parsing HTTP/2": _OTHER,
+}
 
 
 async def first_of(
@@ -36,11 +46,10 @@ async def first_of(
     wait_seconds: float = 0.0,
     service: str = "",
 ) -> tuple[str, Answer]:
-    """Returns the first address in turn whose `ask` answers, and the answer. Raises TandemError.
+    """Returns the first address whose `ask` answers, and the answer. Raises TandemError.
 
-    Each `ask` gets the seconds that it may take, and does not wait for a connection. If no server is there, that is
-    said at once: raised, or logged while one that may still start is waited for, up to `wait_seconds`. `service`: the
-    one that is asked for.
+    Each `ask` gets its time limit in seconds. A server that may still start is waited for up to `wait_seconds`, which
+    is logged at once. `service`: the one that is asked for.
     """
     ends, waiting = time.monotonic() + wait_seconds, False
     while True:
@@ -51,7 +60,7 @@ async def first_of(
                 return address, await ask(min(timeout, max(left, 1.0)) if wait_seconds else timeout)
             except TandemError as error:
                 failures.append(await explained(error, address, credentials, service))
-        if time.monotonic() >= ends or not any(map(_passing, failures)):
+        if time.monotonic() >= ends or not any(map(_may_start, failures)):
             raise together(failures) if wait_seconds else _with_a_way_to_wait(together(failures))
         if not waiting:
             log.warning("%s; waiting up to %g s for it", together(failures).message, wait_seconds)
@@ -67,18 +76,19 @@ async def model_at(
     return (await first_of(asks, credentials, wait_seconds=wait_seconds, service=service))[1]
 
 
-async def foresee(addresses: str | None, credentials: Credentials) -> None:
-    """Tells what stands in the way of calls to servers at `addresses`, before a model is loaded for them.
-
-    Raises ValueError if no waiting can mend it.
-    """
-    found = [await obstacle(address, credentials) for address in parse_addresses(addresses)] if addresses else []
-    hopeless = [each.message for each in found if each and each.reason not in PASSING]
-    if found and len(hopeless) == len(found):
-        raise ValueError("; ".join(hopeless))
-    for each in found:
-        if each:
-            log.warning("%s; it is asked again when the models are loaded", each.message)
+async def check_peers(addresses: str | None, credentials: Credentials, service: str) -> None:
+    """Calls the servers at `addresses` once, before a model is loaded. Raises ValueError if no waiting can help."""
+    failures, listed = [], parse_addresses(addresses) if addresses else ()
+    for address in listed:
+        try:
+            await service_at(address, credentials, _CONNECT_SECONDS, service)
+        except TandemError as error:
+            failures.append(await explained(error, address, credentials, service))
+    mistakes = [each for each in failures if each.outcome in SILENT and not _may_start(each)]
+    if mistakes and len(mistakes) == len(listed):
+        raise ValueError(together(mistakes).message)
+    for each in failures:
+        log.warning("%s; it is asked again when the models are loaded", each.message)
 
 
 async def which_service(
@@ -113,23 +123,52 @@ async def service_at(address: str, credentials: Credentials | None, seconds: flo
 async def explained(
     error: TandemError, address: str, credentials: Credentials | None, service: str = ""
 ) -> TandemError:
-    """Returns the error of a first call, with what stands in its way and what to do."""
-    code, said = error.code, f"the server at {address}"
-    if error.message.startswith(said):
-        return error  # it is explained already
+    """Returns the error of a first call with its cause and what to do."""
+    code, server = error.code, f"the server at {address}"
+    if address in error.message and error.reason:
+        return error  # explained already
     if error.outcome is Outcome.NOT_OFFERED:
         which = f"no {service}: ask for another service, or check the address" if service else _NONE
-        return TandemError(code, f"{said} has {which}", reason="NO_SUCH_SERVICE")
+        return TandemError(code, f"{server} has {which}", reason="NO_SUCH_SERVICE")
     if error.outcome is Outcome.DENIED:
-        shown = credentials is not None and credentials.token() is not None
-        how = "check the token sent" if shown else "give --token_file FILE (in Python: Credentials(token_file=FILE))"
-        return TandemError(code, f"{said} refuses this client: {error.message}; {how}", reason=error.reason)
+        has_token = credentials is not None and credentials.token() is not None
+        how = "check the token sent" if has_token else "give --token_file FILE (Python: Credentials(token_file=FILE))"
+        return TandemError(code, f"{server} refuses this client: {error.message}; {how}", reason=error.reason)
     if error.reason or error.outcome not in SILENT:
         return error
-    found = await obstacle(address, credentials)
-    if found is None:
-        return TandemError(code, f"no answer from {said}: {error.message}")
-    return TandemError(code, found.message, reason=found.reason)
+    reason, message = await _cause(error, address, credentials)
+    return TandemError(code, message, reason=reason)
+
+
+async def _cause(error: TandemError, address: str, credentials: Credentials | None) -> tuple[str, str]:
+    """Returns why a call was not answered, by gRPC's words and one plain connect: a reason and a sentence."""
+    host, _, port = address.rpartition(":")
+    for words, (reason, what) in _MISTAKES.items():
+        if words in error.message:
+            return reason, f"the server at {address}: its {what}"
+    unknown = "UNKNOWN_HOST", f"no machine has the name {host!r}: check its spelling, and this network"
+    if "DNS resolution failed" in error.message:
+        return unknown
+    connecting = asyncio.create_task(asyncio.open_connection(host.strip("[]"), int(port)), name="first contact")
+    try:
+        await asyncio.wait((connecting,), timeout=_CONNECT_SECONDS)
+        if not connecting.done():
+            return "UNREACHABLE", f"{address} cannot be reached: no answer within {_CONNECT_SECONDS:g} s"
+        connecting.result()[1].close()
+    except (socket.gaierror, UnicodeError):
+        return unknown
+    except ConnectionRefusedError:
+        how = "start the server, or check host and port"
+        return "CONNECTION_REFUSED", f"nothing listens at {address} (connection refused): {how}"
+    except OSError as failed:
+        return "UNREACHABLE", f"{address} cannot be reached: {failed.strerror or 'no answer'}"
+    finally:
+        connecting.cancel()
+    if error.outcome is Outcome.LATE:
+        return "NOT_ANSWERING", f"{address} takes connections and does not answer: a server that still starts, or hangs"
+    speaks, said = "TLS" if credentials and credentials.ca else "clear text", error.message.rpartition(": ")[2]
+    how = f"TLS or clear text differ (this client speaks {speaks}), it wants a certificate, or is no gRPC server"
+    return "NO_GRPC", f"{address} takes connections, but answers no gRPC ({said}): {how}; see --tls_ca"
 
 
 def _with_a_way_to_wait(error: TandemError) -> TandemError:
@@ -140,9 +179,9 @@ def _with_a_way_to_wait(error: TandemError) -> TandemError:
     return TandemError(error.code, f"{error.message}; {how}", reason=error.reason)
 
 
-def _passing(error: TandemError) -> bool:
-    """Whether a server that starts may still answer."""
-    return error.outcome in SILENT and error.reason in ("", *PASSING)
+def _may_start(error: TandemError) -> bool:
+    """Whether a server that is starting may still answer."""
+    return error.outcome in SILENT and error.reason not in [reason for reason, _ in _MISTAKES.values()]
 
 
 def together(failures: list[TandemError]) -> TandemError:
@@ -150,5 +189,5 @@ def together(failures: list[TandemError]) -> TandemError:
     first = failures[0]
     if len(failures) == 1:
         return first
-    said = "; ".join(each.message for each in failures)
-    return TandemError(first.code, f"no server answers: {said}", reason=first.reason)
+    all_of_them = "; ".join(each.message for each in failures)
+    return TandemError(first.code, f"no server answers: {all_of_them}", reason=first.reason)

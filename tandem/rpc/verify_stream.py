@@ -7,19 +7,16 @@ reopened with the committed tokens. run_stream.py shares this. A call for each r
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from tandem.rpc.duplex import Duplex
 from tandem.rpc.errors import TandemError
 from tandem.rpc.remote_session import RemoteSession
-from tandem.rpc.wire_runs import STEPS_TOGETHER
 from tandem.rpc.wire_verdicts import answer_from_wire
-from tandem.speculation.loop import TOGETHER
 from tandem.speculation.outcomes import LOST
 from tandem.speculation.pipeline import ATTEMPTS, Answer, OutOfStep, RoundsLost
 from tandem.speculation.types import Draft, InvalidField, SparseDistribution, SpeculationStats, Verdict
@@ -77,25 +74,10 @@ class StreamedSession(Generic[Stream]):
 
 
 class RemoteVerifier(StreamedSession["RoundStream"]):
-    """One session of a TargetVerifier, for one request, and the stream of its rounds. Counts bytes into `stats`.
+    """One session of a TargetVerifier, for one request, and the stream of its rounds. Counts bytes into `stats`."""
 
-    `stops`: the tokens that end the text, if only they or its length end it, and tokens do not depend on when drafts
-    come: after a round without a draft, the next one without takes as many plain steps as nobody sees come together.
-    """
-
-    def __init__(self, session: RemoteSession, stats: SpeculationStats, stops: Collection[int] | None = None) -> None:
-        super().__init__(session, stats)
-        self._stops, self._end, self._step_seconds = stops, 0, math.inf
-
-    async def open(self, prompt: Sequence[int]) -> None:
-        await super().open(prompt)
-        self._end = self._session.asked.most_tokens(len(prompt)) or 0
-
-    def send(self, base_length: int, last_token: int, draft: Draft, plain_steps: int = 0) -> asyncio.Future[Answer]:
+    def send(self, base_length: int, last_token: int, draft: Draft) -> asyncio.Future[Answer]:
         request = self._session.request(base_length, last_token, draft.token_ids, draft.distributions)
-        if plain_steps:
-            request.plain_steps = plain_steps
-            request.stop_token_ids.extend(self._stops or ())
         if self._stream is None:
             self._stream = RoundStream(self._session, self._stats)
         return self._stream.send(request)
@@ -104,28 +86,20 @@ class RemoteVerifier(StreamedSession["RoundStream"]):
         self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()
     ) -> Verdict:
         stale, sent = 0, Draft(tuple(draft), distributions=tuple(distributions))
-        more = 0 if draft else self._plain_steps(len(tokens))
         while True:
             try:
-                answer = await self.send(len(tokens), tokens[-1], sent, more)
+                answer = await self.send(len(tokens), tokens[-1], sent)
             except (RoundsLost, TandemError) as error:
                 await self.resume(tokens, error.cause if isinstance(error, RoundsLost) else error)
                 continue
             self._stats.network_seconds += answer.network_seconds
-            if (verdict := answer.verdict) is not None:
-                self._step_seconds = math.inf if draft else verdict.compute_seconds / verdict.steps
-                return verdict
+            if answer.verdict is not None:
+                return answer.verdict
             stale += 1
             why = f"round at {len(tokens)} is stale: the verifier holds {answer.committed_length} tokens"
             if stale == ATTEMPTS:
                 raise TandemError("ABORTED", why, produced=self._session.produced(tokens))
             await self.resume(tokens, OutOfStep(why))
-
-    def _plain_steps(self, length: int) -> int:
-        """Returns how many plain steps to ask for after one that extends `length` tokens."""
-        if self._stops is None or self._step_seconds <= 0:
-            return 0
-        return max(0, min(int(TOGETHER / self._step_seconds), STEPS_TOGETHER, self._end - length) - 1)
 
 
 @dataclass(slots=True)
@@ -169,8 +143,7 @@ class RoundStream(SessionStream):
             raise InvalidField("reply", "there is no round that it answers")
         asked, self._heard = self._unanswered[0], time.perf_counter()
         answer = answer_from_wire(reply, asked.request, self._session.bounds, self._heard - asked.sent)
-        for step in (reply, *reply.next_steps):
-            self._session.take_features(step)
+        self._session.take_features(reply)
         if answer.verdict is not None:
             self._session.retry_budget.progress()
         self._session.client.times.answered(self._heard - asked.sent)

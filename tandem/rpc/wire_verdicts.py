@@ -9,7 +9,6 @@ from tandem.rpc import wire_checks as check
 from tandem.rpc.errors import TandemError
 from tandem.rpc.wire import rule_from_wire, rule_name, rule_to_wire
 from tandem.rpc.wire_features import feature_request
-from tandem.rpc.wire_runs import STEPS_TOGETHER, steps_from_wire
 from tandem.rpc.wire_sampling import logprobs_from_wire, logprobs_to_wire, sampling_from_wire, sampling_to_wire
 from tandem.speculation.features import FeatureInbox, FeatureSpec
 from tandem.speculation.never_waiting import RunStep
@@ -87,7 +86,7 @@ def check_opened(
 ) -> None:
     """Checks what a server says of an opened session. `features`: those asked for. Raises InvalidField."""
     known = len(asked.prefix)
-    check.count("committed_length", reply.committed_length, known + max(most_drafts + 1, STEPS_TOGETHER), known)
+    check.count("committed_length", reply.committed_length, known + most_drafts + 1, known)
     check.count("reused_length", reply.reused_length, reply.committed_length)
     check.count("max_unread_tokens", reply.max_unread_tokens, check.MOST_TOKENS)
     check.count("adapter_revision", len(reply.adapter_revision), check.MOST_NAME)
@@ -130,14 +129,8 @@ def answer_from_wire(
         if reply.accepted > same:
             raise InvalidField("token_ids", f"the id at {same} is not the draft's, and {reply.accepted} were accepted")
     verdict = _verdict(reply, asked.base_length, min(reply.accepted, same), bounds, seconds)
-    length = reply.committed_length
-    if not reply.replayed:
-        check.count("next_steps", len(reply.next_steps), asked.plain_steps)
-    for step in steps_from_wire(reply)[1:]:
-        check.count("accepted", step.accepted, 0)
-        verdict.add(_verdict(step, length, 0, bounds, seconds))
-        length += 1
-    return Answer(verdict, length, network_seconds)
+    check.count("next_steps", len(reply.next_steps), 0)
+    return Answer(verdict, reply.committed_length, network_seconds)
 
 
 def run_step_from_wire(

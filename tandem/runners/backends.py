@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
+from tandem.installing import missing_package
 from tandem.runners.protocol import Runner
 from tandem.runners.startup import Startup
 
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
     from tandem.checkpoints.tokenizers import Tokenizer
     from tandem.runners.loading import Execution, Shape
 
-# Each module has a `BACKEND`.
+# Each module has a `BACKEND`. tandem_nxdi is a distribution of its own: packages/tandem-nxdi.
 MODULES: Mapping[str, str] = MappingProxyType(
     {
         "torch": "tandem.runners.torch.backend",
-        "nxdi": "tandem.workshops.nxdi.backend",
+        "nxdi": "tandem_nxdi.backend",
         "toy": "tandem.runners.toy",
     }
 )
@@ -123,5 +124,10 @@ def backend_named(name: str) -> Backend:
     """The backend called `name`. Raises ValueError if there is none."""
     if name not in MODULES:
         raise ValueError(f"backend: {name!r} is not one of {', '.join(BACKENDS)}")
-    backend: Backend = importlib.import_module(MODULES[name]).BACKEND
+    try:
+        backend: Backend = importlib.import_module(MODULES[name]).BACKEND
+    except ModuleNotFoundError as error:
+        if (missing := missing_package(error.name)) is None:
+            raise
+        raise ValueError(f"backend: {missing}") from None
     return backend

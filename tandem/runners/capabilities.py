@@ -46,13 +46,10 @@ class TakesAdapters(Protocol):
     """
 
     def put_adapter(self, number: int, adapter: Adapter) -> None:
-        """From now on, rows may name the adapter by this number, which is above 0 and was never used before.
+        """From now on, rows may name the adapter by this number, which is above 0.
 
-        Raises ValueError, one line, naming the module that does not fit the model; nothing has changed then.
+        Raises ValueError, one line, naming the module that does not fit the model.
         """
-
-    def drop_adapter(self, number: int) -> None:
-        """Frees the memory of an adapter, which no later row names."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,17 @@ from tandem.checkpoints.hub_files import read_configuration
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, check_sizes
 from tandem.host.cores import usable_cores
 from tandem.runners.families import check_family
-from tandem.runners.making import RunnerInputs, check_dispensable, made
-from tandem.runners.models import QUANTISED, SMALL, WHEN_LOADED, in_own_format, load_model, stored_weights
+from tandem.runners.making import (
+    QUANTISED,
+    SMALL,
+    WHEN_LOADED,
+    RunnerInputs,
+    check_dispensable,
+    in_own_format,
+    load_model,
+    made,
+    stored_weights,
+)
 from tandem.runners.native import LibraryMissing, NativeUnavailable
 from tandem.runners.protocol import Limits, Runner
 from tandem.runners.startup import Startup

@@ -158,9 +158,6 @@ class ToyRunner:
     def put_adapter(self, number: int, adapter: Adapter) -> None:
         self.revisions[number] = adapter.revision
 
-    def drop_adapter(self, number: int) -> None:
-        del self.revisions[number]
-
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
         self.work()
         for row in rows:

@@ -89,7 +89,7 @@ class Verdict:
     compares no scores; `logprobs` on request, one per token. `rows` rows shared the step; the widest had `width` tokens
     (0: unknown, taken to be this row's), and all of them together `step_tokens` (0: unknown, taken to be rows * width).
     `features`, on request: those of the last token that was fed before and of the accepted tokens, as bytes (see
-    features.py). Plain steps may have followed before it was sent: `steps` in all, whose tokens and seconds it has.
+    features.py).
     """
 
     token_ids: tuple[int, ...]
@@ -103,16 +103,6 @@ class Verdict:
     logprobs: tuple[TokenLogprobs, ...] = ()
     features: bytes = b""
     ended: float = 0.0
-    steps: int = 1
-
-    def add(self, plain: Verdict) -> None:
-        """Appends the tokens, scores and seconds of the plain step after it."""
-        self.token_ids += plain.token_ids
-        self.margins += plain.margins
-        self.logprobs += plain.logprobs
-        self.queue_seconds += plain.queue_seconds
-        self.compute_seconds += plain.compute_seconds
-        self.steps += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +227,7 @@ class SpeculationStats:
 
     def observe(self, drafted: Sequence[int], verdict: Verdict, proposed_by: Sequence[Proposer] = ()) -> None:
         """Counts a verified round, and its draft tokens by proposer as far as that is known."""
-        self.rounds += verdict.steps
+        self.rounds += 1
         self.drafted += len(drafted)
         self.accepted += verdict.accepted
         grow = len(drafted) - len(self.drafted_per_position)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tandem.v1 import generation_pb2 as tandem_dot_v1_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etandem/v1/prefill_worker.proto\x12\ttandem.v1\x1a\x1atandem/v1/generation.proto\"\"\n PrefillWorkerGetModelInfoRequest\"o\n!PrefillWorkerGetModelInfoResponse\x12#\n\x05model\x18\x01 \x01(\x0b\x32\x14.tandem.v1.ModelInfo\x12%\n\x06layout\x18\x02 \x01(\x0b\x32\x15.tandem.v1.PageLayout\"\x7f\n\nPageLayout\x12\x18\n\x10weights_revision\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x03 \x01(\t\x12\x0e\n\x06\x66ormat\x18\x04 \x01(\t\x12\x13\n\x0bpage_tokens\x18\x05 \x01(\r\x12\x12\n\npage_bytes\x18\x06 \x01(\x04\"\x89\x01\n\x0ePrefillRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x12\n\nfirst_page\x18\x02 \x01(\r\x12%\n\x06layout\x18\x03 \x01(\x0b\x32\x15.tandem.v1.PageLayout\x12\x0f\n\x07\x61\x64\x61pter\x18\x04 \x01(\t\x12\x18\n\x10\x61\x64\x61pter_revision\x18\x05 \x01(\t\"\x91\x01\n\x0fPrefillResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x18.tandem.v1.PrefillHeaderH\x00\x12#\n\x05pages\x18\x02 \x01(\x0b\x32\x12.tandem.v1.KvPagesH\x00\x12$\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x15.tandem.v1.PrefillEndH\x00\x42\x07\n\x05\x65vent\"W\n\rPrefillHeader\x12%\n\x06layout\x18\x01 \x01(\x0b\x32\x15.tandem.v1.PageLayout\x12\r\n\x05pages\x18\x02 \x01(\r\x12\x10\n\x08instance\x18\x03 \x01(\t\">\n\x07KvPages\x12\x12\n\nfirst_page\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x11\n\tchecksums\x18\x03 \x03(\x07\"b\n\nPrefillEnd\x12\r\n\x05pages\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x15\n\rqueue_seconds\x18\x03 \x01(\x01\x12\x17\n\x0f\x63ompute_seconds\x18\x04 \x01(\x01\x32\xbe\x01\n\rPrefillWorker\x12i\n\x0cGetModelInfo\x12+.tandem.v1.PrefillWorkerGetModelInfoRequest\x1a,.tandem.v1.PrefillWorkerGetModelInfoResponse\x12\x42\n\x07Prefill\x12\x19.tandem.v1.PrefillRequest\x1a\x1a.tandem.v1.PrefillResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etandem/v1/prefill_worker.proto\x12\ttandem.v1\x1a\x1atandem/v1/generation.proto\"\"\n PrefillWorkerGetModelInfoRequest\"o\n!PrefillWorkerGetModelInfoResponse\x12#\n\x05model\x18\x01 \x01(\x0b\x32\x14.tandem.v1.ModelInfo\x12%\n\x06layout\x18\x02 \x01(\x0b\x32\x15.tandem.v1.PageLayout\"\x7f\n\nPageLayout\x12\x18\n\x10weights_revision\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x03 \x01(\t\x12\x0e\n\x06\x66ormat\x18\x04 \x01(\t\x12\x13\n\x0bpage_tokens\x18\x05 \x01(\r\x12\x12\n\npage_bytes\x18\x06 \x01(\x04\"\x89\x01\n\x0ePrefillRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x12\n\nfirst_page\x18\x02 \x01(\r\x12%\n\x06layout\x18\x03 \x01(\x0b\x32\x15.tandem.v1.PageLayout\x12\x0f\n\x07\x61\x64\x61pter\x18\x04 \x01(\t\x12\x18\n\x10\x61\x64\x61pter_revision\x18\x05 \x01(\t\"M\n\x0fPrefillResponse\x12!\n\x05pages\x18\x02 \x01(\x0b\x32\x12.tandem.v1.KvPagesJ\x04\x08\x01\x10\x02J\x04\x08\x03\x10\x04R\x06headerR\x03\x65nd\">\n\x07KvPages\x12\x12\n\nfirst_page\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x11\n\tchecksums\x18\x03 \x03(\x07\x32\xbe\x01\n\rPrefillWorker\x12i\n\x0cGetModelInfo\x12+.tandem.v1.PrefillWorkerGetModelInfoRequest\x1a,.tandem.v1.PrefillWorkerGetModelInfoResponse\x12\x42\n\x07Prefill\x12\x19.tandem.v1.PrefillRequest\x1a\x1a.tandem.v1.PrefillResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,14 +40,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PAGELAYOUT']._serialized_end=349
   _globals['_PREFILLREQUEST']._serialized_start=352
   _globals['_PREFILLREQUEST']._serialized_end=489
-  _globals['_PREFILLRESPONSE']._serialized_start=492
-  _globals['_PREFILLRESPONSE']._serialized_end=637
-  _globals['_PREFILLHEADER']._serialized_start=639
-  _globals['_PREFILLHEADER']._serialized_end=726
-  _globals['_KVPAGES']._serialized_start=728
-  _globals['_KVPAGES']._serialized_end=790
-  _globals['_PREFILLEND']._serialized_start=792
-  _globals['_PREFILLEND']._serialized_end=890
-  _globals['_PREFILLWORKER']._serialized_start=893
-  _globals['_PREFILLWORKER']._serialized_end=1083
+  _globals['_PREFILLRESPONSE']._serialized_start=491
+  _globals['_PREFILLRESPONSE']._serialized_end=568
+  _globals['_KVPAGES']._serialized_start=570
+  _globals['_KVPAGES']._serialized_end=632
+  _globals['_PREFILLWORKER']._serialized_start=635
+  _globals['_PREFILLWORKER']._serialized_end=825
 # @@protoc_insertion_point(module_scope)

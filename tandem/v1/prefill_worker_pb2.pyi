@@ -49,24 +49,10 @@ class PrefillRequest(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., first_page: _Optional[int] = ..., layout: _Optional[_Union[PageLayout, _Mapping]] = ..., adapter: _Optional[str] = ..., adapter_revision: _Optional[str] = ...) -> None: ...
 
 class PrefillResponse(_message.Message):
-    __slots__ = ("header", "pages", "end")
-    HEADER_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("pages",)
     PAGES_FIELD_NUMBER: _ClassVar[int]
-    END_FIELD_NUMBER: _ClassVar[int]
-    header: PrefillHeader
     pages: KvPages
-    end: PrefillEnd
-    def __init__(self, header: _Optional[_Union[PrefillHeader, _Mapping]] = ..., pages: _Optional[_Union[KvPages, _Mapping]] = ..., end: _Optional[_Union[PrefillEnd, _Mapping]] = ...) -> None: ...
-
-class PrefillHeader(_message.Message):
-    __slots__ = ("layout", "pages", "instance")
-    LAYOUT_FIELD_NUMBER: _ClassVar[int]
-    PAGES_FIELD_NUMBER: _ClassVar[int]
-    INSTANCE_FIELD_NUMBER: _ClassVar[int]
-    layout: PageLayout
-    pages: int
-    instance: str
-    def __init__(self, layout: _Optional[_Union[PageLayout, _Mapping]] = ..., pages: _Optional[int] = ..., instance: _Optional[str] = ...) -> None: ...
+    def __init__(self, pages: _Optional[_Union[KvPages, _Mapping]] = ...) -> None: ...
 
 class KvPages(_message.Message):
     __slots__ = ("first_page", "data", "checksums")
@@ -77,15 +63,3 @@ class KvPages(_message.Message):
     data: bytes
     checksums: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, first_page: _Optional[int] = ..., data: _Optional[bytes] = ..., checksums: _Optional[_Iterable[int]] = ...) -> None: ...
-
-class PrefillEnd(_message.Message):
-    __slots__ = ("pages", "cached_tokens", "queue_seconds", "compute_seconds")
-    PAGES_FIELD_NUMBER: _ClassVar[int]
-    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    pages: int
-    cached_tokens: int
-    queue_seconds: float
-    compute_seconds: float
-    def __init__(self, pages: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queue_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ...) -> None: ...

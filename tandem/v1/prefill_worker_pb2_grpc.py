@@ -59,9 +59,9 @@ class PrefillWorkerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Prefill(self, request, context):
-        """Sends a header, then pages in order as they are computed, then the end. A stream without an end was cut.
-        FAILED_PRECONDITION, with the reason MODEL_MISMATCH, unless the caller's pages are like this server's;
-        RESOURCE_EXHAUSTED while too many prompts wait. Cancelling the call ends the work.
+        """Sends the wanted pages in order as they are computed. FAILED_PRECONDITION, with the reason MODEL_MISMATCH, unless
+        the caller's pages are like this server's; RESOURCE_EXHAUSTED while too many prompts wait. Cancelling the call ends
+        the work.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

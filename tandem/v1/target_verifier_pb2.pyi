@@ -109,7 +109,7 @@ class OpenSessionResponse(_message.Message):
     def __init__(self, committed_length: _Optional[int] = ..., reused_length: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., queue_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., max_speculation_length: _Optional[int] = ..., rule: _Optional[_Union[_generation_pb2.VerificationRule, str]] = ..., processed_fields: _Optional[_Iterable[str]] = ..., max_unread_tokens: _Optional[int] = ..., adapter_revision: _Optional[str] = ..., features: _Optional[_Union[Features, _Mapping]] = ...) -> None: ...
 
 class VerifyRequest(_message.Message):
-    __slots__ = ("session_id", "base_length", "last_token", "draft_tokens", "distributions", "run_until", "max_step_drafts", "stop_token_ids", "max_step_copies", "opening_sent", "takes_several", "plain_steps")
+    __slots__ = ("session_id", "base_length", "last_token", "draft_tokens", "distributions", "run_until", "max_step_drafts", "stop_token_ids", "max_step_copies", "opening_sent", "takes_several")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     LAST_TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -121,7 +121,6 @@ class VerifyRequest(_message.Message):
     MAX_STEP_COPIES_FIELD_NUMBER: _ClassVar[int]
     OPENING_SENT_FIELD_NUMBER: _ClassVar[int]
     TAKES_SEVERAL_FIELD_NUMBER: _ClassVar[int]
-    PLAIN_STEPS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     base_length: int
     last_token: int
@@ -133,8 +132,7 @@ class VerifyRequest(_message.Message):
     max_step_copies: int
     opening_sent: bool
     takes_several: bool
-    plain_steps: int
-    def __init__(self, session_id: _Optional[str] = ..., base_length: _Optional[int] = ..., last_token: _Optional[int] = ..., draft_tokens: _Optional[_Iterable[int]] = ..., distributions: _Optional[_Iterable[_Union[_generation_pb2.SparseDistribution, _Mapping]]] = ..., run_until: _Optional[int] = ..., max_step_drafts: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., max_step_copies: _Optional[int] = ..., opening_sent: bool = ..., takes_several: bool = ..., plain_steps: _Optional[int] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[str] = ..., base_length: _Optional[int] = ..., last_token: _Optional[int] = ..., draft_tokens: _Optional[_Iterable[int]] = ..., distributions: _Optional[_Iterable[_Union[_generation_pb2.SparseDistribution, _Mapping]]] = ..., run_until: _Optional[int] = ..., max_step_drafts: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., max_step_copies: _Optional[int] = ..., opening_sent: bool = ..., takes_several: bool = ...) -> None: ...
 
 class VerifyResponse(_message.Message):
     __slots__ = ("stale", "committed_length", "token_ids", "accepted", "replayed", "queue_seconds", "compute_seconds", "margins", "server_seconds", "step_rows", "step_width", "step_tokens", "logprobs", "drafted", "messages_read", "features", "copied", "next_steps")

@@ -200,10 +200,8 @@ def test_numbers_of_numpy_are_numbers() -> None:
 
 def test_the_page_lists_the_family_and_its_reasons() -> None:
     page = (REPOSITORY / "docs" / "python.md").read_text(encoding="utf-8")
-    from tandem.rpc import reach
-
-    source = (REPOSITORY / "tandem" / "rpc" / "reach.py").read_text(encoding="utf-8")
-    reasons = set(re.findall(r'Obstacle\("([A-Z_]+)"', source))
-    assert set(reach.PASSING) < reasons and len(reasons) == 11
+    source = (REPOSITORY / "tandem" / "rpc" / "first_contact.py").read_text(encoding="utf-8")
+    reasons = set(re.findall(r'(?:return |: \(|= )"([A-Z_]+)", ', source))
+    assert len(reasons) == 8, reasons
     for reason in (*reasons, "NO_SUCH_SERVICE", "INVALID_FIELD", "SEQUENCE_TOO_LONG", "CLOSED", "FORKED"):
         assert f"`{reason}`" in page

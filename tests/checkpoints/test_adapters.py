@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tandem.checkpoints.adapter_config import AdapterConfig
-from tandem.checkpoints.adapter_files import MOST_CHANGE, Adapter, AdapterChoice, adapter_choices, read_adapter
+from tandem.checkpoints.adapter_files import Adapter, AdapterChoice, adapter_choices, read_adapter
 from tandem.checkpoints.locate import CheckpointError
 from tests.adapters import write_adapter
 
@@ -89,14 +89,13 @@ def test_equal_files_have_equal_revisions_and_others_do_not(tmp_path: Path) -> N
         ({"r": 8}, f"{Q} has rank 4, and adapter_config.json says 8"),
         ({"lora_alpha": "8"}, "lora_alpha: '8'"),
         ({"lora_alpha": float("inf")}, "'lora_alpha' is inf, not a finite number"),
-        ({"lora_alpha": 10**299}, f"{Q} would overflow: its factor (lora_alpha or alpha_pattern by rank) is 2.5e+298"),
+        ({"lora_alpha": 10**299}, "is not a number of at most 65536"),
         ({"lora_alpha": 10**400}, "a number has 401 digits"),
-        ({"lora_alpha": 1e39}, f"{Q} would overflow"),
-        ({"alpha_pattern": {"q_proj": 1e39}}, f"{Q} would overflow"),
+        ({"alpha_pattern": {"q_proj": 1e39}}, "alpha_pattern 'q_proj': 1e+39 is not a number of at most 65536"),
         ({"rank_pattern": [1]}, "rank_pattern"),
-        ({"alpha_pattern": {"(": 1}}, "alpha_pattern: '(': a group has no end"),
-        ({"rank_pattern": {"(?=x)": 4}}, "rank_pattern: '(?=x)': '?=x)' in it is not served"),
-        ({"rank_pattern": {"((.?){9999}){9999}q_proj": 4}}, "rank_pattern: its patterns take more than"),
+        ({"alpha_pattern": {"(": 1}}, "alpha_pattern: '(': missing )"),
+        ({"alpha_pattern": {"x{99999999999}": 1}}, "alpha_pattern: 'x{99999999999}'"),
+        ({"rank_pattern": {"q" * 513: 4}}, "is longer than 512 characters"),
         ({"use_rslora": "yes"}, "use_rslora: 'yes'"),
     ],
 )
@@ -116,8 +115,6 @@ def test_what_is_not_served_is_refused_by_its_field(fields: dict[str, Any], said
         (tensors() | {f"base_model.model.{Q}.lora_B.weight": torch.ones(8, 3)}, "share no rank"),
         (tensors() | {f"base_model.model.{Q}.lora_B.weight": torch.full((8, 4), math.nan)}, "not finite"),
         (tensors() | {f"base_model.model.{Q}.lora_A.weight": torch.ones(4, 6, 1)}, "not a matrix"),
-        ({name: value * 1e30 for name, value in tensors().items()}, f"{Q} would overflow"),
-        ({name: value * 1e9 for name, value in tensors().items()}, "the norms of lora_A and lora_B are 4.9e+09 and"),
         (tensors() | {f"base_model.model.{Q}.lora_A.weight": torch.ones(4, 6).double() * 1e39}, "not finite"),
     ],
 )
@@ -176,17 +173,6 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
         os.mkfifo(tmp_path / name)
         with pytest.raises(CheckpointError, match=name):
             read_adapter(AdapterChoice("red", str(tmp_path)))
-
-
-def test_what_an_adapter_may_change_ends_at_a_limit(tmp_path: Path) -> None:
-    side = math.sqrt(MOST_CHANGE / 2 / (math.sqrt(24) * math.sqrt(32)))  # of all weights, with the factor 8 / 4
-    for times, fits in ((0.999, True), (1.001, False)):
-        values = {name: value * side * math.sqrt(times) for name, value in tensors().items()}
-        if fits:
-            read(tmp_path, values)
-        else:
-            with pytest.raises(CheckpointError, match="would overflow"):
-                read(tmp_path, values)
 
 
 def test_adapters_are_named_on_the_command_line_once_each() -> None:

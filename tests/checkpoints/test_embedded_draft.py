@@ -21,7 +21,7 @@ from tandem.engine.loading import Loaded as LoadedModel
 from tandem.engine.model_config import DraftChoice
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.speculation.types import Request, SamplingParams
-from tandem.workshops.training.acceptance.replay import Agreement, Continuation, agreement
+from tandem_train.replay import Agreement, Continuation, agreement
 from tests.runners import real
 
 GREEDY = SamplingParams()

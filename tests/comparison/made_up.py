@@ -10,13 +10,13 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from tandem.comparison.analysis.identity import MarginTrace
 from tandem.comparison.links.overhead import LinkOverhead
 from tandem.comparison.measuring.architectures import CONNECTABLE, PIPELINED, WIDTH_1
 from tandem.comparison.measuring.calibration import PLAIN, Calibration
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint
 from tandem.comparison.measuring.environment import Machine, Versions
+from tandem.comparison.measuring.identity import MarginTrace
 from tandem.comparison.measuring.record_log import RunData
 from tandem.comparison.measuring.records import Failure, Measurement, Record, Seconds
 from tandem.speculation.types import Rule
@@ -81,7 +81,6 @@ def measured(shape: Shape, times: Sequence[float], random: Random, folder: Path)
         max_num_completed_requests=shape.load_requests if shape.concurrency or shape.rate else None,
         speculation_length=shape.length,
         head="a head",
-        formats=("html", "md"),
     )
     endpoints = tuple(
         Endpoint(CONNECTABLE[n], f"127.0.0.1:{i}", replace(MODEL, draft_name="" if n in PLAIN else "toy"))

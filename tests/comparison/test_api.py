@@ -37,7 +37,6 @@ def test_a_comparison_is_measured_written_and_returned(tmp_path: Path, capsys: p
         draft_model="miss=0.3",
         rtts_ms=(0.0, 8.0),
         max_new_tokens=8,
-        formats=("md",),
     )
     names = ["autoregressive", "distributed", "fused"]
     assert [summary.architecture for summary in found.summaries["base"]] == names
@@ -53,7 +52,7 @@ def test_a_comparison_is_measured_written_and_returned(tmp_path: Path, capsys: p
             identical = condition["architectures"][name]["identical_to_autoregressive"]
             assert identical == {"count": 2, "total": 2, "divergences": []}
     assert [verdict["condition"] for verdict in written["verdicts"]] == ["base", "RTT 8 ms"]
-    assert (tmp_path / "report.md").exists()
+    assert (tmp_path / "report.html").exists()
 
 
 def test_without_a_folder_nothing_is_left_behind() -> None:

@@ -81,9 +81,8 @@ def test_own_prompts_replace_the_built_in_ones(tmp_path: Path) -> None:
     assert [prompt.text for prompt in config("--prompt-file", str(path)).prompts] == [
         "I believe the meaning of life is"
     ]
-    found = config("--prompt", "one", "--prompt", "two", "--chat").prompts
+    found = config("--prompt", "one", "--prompt", "two").prompts
     assert [(prompt.text, prompt.chat) for prompt in found] == [("one", True), ("two", True)]
-    assert [prompt.chat for prompt in config("--prompt", "one").prompts] == [None], "the model's template decides"
     assert [prompt.chat for prompt in config("--prompt", "one", "--raw").prompts] == [False]
 
 
@@ -131,9 +130,7 @@ def test_own_prompts_replace_the_built_in_ones(tmp_path: Path) -> None:
         (["--prompt-file", "/nowhere/prompts.txt"], "prompt file /nowhere/prompts.txt does not exist"),
         (["--prompt", "a", "--workloads", "code"], "workloads: the built-in prompts do not go together with your own"),
         (["--prompt", ""], "prompt: an empty prompt cannot be continued"),
-        (["--chat"], "chat: is for your own prompts"),
         (["--raw"], "raw: is for your own prompts"),
-        (["--prompt", "one", "--raw", "--chat"], "raw: cannot be combined with --chat"),
         (["--output-dir", __file__], "is not a directory"),
         (["--output-dir", f"{__file__}/deeper"], f"output-dir: {__file__} is not a directory"),
         (["--frobnicate"], "unrecognized arguments: --frobnicate"),
@@ -167,7 +164,7 @@ def test_help_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("--render x.json --num_runs 3", "num-runs: --render measures nothing; it takes --format"),
+        ("--render x.json --num_runs 3", "num-runs: --render measures nothing"),
         ("--render x.json --output-dir y", "output-dir: --render measures nothing"),
         ("--backend toy --threads 1", "threads: --backend toy does not take it; torch does"),
         ("--backend toy --dtype auto", "dtype: --backend toy does not take it; torch and nxdi do"),

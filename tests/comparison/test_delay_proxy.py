@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import random
 import socket
 import struct
@@ -13,12 +14,13 @@ import termios
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from tandem.comparison.links.delay_wire import Wire
-from tandem.comparison.links.settings import wire_bits
+from tandem.comparison.links.settings import STEADY, Impairments, LinkSettings, wire_bits
 from tests.support import HANG
 from tests.timing import promptly, timed
 
@@ -43,8 +45,8 @@ class Proxy:
         self.process.stdin.flush()
         return self.process.stdout.readline().strip()
 
-    def set(self, rtt_ms: float, mbps: str = "none") -> None:
-        assert self.ask(f"set {rtt_ms} {mbps}") == "ok"
+    def set(self, rtt_ms: float, mbps: float | None = None, but: Impairments = STEADY) -> None:
+        assert self.ask(f"set {json.dumps(asdict(LinkSettings(rtt_ms, mbps, but)))}").startswith("ok ")
 
     def has_read(self, near: socket.socket) -> None:
         """Returns once it has read all that `near` sent: the kernel handed it over, and its loop turned twice since."""
@@ -115,7 +117,7 @@ def send_in_chunks(sock: socket.socket, data: bytes, seed: int) -> None:
 # --- bytes ---
 
 
-@pytest.mark.parametrize("mbps", ["none", "400"])
+@pytest.mark.parametrize("mbps", [None, 400.0])
 def test_bytes_arrive_unchanged_and_in_order_in_both_directions_at_once(proxy, listener, mbps):
     near, far = proxy.connected(listener)
     proxy.set(6, mbps)
@@ -210,7 +212,7 @@ def test_messages_sent_at_once_arrive_at_once(proxy, listener):
 
 def test_a_bandwidth_delays_by_bits_over_rate(proxy, listener):
     near, far = proxy.connected(listener)
-    proxy.set(20, "8")
+    proxy.set(20, 8)
     with near, far:
         promptly(lambda: there(near, far, bytes(200_000)), 0.2 + 0.01)
 
@@ -218,7 +220,7 @@ def test_a_bandwidth_delays_by_bits_over_rate(proxy, listener):
 def test_connections_share_the_bandwidth_and_directions_do_not(proxy, listener):
     first, first_far = proxy.connected(listener)
     second, second_far = proxy.connected(listener)
-    proxy.set(0, "8")
+    proxy.set(0, 8)
     with first, first_far, second, second_far:
 
         def both_ways() -> float:
@@ -315,7 +317,7 @@ import asyncio, os, signal
 from tandem.comparison.links.link import DelayLink
 async def main():
     async with DelayLink() as link:
-        print(link._proxy.pid, flush=True)
+        print(link.pid, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
 asyncio.run(main())
 """
@@ -336,9 +338,9 @@ asyncio.run(main())
         "listen 127.0.0.1:http",
         "listen 127.0.0.1:65536",
         "set 20",
-        "set fast none",
-        "set nan none",
-        "set 20 0",
+        'set {"rtt_ms": NaN, "but": {}}',
+        'set {"rtt_ms": 20, "bandwidth_mbps": 0, "but": {}}',
+        'set {"rtt_ms": 20, "loss": 0.1, "but": {}}',
         "sit down",
         "",
     ],
@@ -355,13 +357,13 @@ def test_a_line_that_it_does_not_understand_is_answered_with_an_error_and_change
 
 def test_without_a_bandwidth_every_chunk_is_due_its_own_delay_after_it_came():
     wire = Wire()
-    wire.delay = 0.05
+    wire.set(0.05)
     assert [wire.due(now, 100_000) for now in (1.0, 1.0, 1.01)] == pytest.approx([1.05, 1.05, 1.06])
 
 
 def test_with_a_bandwidth_a_chunk_begins_when_the_one_before_it_is_on_the_wire():
     wire = Wire()
-    wire.delay, wire.rate = 0.05, 8e6
+    wire.set(0.05, 8e6)
     took = wire_bits(1448) / 8e6
     assert wire_bits(1448) == 8 * 1514  # a full Ethernet frame
     assert wire.due(1.0, 1448) == pytest.approx(1.0 + took + 0.05)
@@ -374,7 +376,7 @@ def test_pieces_are_whole_segments_of_about_a_millisecond():
     data = bytes(range(256)) * 256
     assert list(wire.pieces(data)) == [data]
     for mbps, segments in ((1, 1), (100, 8)):
-        wire.rate = mbps * 1e6
+        wire.set(rate=mbps * 1e6)
         pieces = list(wire.pieces(data))
         assert b"".join(pieces) == data
         assert {len(piece) for piece in pieces[:-1]} == {1448 * segments}

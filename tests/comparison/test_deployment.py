@@ -12,7 +12,6 @@ import pytest
 from tandem.checkpoints.locate import EMBEDDED_HEAD
 from tandem.cli import main
 from tandem.comparison.measuring.architectures import COMPARED
-from tandem.comparison.measuring.commands import server_command
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint, baseline_of, deploy, incomparable
 from tandem.launch import LAUNCH
@@ -302,12 +301,6 @@ def test_different_weights_are_remarked() -> None:
     assert remarks[0] == "weights_revision differs: autoregressive rev, lookup rev, distributed other"
     assert "not bit-exact" in remarks[1]
     assert "distributed" in remarks[1]
-
-
-def test_servers_in_a_namespace_say_aloud_that_they_listen_beyond_this_machine() -> None:
-    config = ComparisonConfig(prompts=(prompt("one"),), output_dir=Path("unused"))
-    assert "--insecure" in server_command(config, "target", host="10.200.0.2")
-    assert "--insecure" not in server_command(config, "target")
 
 
 def test_servers_started_here_show_certificates_and_tokens_to_connected_ones_alone(monkeypatch) -> None:

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,16 @@ import pytest
 
 from tandem.comparison.analysis import run_analysis
 from tandem.comparison.analysis.run_analysis import analyse
-from tandem.comparison.measuring import commands
+from tandem.comparison.measuring import commands, driver
 from tandem.comparison.measuring.calibration import Calibrator
 from tandem.comparison.measuring.config import ComparisonConfig
-from tandem.comparison.measuring.driver import run_comparison
 from tandem.comparison.measuring.record_log import read_records
 from tandem.comparison.measuring.workloads import Prompt, given_prompts
 from tandem.comparison.report import reading, style, tables
+from tandem.comparison.report.publishing import publish
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest
 from tandem.workshops.planning.host_placement import CoreGroup, HostPlacement
 from tests.comparison.fakes import MODEL, FakeError, FakeGenerator, prompt
-from tests.daily import daily
 
 # Takes main.py's place: the port tells which role it was started in.
 STAND_IN = """
@@ -61,6 +61,9 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ComparisonConfig:
     monkeypatch.setattr(commands, "LAUNCH", (sys.executable, str(main)))
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # plots take seconds
     return ComparisonConfig(prompts=(prompt("one"), prompt("two", "prose")), output_dir=tmp_path / "out")
+
+
+run_comparison = partial(driver.run_comparison, publish=publish)
 
 
 class Network:
@@ -177,24 +180,20 @@ def test_divergences_are_shown_with_the_gap_of_a_second_pass_and_are_no_failure(
     assert sum(request.margins for _, request in plain.calls) == 2
 
 
-@pytest.mark.parametrize("has_template", daily([True, False], 0))
-def test_own_prompts_are_put_into_the_template_of_a_model_that_has_one(
-    config: ComparisonConfig, has_template: bool
+def test_own_prompts_need_a_template_or_are_given_as_they_are(
+    config: ComparisonConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Instructed(FakeGenerator):
+    class Plain(FakeGenerator):
         async def generate(self, request: GenerationRequest, timeout: float | None = None):  # type: ignore[no-untyped-def]
-            if request.chat and not has_template:
+            if request.chat:
                 raise FakeError("INVALID_ARGUMENT", "chat: this model has no chat template")
             async for event in super().generate(request, timeout):
                 yield event
 
-    generators = [Instructed(name) for name in ADDRESSES.values()]
-    own = replace(config, prompts=given_prompts(("one", "two")))
-    assert run_comparison(own, Network(generators=generators).connect) == 0
-    assert {prompt["chat"] for prompt in written(own)["settings"]["prompts"]} == {has_template}
-    measured = {request.chat for _, request in generators[-1].calls}
-    assert measured == {has_template}
-    assert {p.chat for p in read_records(own.output_dir / "records.jsonl").config.prompts} == {has_template}
+    network = Network(generators=[Plain(name) for name in ADDRESSES.values()])
+    assert run_comparison(replace(config, prompts=given_prompts(("one",))), network.connect) == 2
+    assert "error: raw: give your prompts as they are, with --raw: " in capsys.readouterr().err
+    assert run_comparison(replace(config, prompts=given_prompts(("one",), chat=False)), network.connect) == 0
 
 
 def test_a_failed_request_gives_exit_code_1_and_the_rest_is_still_measured(config: ComparisonConfig) -> None:

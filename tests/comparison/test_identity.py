@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tandem.comparison.analysis.identity import Divergence, MarginTrace, first_difference, identity
+from tandem.comparison.measuring.identity import Divergence, MarginTrace, first_difference, identity
 from tandem.comparison.measuring.records import Failure, Record
 from tests.comparison.fakes import record
 

@@ -22,7 +22,7 @@ PATIENCE = 120.0
 COMMAND = [sys.executable, str(REPOSITORY / "compare_architectures.py"), "--backend", "toy", "--model", "step=0.01"]
 COMMAND += ["--draft", "model", "--draft-model", "miss=0.3,step=0.001", "--architectures", "autoregressive,fused"]
 COMMAND += ["--prompt", "one", "--prompt", "two", "--prompt", "three", "--num-runs", "1000"]
-COMMAND += ["--max-new-tokens", "8", "--format", "html,md"]
+COMMAND += ["--max-new-tokens", "8"]
 
 
 # Daily without processes: test_driver.py.
@@ -80,7 +80,7 @@ def ended(process: subprocess.Popen[str], folder: Path) -> tuple[str, str]:
 
 def comparison_in(folder: Path) -> dict[str, Any]:
     """Every file is there; the one that has all is returned."""
-    for name in ("report.html", "report.md", "comparison.csv"):
+    for name in ("report.html", "comparison.csv"):
         assert (folder / name).stat().st_size > 0
     found: dict[str, Any] = json.loads((folder / "comparison.json").read_text())
     assert len(found["records"]) == requests_of(folder) == found["partial"]["measured"]
@@ -98,7 +98,7 @@ def test_a_signal_leaves_a_partial_report_and_its_exit_code(number: signal.Signa
     found = comparison_in(tmp_path)
     assert found["partial"]["reason"] == f"interrupted by {number.name}"
     assert f"PARTIAL: interrupted by {number.name}; {len(found['records'])} of 6000 requests were measured" in out
-    assert "# Partial: where should the draft" in (tmp_path / "report.md").read_text()
+    assert "<title>Partial: where should" in (tmp_path / "report.html").read_text()
     assert "Traceback" not in err
 
 
@@ -131,7 +131,7 @@ def test_a_second_signal_ends_at_once_and_the_records_are_enough_for_a_report(
     path.write_text("".join(lines) + lines[-1][:40])
     assert not read_records(path).ended
     again = tmp_path / "again"
-    code = main(["--from-records", str(path), "--output-dir", str(again), "--format", "html"])
+    code = main(["--from-records", str(path), "--output-dir", str(again)])
     assert code == 0
     found = json.loads((again / "comparison.json").read_text())
     assert len(found["records"]) == measured

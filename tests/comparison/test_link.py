@@ -11,7 +11,7 @@ import time
 import pytest
 
 from tandem.comparison.links.link import DelayLink
-from tandem.comparison.links.overhead import LinkOverhead, round_trips
+from tandem.comparison.links.overhead import LinkOverhead, measure_overhead
 from tandem.comparison.links.settings import LinkSettings
 from tests.support import HANG, target_site
 from tests.timing import ROOM
@@ -37,8 +37,8 @@ def test_settings_that_no_link_has_are_one_line_that_names_the_flag(rtt_ms, band
 def test_settings_say_what_they_are_and_how_long_a_round_trip_takes():
     assert str(LinkSettings(20)) == "RTT 20 ms"
     assert str(LinkSettings(20, 100)) == "RTT 20 ms, 100 Mbit/s"
-    assert LinkSettings(20).with_headers(10**6, 10**6) == 0.02
-    assert LinkSettings(20, 8).with_headers(1448, 0) == pytest.approx(0.02 + 1514 / 1e6)
+    assert LinkSettings(20).small_round_trip() == 0.02
+    assert LinkSettings(20, 8).small_round_trip() == pytest.approx(0.02 + 2 * 130 / 1e6)
 
 
 def test_a_call_over_grpc_takes_the_round_trip_that_the_link_is_set_to_now():
@@ -107,7 +107,7 @@ def test_an_address_that_is_none_is_an_error_and_the_link_goes_on():
 def test_a_proxy_that_has_ended_is_said_to_have():
     async def run() -> None:
         async with DelayLink() as link:
-            await link._proxy.stop()
+            await link.stop()
             with pytest.raises(RuntimeError, match=r"comparison\.links\.delay_proxy ended with code 0"):
                 await link.set(LinkSettings(1))
 
@@ -135,5 +135,6 @@ def test_round_trips_to_somebody_who_hangs_up_are_an_error():
         hanging_up = threading.Thread(target=lambda: server.accept()[0].close())
         hanging_up.start()
         with pytest.raises(ConnectionError):
-            round_trips([f"127.0.0.1:{server.getsockname()[1]}"], 5, 0.001)
+            address = f"127.0.0.1:{server.getsockname()[1]}"
+            measure_overhead(address, address, 0.0, 5)
         hanging_up.join()

@@ -6,7 +6,6 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from tandem.comparison.analysis.distributions import distribution
 from tandem.comparison.analysis.metrics import (
     SentAhead,
     acceptance,
@@ -16,6 +15,7 @@ from tandem.comparison.analysis.metrics import (
     speedup,
 )
 from tandem.comparison.analysis.summary import summarize
+from tandem.comparison.measuring.distributions import distribution
 from tandem.comparison.measuring.json_form import encoded
 from tandem.comparison.measuring.records import Failure, Record, attribute_seconds
 from tandem.speculation.types import SpeculationStats

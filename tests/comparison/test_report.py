@@ -10,7 +10,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tandem.comparison.analysis.identity import MarginTrace
 from tandem.comparison.analysis.summary import summarize
 from tandem.comparison.links.overhead import LinkOverhead
 from tandem.comparison.links.settings import LinkSettings
@@ -18,6 +17,7 @@ from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, FUSED
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint
 from tandem.comparison.measuring.environment import these_versions, this_machine
+from tandem.comparison.measuring.identity import MarginTrace
 from tandem.comparison.measuring.records import Failure, Record
 from tandem.comparison.report.files import (
     Comparison,

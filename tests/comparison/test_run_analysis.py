@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             *("--backend", "toy", "--model", "step=0.004", "--draft-model", "miss=0.3,step=0.001", "--draft", "model"),
             *("--architectures", ",".join(ARCHITECTURES)),
             *("--rtt-ms", "0,12", "--temperature", "0,0.8", "--rule", "agreement,rejection"),
-            *("--max-new-tokens", "12", "--format", "html,md", "--output-dir", str(folder), *prompts),
+            *("--max-new-tokens", "12", "--output-dir", str(folder), *prompts),
         ]
     )
     assert code == 0
@@ -116,7 +116,7 @@ def test_every_round_trip_has_a_verdict_and_every_request_the_load_of_the_machin
 
 def test_report_plots_and_index_lie_beside(folder: Path, found: dict[str, Any]) -> None:
     assert found["decision"]["headline"].split(";")[0] in (folder / "report.html").read_text().replace("\u00a0", " ")
-    assert "emulated" in (folder / "report.md").read_text()
+    assert "emulated" in (folder / "report.html").read_text()
     assert list((folder / "plots").glob("*.png"))
     (line,) = (folder.parent / "runs.jsonl").read_text().splitlines()
     assert json.loads(line)["folder"] == "run"

@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *TOY, "--prompt", "one and more", "--prompt", "two", "--max-new-tokens", "8", "--temperature", "0.7",
         "--concurrency", "1,6", "--rate", "40", "--max-num-completed-requests", "9",
         "--mean-input-tokens", "20", "--stddev-input-tokens", "5", "--mean-output-tokens", "10",
-        "--format", "html,md", "--output-dir", str(folder),
+        "--output-dir", str(folder),
     ]  # fmt: skip
     assert compare.main(arguments) == 0
     return folder

@@ -52,7 +52,7 @@ def test_every_non_empty_line_of_a_prompt_file_is_a_prompt(tmp_path: Path) -> No
     found = read_prompt_file(path)
     assert [prompt.text for prompt in found] == ["I believe", "the meaning of life"]
     assert [prompt.name for prompt in found] == ["prompts.txt:1", "prompts.txt:4"]
-    assert {(prompt.kind, prompt.chat) for prompt in found} == {("file", None)}
+    assert {(prompt.kind, prompt.chat) for prompt in found} == {("file", True)}
 
 
 def test_a_prompt_file_that_is_missing_empty_or_not_text_is_named(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import yaml
 from tandem.cli import main
 from tandem.cli.models import nxdi_settings
 from tandem.services.shutdown import STOP_SECONDS
-from tandem.workshops.nxdi.build import BuildRequest, Kind, plan_build
+from tandem_nxdi.build import BuildRequest, Kind, plan_build
 from tests.deploy.manifests import OVERLAYS, ROOT, filled, flags, objects, of_kind, pods
 from tests.deploy.starting import SERVICES
 from tests.services.test_observability_page import exported

@@ -20,7 +20,6 @@ from tandem.runners.toy import ToyConfig, ToyRunner, ToyTokenizer
 from tandem.speculation.length import LengthPlan
 from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
 from tandem.speculation.types import Chunk, Draft, GenerationEnd, GenerationRequest, Request, SpeculationStats
-from tests.planting import planted
 from tests.support import GREEDY, SAMPLED, oracle, run, toy
 
 PROMPT = list(b"a prompt")
@@ -302,32 +301,3 @@ def test_while_the_device_copies_the_loop_learns_and_tokens_are_exact(sampling: 
         await site.batcher.close()
 
     run(test())
-
-
-SERVES = test_a_trial_serves_one_round_and_another_plan_all_that_follow
-SAME_ROWS = lambda: test_the_device_makes_the_rows_that_the_loop_would_ask_for(GREEDY, True, False, [4, 0, 0, 2, 5, 1])  # noqa: E731
-
-
-@pytest.mark.usefixtures("read_at_once")
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("old", "new", "caught"),
-    [
-        ("last.missing += len(new)", "pass", SAME_ROWS),
-        ("max(0, min(result.verdict.accepted, kept))", "kept", SAME_ROWS),
-        ("self._end - len(tokens) - 1", "self._end - len(tokens)", SAME_ROWS),
-        ("row.propose.k and not row.copied", "row.propose.k", SAME_ROWS),
-        ("tokens += new", "tokens += new[:1]", SAME_ROWS),
-        ("if not plan.lasts", "if False", lambda: SERVES(once(3), 1)),
-        ("if not plan.lasts", "if True", lambda: SERVES(LengthPlan(3, 3), 5)),
-        ("if plan is None or", "if True or", SAME_ROWS),
-        (
-            " or not set(new).isdisjoint(self._stops)",
-            "",
-            test_no_round_runs_past_a_stop_token_or_the_length,
-        ),
-    ],
-)
-def test_planted_mistakes_are_found(old: str, new: str, caught: Any) -> None:
-    with planted("", "tandem.engine.fused_ahead:RoundsAhead.follow", old, new), pytest.raises(AssertionError):
-        caught()

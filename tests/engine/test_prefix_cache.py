@@ -304,8 +304,8 @@ def test_a_step_that_fails_leaves_nothing_of_its_slots() -> None:
             await drafter.close()
             await engine.batcher.on_device(int)
             assert engine.prefixes
-            found = engine.prefixes.tree.match(("", 0, 0), longer)
-            assert found == engine.prefixes.tree.match(("", 0, 0), longer[: 4 * PAGE - 2]) != []
+            found = engine.prefixes.tree.match(("", 0), longer)
+            assert found == engine.prefixes.tree.match(("", 0), longer[: 4 * PAGE - 2]) != []
             assert known
             for prompt in (longer, PROMPT):
                 drafter = ModelDrafter(engine, Request(GREEDY), 258)

@@ -18,7 +18,6 @@ from tandem.speculation.loop import TOGETHER
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, Rule, SpeculationStats
 from tests.daily import daily
 from tests.engine.test_run_ahead import Slow
-from tests.planting import planted
 from tests.support import GREEDY, HANG, SAMPLED, ForgetfulRunner, oracle, run, toy
 
 PROMPT = list(b"abcabcabc")
@@ -144,29 +143,3 @@ def test_a_request_for_no_drafts_beside_a_model_neither_copies_nor_computes_the_
         await site.device.batcher.close()
 
     run(test())
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("where", "old", "new", "caught"),
-    [
-        (
-            "engine.local_run:UndraftedRounds.open",
-            "if self._stops is not None",
-            "if False",
-            test_while_the_loop_is_held_the_device_goes_on_with_copies_and_all_is_exact,
-        ),
-        (
-            "engine.local_run:UndraftedRounds.round",
-            "self._run.commit(verdict.token_ids, len(draft), verdict.compute_seconds, verdict.rows)",
-            "self._run.commit(verdict.token_ids)",
-            lambda: [
-                test_copies_that_never_pay_are_not_proposed_once_that_is_learned_and_those_that_pay_are(*each)
-                for each in PAYING
-            ],
-        ),
-    ],
-)
-def test_planted_mistakes_are_found(where: str, old: str, new: str, caught: Any) -> None:
-    with planted("", f"tandem.{where}", old, new), pytest.raises(AssertionError):
-        caught()

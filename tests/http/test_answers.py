@@ -9,8 +9,7 @@ import openai
 import pytest
 
 from tandem.engine.generator import RequestDefaults
-from tandem.services.http.tool_calls import FORMATS, MarkedCalls, RequiredCalls
-from tandem.services.http.tools import folded
+from tandem.services.http.tool_calls import FORMATS, MarkedCalls, RequiredCalls, folded
 from tandem.speculation.types import SamplingParams
 from tests.http.site import CHAT, COMPLETIONS, HELLO, Site, door
 from tests.support import ForgetfulRunner, oracle, run
@@ -206,7 +205,7 @@ def test_the_likeliest_tokens_are_all_told_and_offsets_are_of_the_characters_tha
 def test_a_predicted_output_drafts_and_the_usage_counts_it_alone() -> None:
     async def test() -> None:
         async with door() as site:
-            ask: Any = {"max_tokens": 60, "guided_regex": "[a-z]{60}"}
+            ask: Any = {"max_tokens": 60, "structured_outputs": {"regex": "[a-z]{60}"}}
             plain = await site.chat(**ask, drafts="none")
             text = plain["choices"][0]["message"]["content"]
             for content in (text, [{"type": "text", "text": text[:9]}, {"type": "text", "text": text[9:]}], "z" * 20):
@@ -241,9 +240,9 @@ def test_what_ends_a_line_for_some_clients_ends_none_of_an_event() -> None:
 
     async def test() -> None:
         async with door() as site:
-            body = {"prompt": "hello", "max_tokens": 40, "guided_choice": [text], "stream": True}
+            body = {"prompt": "hello", "max_tokens": 40, "structured_outputs": {"choice": [text]}, "stream": True}
             answer = await site.post(COMPLETIONS, body)
-            *told, done = [line for line in answer.text.splitlines() if line]
+            *told, done = [line for line in answer.text.splitlines() if line and line != ": "]
             events = [json.loads(line.removeprefix("data: ")) for line in told]
             assert "".join(each["choices"][0]["text"] for each in events) == shown and done == "data: [DONE]"
 
@@ -278,14 +277,13 @@ def test_the_output_has_the_structure_that_either_api_asks_for() -> None:
     async def test() -> None:
         async with door() as site:
             named = {"type": "json_schema", "json_schema": {"name": "add", "strict": True, "schema": ADD}}
-            for body in ({"response_format": named}, {"guided_json": ADD}, {"structured_outputs": {"json": ADD}}):
+            for body in ({"response_format": named}, {"structured_outputs": {"json": ADD}}):
                 said = await site.chat(max_tokens=60, temperature=1, **body)
                 assert json.loads(said["choices"][0]["message"]["content"])["b"] == 3
-            for body in ({"guided_choice": ["yes", "no"]}, {"structured_outputs": {"choice": ["yes", "no"]}}):
-                assert await site.text(**body) in ("yes", "no")
-            assert await site.text(guided_grammar='start: "x" "y"') == "xy"
-            twice = {"guided_regex": "a", "guided_json": ADD, "prompt": "a"}
-            assert (await site.refused(COMPLETIONS, twice))["param"] == "guided_regex"
+            assert await site.text(structured_outputs={"choice": ["yes", "no"]}) in ("yes", "no")
+            assert await site.text(structured_outputs={"grammar": 'start: "x" "y"'}) == "xy"
+            twice = {"structured_outputs": {"regex": "a"}, "response_format": named, "prompt": "a"}
+            assert (await site.refused(COMPLETIONS, twice))["param"] == "structured_outputs"
 
     run(test())
 
@@ -423,12 +421,7 @@ def test_the_other_paths_answer_as_vllms_do() -> None:
             assert [each.id async for each in site.client.models.list()] == ["toy", "sql"]
             model = (await site.http.get("/v1/models/sql")).json()
             assert (model["parent"], model["max_model_len"]) == ("toy", 512)
-            told = (await site.post("/tokenize", {"prompt": "hi", "return_token_strs": True})).json()
-            assert told == {"count": 2, "max_model_len": 512, "tokens": [104, 105], "token_strs": ["h", "i"]}
-            assert (await site.post("/tokenize", {"messages": HELLO})).json()["count"] == 5
-            assert (await site.post("/detokenize", {"tokens": [104, 105]})).json() == {"prompt": "hi"}
-            await site.refused("/detokenize", {"tokens": [104, 9999]})
-            for path in ("/health", "/health/live", "/readiness", "/version", "/"):
+            for path in ("/health", "/health/live", "/version", "/"):
                 assert (await site.http.get(path)).status_code == 200, path
             site.health.set(2, "")
             assert (await site.http.get("/health")).status_code == 503

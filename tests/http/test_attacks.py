@@ -101,14 +101,44 @@ def test_whoever_takes_all_connections_makes_way_for_others(monkeypatch: pytest.
         async with door() as site, contextlib.AsyncExitStack() as stack:
             for _ in range(60):
                 refused, hostile = await stack.enter_async_context(connected(site, "127.0.0.2"))
-                hostile.write(b"GET / HTTP/1.1\r\n")  # and no more
-            assert b"too_many_connections" in await asyncio.wait_for(refused.read(), HANG)
+                hostile.write(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n")  # then it is idle
+                answer = await refused.readuntil(b"}")
+            assert b"too_many_connections" in answer
             began = time.monotonic()
             for source in ("127.0.0.3", "127.0.0.4", "127.0.0.3"):
                 async with connected(site, source) as (reader, writer):
                     writer.write(f"{POST}content-length: {len(BODY)}\r\nconnection: close\r\n\r\n{BODY}".encode())
                     assert (await asyncio.wait_for(reader.read(), HANG)).startswith(b"HTTP/1.1 200")
             assert time.monotonic() - began < HANG / 2
+
+    run(test())
+
+
+def test_slow_requests_of_a_host_have_a_share_and_an_upload_of_it_outlives_what_has_no_headers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(protocol, "CONNECTIONS", 40)
+    whole = f"{POST}content-length: {len(BODY)}\r\nconnection: close\r\n\r\n{BODY}".encode()
+
+    async def served(site: Site, source: str) -> None:
+        async with connected(site, source) as (reader, writer):
+            writer.write(whole)
+            assert (await asyncio.wait_for(reader.read(), HANG)).startswith(b"HTTP/1.1 200")
+
+    async def test() -> None:
+        async with door() as site, contextlib.AsyncExitStack() as stack:
+            uploading, upload = await stack.enter_async_context(connected(site, "127.0.0.2"))
+            upload.write(whole[:-9])
+            slow = [await stack.enter_async_context(connected(site, "127.0.0.2")) for _ in range(60)]
+            for _, hostile in slow:
+                hostile.write(b"GET / HTTP/1.1\r\n")  # and no more
+            oldest = (asyncio.wait_for(reader.read(), protocol.HEADER_SECONDS / 2) for reader, _ in slow[:41])
+            ends = await asyncio.gather(*oldest, return_exceptions=True)
+            assert all(each == b"" or isinstance(each, ConnectionError) for each in ends), ends
+            for source in ("127.0.0.2", "127.0.0.3"):
+                await served(site, source)
+            upload.write(whole[-9:])
+            assert (await asyncio.wait_for(uploading.read(), HANG)).startswith(b"HTTP/1.1 200")
 
     run(test())
 

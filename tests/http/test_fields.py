@@ -9,7 +9,8 @@ import pytest
 from openai.types import completion_create_params as completion
 from openai.types.chat import completion_create_params as chat
 
-from tandem.services.http.fields import FIELDS, Kind
+from tandem.services.http.fields import FIXED, LABELS
+from tandem.services.http.fields import SERVED as PARSERS
 from tests.http.site import CHAT, COMPLETIONS, HELLO, Site, door
 from tests.support import REPOSITORY, ForgetfulRunner, run
 
@@ -43,10 +44,6 @@ SERVED: dict[str, Any] = {
     "repetition_penalty": 2,
     "logit_bias": {"65": 100},
     "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": WITHOUT_WHITESPACE}},
-    "guided_json": WITHOUT_WHITESPACE,
-    "guided_regex": "[ab]{3}",
-    "guided_choice": ["yes", "no"],
-    "guided_grammar": 'start: "x" "y"',
     "structured_outputs": {"choice": ["yes"]},
     "stream": True,
     "stream_options": {"include_usage": True, "continuous_usage_stats": True},
@@ -89,9 +86,14 @@ WRONG: dict[str, Any] = {
     "frequency_penalty": (-3,),
     "repetition_penalty": (0, 3),
     "logit_bias": ([], {"x": 1}, {"1": 101}, {"1": "a"}, {"99999": 1}),
-    "guided_regex": ("(", "", 1),
-    "guided_choice": ([], [1], "a"),
-    "structured_outputs": ({"json": {}, "regex": "a"}, {"whitespace_pattern": " "}),
+    "structured_outputs": (
+        *({"json": {}, "regex": "a"}, {"whitespace_pattern": " "}, {"disable_any_whitespace": False}),
+        *({"regex": "("}, {"regex": ""}, {"regex": 1}, {"choice": []}, {"choice": [1]}, {"choice": "a"}),
+    ),
+    "tool_choice": (
+        *("some", {"type": "function"}, {"type": "allowed_tools", "allowed_tools": {"mode": "none"}}),
+        {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}},
+    ),
     "response_format": ({"type": "xml"}, {"type": "json_schema"}, "json"),
     "speculation_length": (-1, 99),
     "drafts": ("some", "head"),
@@ -110,24 +112,23 @@ def base(path: str) -> dict[str, Any]:
 
 
 def path_of(name: str) -> str:
-    return CHAT if "chat" in FIELDS[name].of else COMPLETIONS
+    return COMPLETIONS if name in PARSERS["completions"].keys() - PARSERS["chat"] else CHAT
 
 
 def test_the_table_has_every_field_of_openai_and_of_vllm() -> None:
     for kind, name in ((chat, "chat"), (completion, "completions")):
-        its = kind.CompletionCreateParamsBase.__annotations__
-        assert {each for each in its if name not in FIELDS[each].of} == set()
-    assert set(VLLM) <= set(FIELDS)
+        assert kind.CompletionCreateParamsBase.__annotations__.keys() <= {*PARSERS[name], *LABELS, *FIXED}
+    assert set(VLLM) <= {*PARSERS["completions"], *PARSERS["chat"], *LABELS, *FIXED}
 
 
 def test_the_page_names_every_field() -> None:
     page = (REPOSITORY / "docs/openai.md").read_text(encoding="utf-8")
-    assert [name for name in FIELDS if f"`{name}`" not in page] == []
+    fields = {*PARSERS["chat"], *PARSERS["completions"], *LABELS, *FIXED}
+    assert [name for name in fields if f"`{name}`" not in page] == []
 
 
 def test_every_field_of_the_table_is_served_or_refused_by_its_name() -> None:
-    served = {name for name, each in FIELDS.items() if each.kind is Kind.SERVED} - {"logprobs"}
-    assert served == set(SERVED)
+    assert {*PARSERS["chat"], *PARSERS["completions"]} - {"logprobs"} == set(SERVED)
 
     async def test() -> None:
         async with door() as site:
@@ -135,17 +136,13 @@ def test_every_field_of_the_table_is_served_or_refused_by_its_name() -> None:
                 body = {**base(path_of(name)), **WITH.get(name, {}), name: SERVED[name]}
                 answer = await site.post(path_of(name), body)
                 assert answer.status_code == 200, (name, answer.text)
-            for name, field in FIELDS.items():
-                if field.kind is Kind.REFUSED:
-                    error = await site.refused(path_of(name), {**base(path_of(name)), name: "x"})
-                    assert error["param"] == name and name in error["message"]
-                if field.kind is Kind.ACCEPTED:
-                    error = await site.refused(path_of(name), {**base(path_of(name)), name: ["another"]})
-                    assert error["param"] == name
+            for name, (why, *accepted) in FIXED.items():
+                error = await site.refused(CHAT, {**base(CHAT), name: ["another"]})
+                assert error["param"] == name and error["message"] == f"{name}: {why}"
+                for value in accepted:
+                    assert await site.chat(**{name: value})
             for label in ("user", "safety_identifier", "prompt_cache_key"):
                 assert await site.chat(**{label: "x"}, temperature=0)
-            accepted = {"store": False, "service_tier": "auto", "modalities": ["text"], "n": 2, "best_of": 2}
-            assert await site.chat(**accepted, min_tokens=0, use_beam_search=False, length_penalty=1.0)
 
     run(test())
 
@@ -155,9 +152,9 @@ def test_values_of_the_wrong_type_or_out_of_range_are_refused_by_the_name_of_the
         async with door() as site:
             for name, values in WRONG.items():
                 for value in values:
-                    path = COMPLETIONS if "completions" in FIELDS[name].of else CHAT
-                    body = json.dumps({**base(path), name: value}).replace("Infinity", "1e400").encode()
-                    error = await site.refused(path, body)
+                    path = COMPLETIONS if name in PARSERS["completions"] else CHAT
+                    body = json.dumps({**base(path), **WITH.get(name, {}), name: value})
+                    error = await site.refused(path, body.replace("Infinity", "1e400").encode())
                     assert str(error["param"]).startswith(name), (name, value, error)
 
     run(test())
@@ -184,8 +181,8 @@ def test_what_is_no_plain_json_is_refused() -> None:
         b'{"temperature": NaN, "prompt": "a"}': "NaN",
         b'{"prompt": "\\ud800"}': "UTF-8",
         b'{"prompt": "\xff"}': "UTF-8",
-        b'{"guided_json": ' + b'{"a":' * 100 + b"1" + b"}" * 100 + b"}": "deeper",
-        b'{"guided_json": ' + b"[" * 100_000 + b"]" * 100_000 + b"}": "deeper",
+        b'{"logit_bias": ' + b'{"a":' * 100 + b"1" + b"}" * 100 + b"}": "deeper",
+        b'{"logit_bias": ' + b"[" * 100_000 + b"]" * 100_000 + b"}": "deeper",
         b'{"n": ' + b"1" * 5000 + b"}": "JSON",
     }
 
@@ -232,7 +229,7 @@ def test_each_field_of_a_draw_changes_the_text() -> None:
         {"logit_bias": {"65": 100}},
         {"max_tokens": 3},
         {"truncate_prompt_tokens": 2},
-        {"guided_regex": "[ab]{3}"},
+        {"structured_outputs": {"regex": "[ab]{3}"}},
         {"echo": True},
     ]
 

@@ -15,6 +15,7 @@ from tests.support import REPOSITORY, run
 
 HISTORIES: dict[str, list[dict[str, Any]]] = json.loads((REPOSITORY / "tests/http/histories.json").read_text("utf-8"))
 SHORT = {"max_tokens": 2, "max_completion_tokens": None}
+SHOWN = {"stream": False, "stream_options": None, "return_token_ids": True}
 
 
 @pytest.mark.parametrize("sdk", HISTORIES)
@@ -24,7 +25,8 @@ def test_a_history_is_served_as_the_sdk_sends_it_and_all_of_it_is_shown_to_the_m
             for body in HISTORIES[sdk]:
                 answer = await site.post(CHAT, {**body, **SHORT})
                 assert answer.status_code == 200, answer.text
-                shown = bytes((await site.post("/tokenize", body)).json()["tokens"]).decode()
+                answer = await site.post(CHAT, {**body, **SHORT, **SHOWN})
+                shown = bytes(answer.json()["prompt_token_ids"]).decode()
                 texts = ["weather in Paris?", '{"name": "weather", "arguments": {"city": "Paris"}}', "sunny in Paris"]
                 if body["messages"][-1]["role"] == "user":
                     texts += ["It is sunny", "And now?"]

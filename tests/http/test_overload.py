@@ -306,7 +306,7 @@ IMPATIENT = Security(limits=ServerLimits(unread_seconds=0.3))
 @contextlib.contextmanager
 def deaf(site: Site, body: dict[str, Any]) -> Any:
     """A connection that asks and reads nothing."""
-    site.door._listener._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    site.door._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         client.connect(("127.0.0.1", site.door.port))

@@ -10,8 +10,7 @@ import pytest
 
 from tandem.cli import main
 from tandem.cli.main import parser
-from tandem.workshops.planning.known_errors import KNOWN_ERRORS
-from tandem.workshops.planning.log_reading import LINE_BYTES, errors_in, read_log, table_lines
+from tandem.workshops.planning.known_errors import LINE_BYTES, errors_in, known_errors, read_log, table_lines
 from tests.recipes import programs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,11 +85,11 @@ MESSAGES = {
 }
 """Lines as logs of others have them, shortened (the addresses are in the table), and Tandem's own."""
 LINES = [(name, line) for name, lines in MESSAGES.items() for line in lines]
-COMMANDS = [(error.name, part) for error in KNOWN_ERRORS for part in error.command.split(" && ")]
+COMMANDS = [(error.name, part) for error in known_errors() for part in error.command.split(" && ")]
 
 
 def test_every_error_has_a_message() -> None:
-    assert list(MESSAGES) == [error.name for error in KNOWN_ERRORS]
+    assert list(MESSAGES) == [error.name for error in known_errors()]
 
 
 @pytest.mark.parametrize(("name", "line"), LINES, ids=[line[:60] for _, line in LINES])
@@ -102,15 +101,20 @@ def test_every_sign_is_seen_in_a_message_or_is_a_code_of_the_same_page() -> None
     alike = {"ncc_evrf007", "ncc_extp004", "ncc_eoom002", "nerr_unsupported_version", "compile command returned: -9"}
     alike |= {"are placeholders from pypi", "nrt_exec_completed_with_num_err"}
     seen = {
-        sign for name, line in LINES for e in KNOWN_ERRORS if e.name == name for sign in e.signs if sign in line.lower()
+        sign
+        for name, line in LINES
+        for e in known_errors()
+        if e.name == name
+        for sign in e.signs
+        if sign in line.lower()
     }
-    assert {sign for error in KNOWN_ERRORS for sign in error.signs} - seen == alike
-    assert all(sign == sign.lower() for error in KNOWN_ERRORS for sign in error.signs)
+    assert {sign for error in known_errors() for sign in error.signs} - seen == alike
+    assert all(sign == sign.lower() for error in known_errors() for sign in error.signs)
 
 
 def test_the_page_shows_every_row_as_the_table_has_it() -> None:
     rows = list(table_lines())
-    assert len(rows) == len(KNOWN_ERRORS) + 2
+    assert len(rows) == len(known_errors()) + 2
     assert PAGE.endswith("\n".join(rows) + "\n"), "write the table anew: print(*table_lines(), sep='\\n')"
 
 

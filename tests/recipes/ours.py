@@ -18,7 +18,7 @@ from tests.planning.support import CONFIGS
 from tests.recipes.page import ROOT, Command
 
 if TYPE_CHECKING:
-    from tandem.workshops.nxdi.build import Build
+    from tandem_nxdi.build import Build
 
 SERVERS = ("target", "fused_target", "draft_worker")
 
@@ -89,7 +89,7 @@ def _configured(args: argparse.Namespace) -> None:
 
 def nxdi_build(args: argparse.Namespace) -> Build:
     """What --backend nxdi would compile or load: runs the checks that it makes before."""
-    from tandem.workshops.nxdi.build import BuildRequest, Kind, plan_build
+    from tandem_nxdi.build import BuildRequest, Kind, plan_build
 
     settings, k = models.nxdi_settings(args), args.most_drafts
     part = args.compile_for or args.role

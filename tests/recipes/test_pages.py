@@ -13,7 +13,7 @@ import yaml
 
 from tandem.cli import compare, main
 from tandem.speculation.types import SamplingParams
-from tandem.workshops.nxdi.build import Build
+from tandem_nxdi.build import Build
 from tests.deploy import in_image
 from tests.planning.support import CONFIGS
 from tests.recipes import ours, programs

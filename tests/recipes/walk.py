@@ -150,7 +150,7 @@ def _compare(command: Command, place: Place) -> str:
         _replace(words, "--output-dir", str(results))
     else:
         words += ["--output-dir", str(results)]
-    place.run([sys.executable, str(ROOT / "compare_architectures.py"), *words, "--format", "md"], command.variables)
+    place.run([sys.executable, str(ROOT / "compare_architectures.py"), *words], command.variables)
     (report,) = results.rglob("comparison.json")
     (asked,) = programs.values(words, "--architectures")
     measured = report.read_text(encoding="utf-8")

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tandem.checkpoints.adapter_files import AdapterChoice
-from tandem.engine.adapter_registry import AdapterInUse
 from tandem.engine.prefix_cache import PrefixCache
 from tandem.rpc.channel import DRAFT
 from tandem.rpc.verifier_client import Deadlines
@@ -249,11 +248,9 @@ async def _left_behind(sites: list[Site], seconds: float) -> list[Violation]:
             await until(lambda engine=engine: engine is None or engine.slots.free == engine.slots.count, seconds)
         except AssertionError:
             held.append(Violation("answered", f"{site.service} holds {engine.slots.count - engine.slots.free} slots"))
-        for name in engine.adapters.revisions if engine else ():
-            try:
-                await engine.adapters.remove(name)
-            except AdapterInUse as error:
-                held.append(Violation("answered", f"{site.service}: {error}"))
+        for name, entry in engine.adapters.loaded.items() if engine else ():
+            if entry.users:
+                held.append(Violation("answered", f"{site.service}: adapter {name} has {entry.users} users"))
     return held
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tandem.comparison.links import line_process
+from tandem.comparison.links.link import DelayLink
 from tandem.engine import loading
 from tandem.engine.batcher import Batcher
 from tandem.rpc import wire
@@ -251,8 +251,10 @@ async def close_ranks() -> None:
 
 
 async def end_a_process() -> None:
-    process: Any = SimpleNamespace(stdin=None, returncode=0, wait=lambda: asyncio.sleep(0))
-    await line_process.end(process, 60.0)
+    link: Any = DelayLink()
+    stdin = SimpleNamespace(close=lambda: None)
+    link._proxy = SimpleNamespace(stdin=stdin, returncode=0, wait=lambda: asyncio.sleep(0))
+    await link.stop()
 
 
 @pytest.mark.parametrize("how", HOW[:2], ids=str)

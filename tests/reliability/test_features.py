@@ -21,7 +21,6 @@ from tandem.speculation.depth import Pipeline
 from tandem.speculation.features import FeatureFormat
 from tandem.speculation.types import Rule
 from tests.daily import daily
-from tests.planting import planted
 from tests.reliability.campaign import DEADLINES, _expire
 from tests.reliability.faults import FaultInterceptor, Schedule
 from tests.reliability.history import History, count_faults
@@ -89,39 +88,3 @@ def test_rejection_repeats_under_faults() -> None:
         assert len({await once(calm) for calm in (True, False)}) == 1
 
     run(test())
-
-
-MISTAKES = {
-    "a feature stands one place too far": (
-        "tandem.engine.feature_output:HandedFeatures.verify",
-        "row.position, verdict",
-        "row.position + 1, verdict",
-    ),
-    "layers are sent in the target's order": (
-        "tandem.engine.feature_output:HandedFeatures.read",
-        "for layer in row.spec.layers",
-        "for layer in self.layers",
-    ),
-    "verdicts are filed one place too far": (
-        "tandem.rpc.remote_session:RemoteSession.take_features",
-        "len(reply.token_ids) - 1",
-        "len(reply.token_ids)",
-    ),
-    "guessed tokens are not fed again": (
-        "tandem.engine.head_sequences:HeadSequence._forget_guesses",
-        "del self.held[self._sound :]",
-        "pass",
-    ),
-}
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_planted_mistake_is_found(mistake: str) -> None:
-    async def test() -> None:
-        for pipeline in WAYS:
-            for seed in range(3):
-                await schedule(seed, pipeline)
-
-    with planted(mistake, *MISTAKES[mistake]), pytest.raises(AssertionError):
-        run(test())

@@ -53,22 +53,10 @@ def good() -> list[Event]:
         *call(7, "OpenSession", {"prefix": TRUTH[:6]}, {"committed_length": 6}),
         *verify(8, 6, [], {}, "cancelled"),
         *verify(9, 6, [1], reply([13], 6, replayed=True)),
-        *steps_together(),
         *call(10, "CloseSession", {}, {"closed": True}),
         *a_run(),
         outcome(TRUTH[3:7]),
     ]
-
-
-def steps_together() -> list[Event]:
-    """Returns the events of a round with two plain steps after its own, and of the same round sent again."""
-    more = [reply([TRUTH[at]], at) for at in (8, 9)]
-    again = [step | {"replayed": True, "server_seconds": 0.3} for step in more]
-    events = [
-        *verify(12, 7, [], reply([14], 7, next_steps=more)),
-        *verify(13, 7, [], reply([14], 7, next_steps=again, replayed=True)),
-    ]
-    return [replace(e, message=e.message | {"plain_steps": 2}) if e.kind == "request" else e for e in events]
 
 
 def a_run() -> list[Event]:
@@ -113,7 +101,6 @@ PLANTED = {
         changed(5, token_ids=[77]),
         changed(2, token_ids=[10, 12]),
         changed(22, token_ids=[77]),
-        changed(12, next_steps=[reply([77], 8)]),
     ],
     "prefix": [
         changed(7, "request", prefix=[*TRUTH[:5], 77]),
@@ -124,15 +111,12 @@ PLANTED = {
         changed(5, token_ids=[], committed_length=5),
         changed(2, committed_length=6),
         changed(4, stale=False),
-        changed(12, next_steps=[reply([15], 9)]),
-        changed(12, next_steps=[reply([15, 16], 8)]),
     ],
     "once": [changed(3, replayed=False)],
     "replay": [
         changed(3, token_ids=[10]),
         changed(5, replayed=True),
         changed(3, stale=True, **NOTHING),
-        changed(13, next_steps=[]),
     ],
     "stale": [changed(4, token_ids=[11]), changed(4, committed_length=4)],
     "drafts": [
@@ -145,7 +129,7 @@ PLANTED = {
         changed(0, "message", max_step_drafts=1),
         changed(21, drafted=1),
         changed(21, committed_length=300),
-        changed(12, "request", plain_steps=1),
+        changed(5, next_steps=[reply([77], 8)]),
     ],
     "unknown session": [lambda events: events[2:], without(7)],
     "refusal": [changed(6, "refusal", code=13), changed(6, "refusal", code=2)],

@@ -217,13 +217,8 @@ class Validator:
         accepted = said["accepted"]
         if accepted != len(said["token_ids"]) - 1 or said["token_ids"][:accepted] != asked["draft_tokens"][:accepted]:
             self._broken("drafts", f"{reply} to drafts {asked['draft_tokens']}")
-        more, length = said.get("next_steps", []), said["committed_length"]
-        if len(more) > (0 if asked["draft_tokens"] else asked.get("plain_steps", 0)):
+        if more := said.get("next_steps"):
             self._broken("limits", f"{reply}: {len(more)} steps more")
-        for step in more:
-            length += 1
-            if (step["committed_length"], len(step["token_ids"]), step["accepted"]) != (length, 1, 0):
-                self._broken("growth", f"{step} up to {length}")
         self._append(session, base, reply)
 
     def _ran(self, session: _Session, base: int, reply: Event) -> None:
@@ -248,8 +243,7 @@ class Validator:
         self._compare("committed", reply, grown)
 
     def _append(self, session: _Session, base: int, reply: Event) -> None:
-        steps = [reply.message, *reply.message.get("next_steps", [])]
-        tokens = [*session.tokens[:base], *itertools.chain.from_iterable(step["token_ids"] for step in steps)]
+        tokens = [*session.tokens[:base], *reply.message["token_ids"]]
         if tokens[: len(session.tokens)] != session.tokens[: len(tokens)]:
             self._broken("committed", f"{reply} changes tokens from {base} on")
         session.tokens = tokens
@@ -308,7 +302,4 @@ def _lacks_last_round(session: _Session, prefix: list[int]) -> bool:
 
 
 def _lasting(reply: dict[str, Any]) -> dict[str, Any]:
-    lasting = {name: value for name, value in reply.items() if name not in _VOLATILE}
-    if steps := reply.get("next_steps"):
-        lasting["next_steps"] = [_lasting(step) for step in steps]
-    return lasting
+    return {name: value for name, value in reply.items() if name not in _VOLATILE}

@@ -37,3 +37,5 @@ def test_a_port_behind_a_bare_address_is_refused_and_its_spelling_is_said(given:
     port = given.rpartition(":")[2]
     with pytest.raises(ValueError, match=rf"^target: '{given}' may be .*; with a port it is \[::1\]:{port}$"):
         parse_addresses(given, "target")
+    with pytest.raises(ValueError, match=rf"^target_host: '{given}' may be .*\[{given}\], or .* \[::1\]:{port}$"):
+        with_default_ports(given, 7)

@@ -1,4 +1,4 @@
-"""What a client does about two verifiers, scripted call by call, and mutants of it that these tests must catch."""
+"""What a client does about two verifiers, scripted call by call."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ from tandem.speculation.types import Request
 from tandem.v1 import generation_pb2
 from tandem.v1 import target_verifier_pb2 as pb
 from tandem.v1.target_verifier_pb2_grpc import TargetVerifierServicer, add_TargetVerifierServicer_to_server
-from tests.reliability.mutants import Mutant, planted
-from tests.rpc.test_endpoint_pool import test_verifiers_that_are_full_are_asked_for_so_long_and_no_longer as full_law
 from tests.support import GREEDY, RoundByRound, listening, remote_verifier, run
 
 PROMPT = [1, 2, 3]
@@ -158,48 +156,3 @@ def test_a_channel_that_could_not_connect_is_made_anew_before_it_is_asked_again(
             await client.close()
 
     run(test())
-
-
-def scripted(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    return lambda: asyncio.run(asyncio.wait_for(two(test), 20))
-
-
-MUTANTS = [
-    (
-        Mutant(
-            "admission never gives up",
-            "tandem.speculation.retry:RetryBudget.full",
-            "return None if self._clock() + wait > self._admission_ends else wait",
-            "return wait",
-            (),
-        ),
-        full_law,
-    ),
-    (
-        Mutant(
-            "an expired lease marks its verifier as failed",
-            "tandem.rpc.remote_session:RemoteSession._lost",
-            "if error.outcome is not Outcome.FORGOTTEN:",
-            "if True:",
-            (),
-        ),
-        scripted(_lease_ran_out),
-    ),
-    (
-        Mutant(
-            "a verifier that failed is not asked again what it runs",
-            "tandem.rpc.remote_session:RemoteSession._lost",
-            "endpoint.suspect = True",
-            "pass",
-            (),
-        ),
-        scripted(_comes_back_as_another),
-    ),
-]
-
-
-@pytest.mark.parametrize(("mutant", "check"), MUTANTS, ids=lambda each: getattr(each, "name", ""))
-def test_mutants_are_caught(mutant: Mutant, check: Callable[[], None]) -> None:
-    check()
-    with planted(mutant), pytest.raises((AssertionError, pytest.fail.Exception)):
-        check()

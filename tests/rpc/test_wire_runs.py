@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tandem.rpc.wire_runs import STEPS_TOGETHER, run_message_from_wire, run_message_to_wire, steps_from_wire
+from tandem.rpc.wire_verdicts import VerdictBounds, answer_from_wire
 from tandem.speculation.run_on import RunMessage
-from tandem.speculation.types import InvalidField
+from tandem.speculation.types import InvalidField, Request
 from tandem.v1 import target_verifier_pb2 as pb
 
 
@@ -27,6 +28,11 @@ def test_a_reply_holds_its_own_step_and_those_after_it_in_order() -> None:
     most = a_step(1, *(a_step(2 + i) for i in range(STEPS_TOGETHER - 1)))
     assert [step.committed_length for step in steps_from_wire(most)] == list(range(1, STEPS_TOGETHER + 1))
     assert steps_from_wire(a_step(5)) == [a_step(5)]
+
+
+def test_the_reply_to_a_round_holds_no_further_steps() -> None:
+    with pytest.raises(InvalidField, match="next_steps: 1 is outside 0 to 0"):
+        answer_from_wire(a_step(4, a_step(5)), pb.VerifyRequest(base_length=3), VerdictBounds(256, 5, Request()), 1.0)
 
 
 @pytest.mark.parametrize(

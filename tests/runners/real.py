@@ -22,7 +22,7 @@ from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.protocol import PrefillRow, Runner, VerifyRow
 from tandem.speculation.draws import draw
 from tandem.speculation.types import SamplingParams
-from tandem.workshops.training.first_layers import write_first_layers
+from tandem_train.first_layers import write_first_layers
 from tests.rows import verify_row
 
 DTYPES = ("bfloat16", "float32")

@@ -22,7 +22,7 @@ from tandem.engine.batcher import Batcher
 from tandem.engine.compatibility import able
 from tandem.engine.generator import Generator
 from tandem.engine.generators import fused_generator, plain_generator
-from tandem.engine.loading import Loaded, load, load_draft, load_pair
+from tandem.engine.loading import Loaded, load, load_pair
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.runners.eagle.files import read_head, write_head
@@ -457,16 +457,6 @@ def test_whoever_cannot_serve_a_head_says_who_can(target: Path, folder: Path) ->
         with_pair(replace(beside, execution=replace(beside.execution, tp_degree=2)), lambda *_: None)
     with pytest.raises(CheckpointError, match="runs beside its target alone"):
         BACKEND.load(BACKEND.find(str(folder)), ModelConfig().load_request(), Startup())
-
-    async def apart() -> None:
-        batcher = Batcher("test")
-        try:
-            await load_draft(models(target, "off", "float32", DraftChoice("eagle", str(folder))), batcher)
-        finally:
-            await batcher.close()
-
-    with pytest.raises(ValueError, match="needs its target in the same process: use fused_target; or"):
-        asyncio.run(apart())
 
 
 def test_a_model_of_another_kind_runs_and_hands_out_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

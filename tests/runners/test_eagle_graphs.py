@@ -25,7 +25,7 @@ from tandem.runners.eagle.runner import EagleRunner
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.protocol import PrefillRow
 from tandem.runners.startup import Startup
-from tandem.runners.torch import graph_compilers
+from tandem.runners.torch import graphs
 from tandem.runners.torch.artifacts import PackageCompiler
 from tandem.runners.torch.backend import BACKEND
 from tandem.runners.torch.graph_model import GraphModel
@@ -92,7 +92,7 @@ def pair(target: Path, folder: Path, request: pytest.FixtureRequest) -> Iterator
     batcher = Batcher("test")
     with asyncio.Runner() as loop:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(graph_compilers, "graph_compiler", compiler_for)
+            patch.setattr(graphs, "graph_compiler", compiler_for)
             loaded, draft = loop.run(load_pair(models(target, folder), batcher))
         assert draft is not None
         yield Pair(loop, loaded, draft, made)

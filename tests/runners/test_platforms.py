@@ -20,9 +20,8 @@ from tandem.runners.loading import Execution, prepared_platform
 from tandem.runners.protocol import RunnerIdentity
 from tandem.runners.torch import platforms
 from tandem.runners.torch.buckets import Buckets, buckets_for
-from tandem.runners.torch.graph_compilers import graph_compiler
 from tandem.runners.torch.graph_runner import GraphRunner
-from tandem.runners.torch.graphs import CudaGraphCompiler, TorchCompiler
+from tandem.runners.torch.graphs import TorchCompiler, graph_compiler
 from tandem.runners.torch.platforms import CPU, CUDA, DEVICES, NEURON, choose_platform, compile_order, platform_of
 from tests.runners.compiled import FAMILIES, LIMITS
 
@@ -191,7 +190,7 @@ def test_cores_of_a_device_that_is_not_named_are_refused() -> None:
 def test_each_platform_makes_graphs_its_own_way() -> None:
     compiled = graph_compiler(NEURON, IDENTITY, LIMITS, None)("target")
     assert isinstance(compiled, TorchCompiler) and compiled._backend == "neuron"
-    assert isinstance(graph_compiler(CUDA, IDENTITY, LIMITS, None)("target"), CudaGraphCompiler)
+    assert isinstance(graph_compiler(CUDA, IDENTITY, LIMITS, None)("target"), TorchCompiler)
 
 
 def test_buckets_are_few_where_graphs_are_dear_and_those_asked_for_besides() -> None:

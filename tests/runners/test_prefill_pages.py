@@ -26,7 +26,7 @@ from tandem.engine.sequences import LocalVerifier
 from tandem.runners.native.native_pages import page_format
 from tandem.runners.pages import PAGE
 from tandem.runners.protocol import Runner
-from tandem.speculation.types import Request, SamplingParams, SpeculationStats
+from tandem.speculation.types import Request, SamplingParams
 from tests.daily import daily
 from tests.rows import verify_row
 from tests.runners.compiled import eager
@@ -130,7 +130,7 @@ def test_a_prompt_that_a_worker_knows_from_decoding_has_the_same_pages() -> None
             async with prefill_site(RUNNERS["native, bfloat16"]()) as worker:
                 await share_prefixes([worker.engine], PrefixSharing(keeps, 8), lambda: None)
                 for _ in range(2):
-                    found = [run async for run in worker.pages.of(sequence(64), 0, Request(), SpeculationStats())]
+                    found = [run async for run in worker.pages.of(sequence(64), 0, Request())]
                     pages.append(tuple(page for run in found for page in run.pages))
         return pages
 

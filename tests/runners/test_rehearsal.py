@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tandem.host.device_times import DeviceTimes, ModelTimes, StepTime, StepTimes, read_times, text_of
-from tandem.host.published_times import PUBLISHED, times_named
+from tandem.host.published_times import presets, times_named
 from tandem.runners.fused_step import fused
 from tandem.runners.protocol import FusedRow, Limits, PrefillRow, ProposeRow, Runner, VerifyRow
 from tandem.runners.rehearsal import bare, rehearsed
@@ -78,7 +78,7 @@ def test_times_that_fall_at_the_end_stay_level_beyond_it() -> None:
     assert StepTimes((StepTime(5, 1), StepTime(4, 2))).seconds(50) == pytest.approx(0.004)
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", presets())
 def test_every_preset_says_where_it_is_from_and_survives_its_own_file(name: str, tmp_path: Path) -> None:
     preset = times_named(name)
     assert preset.target and preset.source and preset.assumed
@@ -114,7 +114,7 @@ def test_a_file_that_is_wrong_is_refused_in_one_line(text: str, said: str, tmp_p
 
 
 def test_a_name_that_is_neither_preset_nor_file_is_refused() -> None:
-    with pytest.raises(ValueError, match="neither a file nor one of trn2-llama-8b"):
+    with pytest.raises(ValueError, match="neither a file nor one of h100-llama-8b"):
         times_named("trn9")
 
 

@@ -113,8 +113,8 @@ def test_products_have_the_same_bits_for_any_number_of_rows_and_threads() -> Non
         torch.set_num_threads(threads)
 
 
-def test_what_does_not_fit_the_model_is_refused_and_a_dropped_adapter_is_gone(tmp_path: Path) -> None:
-    runner, adapters = adapted(tmp_path, torch.float32)
+def test_what_does_not_fit_the_model_is_refused(tmp_path: Path) -> None:
+    runner, _ = adapted(tmp_path, torch.float32)
     for path, said in (("lm_head", "lm_head"), ("model.layers.9.self_attn.q_proj", "layers.9")):
         part = LowRank(np.zeros((1, 48), np.float32), np.zeros((48, 1), np.float32), 1.0)
         with pytest.raises(ValueError, match=said):
@@ -122,11 +122,8 @@ def test_what_does_not_fit_the_model_is_refused_and_a_dropped_adapter_is_gone(tm
     with pytest.raises(ValueError, match=r"q_proj is \(48, 48\) in the model, the adapter's \(40, 48\)"):
         wrong = LowRank(np.zeros((1, 48), np.float32), np.zeros((40, 1), np.float32), 1.0)
         runner.put_adapter(3, Adapter("red", "r", {"model.layers.0.self_attn.q_proj": wrong}))
-    runner.drop_adapter(1)
     with pytest.raises(KeyError):
-        fill(runner, 0, PROMPT, 1)
-    runner.put_adapter(3, adapters[0])
-    fill(runner, 0, PROMPT, 3)
+        fill(runner, 0, PROMPT, 3)
 
 
 def test_drafts_propose_with_their_adapter_beside_rows_of_others(tmp_path: Path) -> None:

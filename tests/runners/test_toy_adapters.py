@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tandem.checkpoints.adapter_files import AdapterChoice
 from tandem.runners.protocol import PrefillRow
 from tandem.runners.toy import BACKEND, ToyConfig, ToyRunner, adapted, toy_logits
@@ -43,10 +41,3 @@ def test_keys_and_values_of_another_adapter_show() -> None:
     for adapter in (0, 2):
         runner.prefill([PrefillRow(0, 0, PROMPT[:-1], adapter)])
         assert said(runner, 0, 1) != right
-
-
-def test_an_adapter_that_was_dropped_cannot_be_named() -> None:
-    runner = runner_with_adapters()
-    runner.drop_adapter(1)
-    with pytest.raises(KeyError):
-        runner.prefill([PrefillRow(0, 0, PROMPT, 1)])

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from tandem import Client, DraftSession
 from tandem.checkpoints.adapter_files import AdapterChoice
-from tandem.engine.adapter_registry import AdapterInUse
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.generator import Generator
@@ -41,6 +42,9 @@ from tests.support import (
     let_all_expire,
     raw_stub,
     run,
+    run_client,
+    run_here,
+    server_process,
     target_site,
     toy,
     worker_site,
@@ -167,14 +171,11 @@ def test_an_adapter_is_in_use_until_the_last_session_and_request_ends() -> None:
             assert site.engine
             for session in ("a", "b", "a"):
                 await target.OpenSession(opening(session, PROMPT, adapter="red"))
-            with pytest.raises(AdapterInUse, match="by 2 requests or sessions"):
-                await site.engine.adapters.remove("red")
+            assert site.engine.adapters.loaded["red"].users == 2
             for session in ("a", "b", "a"):
                 await target.CloseSession(pb.CloseSessionRequest(session_id=session))
             assert await generated(site, asking("red", GREEDY)) == truth("red", GREEDY, COUNT, PROMPT)
-            await site.engine.adapters.remove("red")
-            with pytest.raises(TandemError, match="'red' is not one of: blue"):
-                await generated(site, asking("red", GREEDY))
+            assert site.engine.adapters.loaded["red"].users == 0
 
     run(test())
 
@@ -259,3 +260,48 @@ def test_a_session_that_is_lost_goes_on_elsewhere_with_the_same_adapter_alone(sa
 
     for source in ("red", "blue"):
         run(test(source))
+
+
+class Wrong:
+    """Drafts that are right for no adapter."""
+
+    def propose(self, tokens: Sequence[int], k: int) -> Sequence[int]:
+        return truth("", GREEDY, k, tokens)
+
+
+def said_by_the_api(address: str, adapter: str) -> list[tuple[int, ...]]:
+    """What a Client and a DraftSession get."""
+    with Client(address) as client:
+        wish = {"max_new_tokens": 14, "ignore_end_of_sequence": True}
+        said = [client.generate(list(PROMPT), GREEDY, adapter=adapter, **wish).token_ids]
+    with DraftSession(address, Wrong()) as session:
+        said.append(session.generate(list(PROMPT), GREEDY, max_new_tokens=14, adapter=adapter).token_ids)
+    return [tuple(each) for each in said]
+
+
+def test_a_server_process_has_the_adapters_of_its_command_line(tmp_path: Path) -> None:
+    flags = ("--role", "target", "--adapters", "red=of-red,blue=of-blue")
+    with server_process(tmp_path, *flags) as server:
+        assert said_by_the_api(server.wait_ready(), "blue") == [truth("of-blue", GREEDY, 14, PROMPT)] * 2
+        printed = run_client(
+            tmp_path,
+            *("--target_host", server.wait_ready(), "--prompt", bytes(PROMPT).decode()),
+            *("--adapter", "red", "--max_new_tokens", "14", "--ignore_eos"),
+        )
+        assert bytes(t for t in truth("of-red", GREEDY, 14, PROMPT) if t < 256).decode("latin-1") in printed.stdout
+
+
+def test_a_server_that_cannot_have_an_adapter_says_so_in_one_line(tmp_path: Path) -> None:
+    for flags, said in (
+        (("--adapters", "toy=x"), "the model's own name"),
+        (("--adapters", "red"), "red=DIR"),
+        (
+            (
+                *("--role", "fused_target", "--draft_model", "head", "--draft", "eagle"),
+                *("--adapters", "red=x", "--draft_adapters", "red=x"),
+            ),
+            "an EAGLE head has none of its own",
+        ),
+    ):
+        ran = run_here(tmp_path, "--role", "target", "--backend", "toy", "--port", "0", *flags)
+        assert ran.returncode == 2 and said in ran.stderr and ran.stderr.count("\n") < 6, ran.stderr

@@ -75,7 +75,7 @@ def test_a_long_prompt_is_computed_elsewhere_and_only_its_end_here(sampling: Sam
             assert await said(engine, short, sampling) == (truth(short, sampling), 0)
             assert worker.faults.asked == 1, "a short prompt is processed in place"
             await until(lambda: worker.engine.slots.free == worker.engine.slots.count)
-            assert engine.slots.free == engine.slots.count and not len(engine.remote_prefill.transfers)
+            assert engine.slots.free == engine.slots.count
 
     run(test())
 
@@ -176,7 +176,7 @@ def test_adapters_have_pages_of_their_own_and_one_that_differs_there_is_processe
     run(test())
 
 
-# --- others go on meanwhile, and requests share ---
+# --- others go on meanwhile ---
 
 
 def test_rows_of_others_step_on_while_a_prompt_is_computed_elsewhere() -> None:
@@ -211,7 +211,7 @@ def test_pages_travel_while_later_ones_are_computed() -> None:
                 async for reply in replies:
                     yield reply
                     count += 1
-                    if count == 3:  # the header and two messages of pages
+                    if count == 2:
                         await stop.wait()
 
             worker.faults.answer = after_two
@@ -220,104 +220,6 @@ def test_pages_travel_while_later_ones_are_computed() -> None:
             assert not task.done()
             stop.set()
             assert await task == (truth(PROMPT), 0)
-
-    run(test())
-
-
-@both_samplings
-def test_prompts_that_come_at_once_share_a_transfer_and_the_first_may_be_cancelled(sampling: SamplingParams) -> None:
-    async def test() -> None:
-        async with prefill_site() as worker, asking_engine(worker.address) as engine:
-            release = asyncio.Event()
-
-            async def held(replies: Any, context: Any) -> Any:
-                count = 0
-                async for reply in replies:
-                    yield reply
-                    count += 1
-                    if count == 2:
-                        await release.wait()
-
-            worker.faults.answer = held
-            first = asyncio.create_task(said(engine, PROMPT, sampling))
-            await until(lambda: counted(engine).requests == 1 and worker.faults.asked == 1)
-            assert engine.prefixes
-            engine.prefixes.tree.clear()
-            others = [asyncio.create_task(said(engine, PROMPT, sampling)) for _ in range(2)]
-            await until(lambda: counted(engine).requests == 3)
-            first.cancel()
-            await asyncio.gather(first, return_exceptions=True)
-            release.set()
-            assert [tokens for tokens, _ in await asyncio.gather(*others)] == [truth(PROMPT, sampling)] * 2
-            assert worker.faults.asked <= 2 and fallbacks(engine) == {}
-            assert counted(engine).shared >= 1
-            assert engine.slots.free == engine.slots.count
-            await until(lambda: worker.engine.slots.free == worker.engine.slots.count)
-
-    run(test())
-
-
-@both_samplings
-def test_who_holds_more_than_the_first_takes_only_the_rest_of_its_transfer(sampling: SamplingParams) -> None:
-    """The first asked for all pages; the second knows some of them from the first, and waits for the same transfer."""
-
-    async def test() -> None:
-        async with prefill_site(toy(chunk=48, kind=Counting)) as worker, asking_engine(worker.address) as engine:
-            release = asyncio.Event()
-
-            async def held(replies: Any, context: Any) -> Any:
-                yield await anext(replies)
-                await release.wait()
-                async for reply in replies:
-                    yield reply
-
-            await said(engine, PROMPT[: PAGE + 1], count=1)
-            await engine.batcher.on_device(int)  # from now on, one page is known
-            worker.faults.answer = held
-            assert engine.prefixes
-            known = engine.prefixes.tree
-            tree = type(known)(9)
-            engine.prefixes.tree = tree
-            first = asyncio.create_task(said(engine, PROMPT, sampling))
-            await until(lambda: worker.faults.asked == 1)
-            engine.prefixes.tree = known
-            second = asyncio.create_task(said(engine, PROMPT, sampling))
-            await until(lambda: counted(engine).shared == 1)
-            engine.prefixes.tree.clear()
-            release.set()
-            assert (await first)[0] == truth(PROMPT, sampling)
-            assert await second == (truth(PROMPT, sampling), PAGE)
-            assert worker.faults.asked == 1 and not fallbacks(engine)
-            assert counted(engine).pages == 2 * WHOLE // PAGE - 1
-
-    run(test())
-
-
-@both_samplings
-def test_who_holds_less_than_the_first_asks_itself(sampling: SamplingParams) -> None:
-    async def test() -> None:
-        async with prefill_site() as worker, asking_engine(worker.address) as engine:
-            release = asyncio.Event()
-
-            async def held(replies: Any, context: Any) -> Any:
-                async for reply in replies:
-                    yield reply
-                    await release.wait()
-
-            await said(engine, PROMPT[: PAGE + 1], count=1)
-            await engine.batcher.on_device(int)  # from now on, one page is known
-            worker.faults.answer = held
-            first = asyncio.create_task(said(engine, PROMPT, sampling))
-            await until(lambda: worker.faults.asked == 1)
-            assert engine.prefixes
-            engine.prefixes.tree.clear()
-            second = asyncio.create_task(said(engine, PROMPT, sampling))
-            await until(lambda: worker.faults.asked == 2)
-            release.set()
-            assert await first == (truth(PROMPT, sampling), PAGE)
-            assert await second == (truth(PROMPT, sampling), 0)
-            assert counted(engine).shared == 0 and counted(engine).pages == 2 * WHOLE // PAGE - 1
-            assert engine.remote_prefill and not len(engine.remote_prefill.transfers)
 
     run(test())
 
@@ -332,12 +234,12 @@ def test_a_prompt_whose_pages_are_known_there_comes_in_runs_of_many(sampling: Sa
     run(test())
 
 
-def test_a_transfer_that_nobody_waits_for_any_more_is_cancelled_there_too() -> None:
+def test_a_request_that_is_cancelled_ends_the_work_there_too() -> None:
     async def test() -> None:
         async with prefill_site() as worker, asking_engine(worker.address) as engine:
 
             async def held(replies: Any, context: Any) -> Any:
-                for _ in range(3):
+                for _ in range(2):
                     yield await anext(replies)
                 await asyncio.Event().wait()
 
@@ -348,7 +250,7 @@ def test_a_transfer_that_nobody_waits_for_any_more_is_cancelled_there_too() -> N
             await asyncio.gather(task, return_exceptions=True)
             await until(lambda: worker.engine.slots.free == worker.engine.slots.count)
             worker.faults.answer = None
-            assert engine.remote_prefill and not len(engine.remote_prefill.transfers)
+            assert engine.remote_prefill
             assert engine.slots.free == engine.slots.count
             assert (await said(engine, PROMPT))[0] == truth(PROMPT)
 
@@ -407,36 +309,6 @@ def test_a_prefix_stays_in_the_scope_of_its_caller_there_and_here(tmp_path: Any)
     run(test())
 
 
-def test_callers_of_other_identities_do_not_share_a_transfer(tmp_path: Any) -> None:
-    callers = ByToken(tmp_path)
-
-    async def test() -> None:
-        async with (
-            prefill_site() as worker,
-            target_site(toy(kind=Counting), security=callers.security) as site,
-            raw_stub(site.address, credentials=callers.credentials("alice")) as alice,
-            raw_stub(site.address, credentials=callers.credentials("bob")) as bob,
-        ):
-            assert site.engine
-            elsewhere, release = await asks(site.engine, worker.address), asyncio.Event()
-
-            async def held(replies: Any, context: Any) -> Any:
-                async for reply in replies:
-                    yield reply
-                    await release.wait()
-
-            worker.faults.answer = held
-            stubs = enumerate((alice, bob, alice))
-            opened = [asyncio.ensure_future(stub.OpenSession(opening(str(n), PROMPT))) for n, stub in stubs]
-            await until(lambda: elsewhere.requests == 3 and worker.faults.asked == 2)
-            release.set()
-            await asyncio.gather(*opened)
-            assert elsewhere.shared == 1 and worker.faults.asked == len(set(worker.faults.scopes)) == 2
-            await elsewhere.close()
-
-    run(test())
-
-
 def test_a_worker_wants_the_tokens_that_it_accepts_and_a_target_sends_its_own(tmp_path: Any) -> None:
     callers = ByToken(tmp_path)
 
@@ -485,18 +357,16 @@ def test_a_bad_field_is_named_before_anything_is_computed(fields: Any, code: str
     run(test())
 
 
-def test_the_worker_says_what_its_pages_are_and_sends_them_in_order_with_an_end() -> None:
-    async def test() -> list[str]:
+def test_the_worker_says_what_its_pages_are_and_sends_them_in_order() -> None:
+    async def test() -> list[int]:
         async with prefill_site() as worker, open_channel(worker.address) as channel:
             stub = PrefillWorkerStub(channel)
             info = await stub.GetModelInfo(pb.PrefillWorkerGetModelInfoRequest())
             assert info.layout == layout_to_wire(worker.pages.layout) and info.model.model_name == "toy"
             replies = [reply async for reply in stub.Prefill(asked(worker.pages.layout, first_page=2))]
-            firsts = [reply.pages.first_page for reply in replies[1:-1]]
-            assert firsts == [2, 3, 4] and replies[0].header.pages == replies[-1].end.pages == 3
-            return [reply.WhichOneof("event") for reply in replies]
+            return [reply.pages.first_page for reply in replies]
 
-    assert run(test()) == ["header", *["pages"] * 3, "end"]
+    assert run(test()) == [2, 3, 4]
 
 
 def test_a_worker_that_drains_refuses_new_prompts_and_finishes_those_it_has() -> None:

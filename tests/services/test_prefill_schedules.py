@@ -1,7 +1,6 @@
 """Schedules of faults, cancellations and prompts at once, by seed: every answer is the target's own, and nothing stays.
 
-Prompts begin with each other's, so that transfers are joined with more or less known; the target keeps six pages, so
-that what arrived is replaced all the time.
+Prompts begin with each other's, and the target keeps six pages, so that what arrived is replaced all the time.
 """
 
 from __future__ import annotations
@@ -110,14 +109,13 @@ async def schedule(seed: int) -> int:
         compared = sum(await asyncio.wait_for(asyncio.gather(*clients), HANG))
         resting.cancel()
         await until(lambda: engine.slots.free == engine.slots.count)
-        assert engine.remote_prefill and not len(engine.remote_prefill.transfers)
         for worker in (one, other):
             await until(lambda worker=worker: worker.engine.slots.free == worker.engine.slots.count)  # type: ignore[misc]
             await until(lambda worker=worker: worker.lifecycle.running == 0)  # type: ignore[misc]
         await engine.batcher.on_device(int)
         tree = engine.prefixes.tree
         assert len(tree) <= PAGES
-        assert engine.remote_prefill.pages and engine.batcher._away == 0
+        assert engine.remote_prefill and engine.remote_prefill.pages and engine.batcher._away == 0
         return compared
 
 
@@ -126,12 +124,6 @@ async def awake(engine: Engine) -> None:
     while True:
         wake(engine)
         await asyncio.sleep(0.005)
-
-
-def schedules() -> None:
-    """Those that the test runs."""
-    for seed in range(6):
-        run(schedule(seed))
 
 
 @pytest.mark.parametrize("seed", daily(range(6), 0, 1))

@@ -14,6 +14,7 @@ from tandem.engine.run_ahead import MOST_AHEAD
 from tandem.rpc.errors import TandemError
 from tandem.runners.toy import ToyConfig
 from tandem.services.lifecycle import NotAccepting
+from tandem.services.verify_runs import MAX_STOP_TOKENS
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.run_on import MAX_UNREAD
 from tandem.speculation.types import Rule
@@ -209,6 +210,20 @@ def test_a_stop_token_ends_the_run_at_once() -> None:
             closed = await target.CloseSession(pb.CloseSessionRequest(session_id="s"))
             assert (closed.committed_length, closed.steps) == (len(PROMPT) + end, end)
             assert (await status(call))[0] == "NOT_FOUND"
+
+    run(test())
+
+
+def test_too_many_stop_tokens_or_one_outside_the_vocabulary_begin_no_run() -> None:
+    async def test() -> None:
+        async with target_site() as site, raw_stub(site.address) as target:
+            await target.OpenSession(opening())
+            too_many, outside = [1] * (MAX_STOP_TOKENS + 1), [10**6]
+            for stops, why in ((too_many, "257 are above 256"), (outside, "token id 1000000 is outside the vocab")):
+                call = target.VerifyStream()
+                await call.write(running(PROMPT, stop_token_ids=stops))
+                code, details = await status(call)
+                assert code == "INVALID_ARGUMENT" and f"stop_token_ids: {why}" in details
 
     run(test())
 

@@ -120,7 +120,7 @@ def test_http_and_structures_are_served(models: Path, servers: Servers) -> None:
         *("--role", "fused_target", "--model", str(models / "target"), "--draft", "ngram", *SIZES, "--http_port", "0")
     )
     ready = json.loads(server.ready_file.read_text())
-    body = {"model": "target", "prompt": PROMPT, "max_tokens": 12, "guided_regex": "[ab]{4}"}
+    body = {"model": "target", "prompt": PROMPT, "max_tokens": 12, "structured_outputs": {"regex": "[ab]{4}"}}
     asked = urllib.request.Request(
         f"http://127.0.0.1:{ready['http_port']}/v1/completions",
         json.dumps(body).encode(),

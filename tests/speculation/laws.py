@@ -26,7 +26,6 @@ from tandem.speculation.drafters import NgramDrafter
 from tandem.speculation.length import FixedLength
 from tandem.speculation.stopping import Stopping, StopRules
 from tandem.speculation.types import Draft, SamplingParams, SpeculationStats, Verdict
-from tests.planting import PlaceGone
 
 repeatable = settings(derandomize=True, database=None, deadline=None)
 
@@ -35,6 +34,10 @@ Tokens = tuple[int, ...]
 
 
 # --- implementations and their mutated copies ---
+
+
+class PlaceGone(Exception):
+    """The text to change does not stand there once. No AssertionError, which a check may raise."""
 
 
 @dataclass(frozen=True)

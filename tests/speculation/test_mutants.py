@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.planting import PlaceGone
 from tests.speculation import laws
-from tests.speculation.laws import OURS, Implementation, mutated
+from tests.speculation.laws import OURS, Implementation, PlaceGone, mutated
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from tandem.checkpoints.convert import ConvertConfig, run_convert
 from tandem.checkpoints.locate import find, weights_revision
-from tandem.workshops.training.heads.features import FeaturesConfig, make_features
-from tandem.workshops.training.heads.settings import HeadTrainConfig
-from tandem.workshops.training.heads.train import train
-from tandem.workshops.training.shards import ShardFolder, TrainingSequence, join
+from tandem_train.heads.features import FeaturesConfig, make_features
+from tandem_train.heads.settings import HeadTrainConfig
+from tandem_train.heads.train import train
+from tandem_train.shards import ShardFolder, TrainingSequence, join
 from tests.runners.tiny import byte_tokenizer
 
 KINDS = ("code", "prose")

@@ -1,10 +1,9 @@
-"""features, train and evaluate of EAGLE-3 heads, on a tiny Llama over bytes whose text a head can learn in seconds."""
+"""features and train of EAGLE-3 heads, on a tiny Llama over bytes whose text a head can learn in seconds."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -24,23 +23,23 @@ from transformers import (
 from tandem.checkpoints.head_config import read_head_config
 from tandem.checkpoints.locate import find, weights_revision
 from tandem.comparison.measuring.workloads import Prompt
+from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.runners.eagle.files import read_head
 from tandem.runners.eagle.hidden_states import TargetFeatures
 from tandem.runners.eagle.module import EagleHead
 from tandem.runners.eagle.runner import EagleRunner
-from tandem.runners.loading import Execution
+from tandem.runners.loading import Execution, Shape
 from tandem.runners.protocol import Limits, PrefillRow, RunnerIdentity
 from tandem.runners.torch.platforms import platform_of
 from tandem.speculation.types import SamplingParams
-from tandem.workshops.training.heads import evaluate as evaluation
-from tandem.workshops.training.heads.data import read_head_data
-from tandem.workshops.training.heads.evaluate import HeadEvaluation, evaluate
-from tandem.workshops.training.heads.features import FeatureFolder, FeaturesConfig, FeatureTarget, make_features
-from tandem.workshops.training.heads.loop import HeadTraining
-from tandem.workshops.training.heads.loss import head_states, make_head_batch, step_losses
-from tandem.workshops.training.heads.train import main as train_main
-from tandem.workshops.training.heads.train import train
-from tandem.workshops.training.shards import ShardFolder, join, split
+from tandem_train.accept import AcceptConfig, measure
+from tandem_train.heads.data import read_head_data
+from tandem_train.heads.features import FeatureFolder, FeaturesConfig, FeatureTarget, make_features
+from tandem_train.heads.loop import HeadTraining
+from tandem_train.heads.loss import head_states, make_head_batch, step_losses
+from tandem_train.heads.train import main as train_main
+from tandem_train.heads.train import train
+from tandem_train.shards import ShardFolder, join, split
 from tests.rows import propose_row
 from tests.runners.tiny import byte_tokenizer
 from tests.training.head_pair import continuations, make_data, make_target, quiet, training
@@ -184,7 +183,7 @@ def test_what_does_not_fit_is_refused_by_name(
         make_features(FeaturesConfig(data, str(target), (1, 2, 2), dtype="float32"), quiet)
     shutil.copytree(data, tmp_path / "data")
     (tmp_path / "data" / "features" / "features-00001.npy").unlink()
-    with pytest.raises(ValueError, match=r"1 shards have no features; run tandem\.workshops\.training\.heads"):
+    with pytest.raises(ValueError, match=r"1 shards have no features; run tandem_train\.heads"):
         train(training(target, tmp_path / "data", tmp_path / "head"), quiet)
     with pytest.raises(ValueError, match="layout: 'zip' is not one of specforge, speculators"):
         training(target, data, tmp_path, layout="zip")
@@ -251,26 +250,12 @@ def test_the_same_commands_make_a_head_for_a_qwen(tmp_path: Path, config: Any, m
     arguments = ["--data", str(data), "--output", str(head), "--target_model", str(folder), "--epochs", "0.3"]
     assert train_main([*arguments, "--layout", "speculators", "--dtype", "float16"]) == 0
     assert read_head_config(head).layers == (2, 3, 3)
-    prompts, execution = (Prompt("a", "code", "def", False),), Execution("cpu", "float32", compile="native")
-    (found,) = asyncio.run(
-        evaluate(HeadEvaluation(head, str(folder), (0.0,), prompts, 2, 6, execution), quiet),
+    models = ModelConfig(
+        Execution("cpu", "float32", compile="native"),
+        Shape(slots=1, max_draft=3),
+        str(folder),
+        DraftChoice("eagle", str(head)),
     )
-    assert found["kinds"]["all"]["drafted"][0] > 0 and found["backend"] == "native"
-
-
-def test_evaluate_measures_every_kind_and_writes_the_card(
-    target: Path, trained: tuple[Path, Any], tmp_path: Path
-) -> None:
-    head = shutil.copytree(trained[0], tmp_path / "head")
-    prompts = (Prompt("a", "code", "def", False), Prompt("b", "prose", "The", False), Prompt("c", "prose", "An", False))
-    execution = Execution("cpu", "float32", compile="off")
-    config = HeadEvaluation(head, str(target), (0.0, 0.9), prompts, k=3, max_new_tokens=30, execution=execution)
-    greedy, sampled = asyncio.run(evaluate(config, quiet))
-    assert list(greedy["kinds"]) == ["all", "code, raw", "prose, raw"] and sampled["temperature"] == 0.9
-    total = greedy["kinds"]["all"]
-    assert total["prompts"] == 3 and total["tokens"] >= total["rounds"] > 0
-    assert total["tokens_per_round"] > 1.3, "no better than chance"
-    assert json.loads((head / "acceptance.json").read_text()) == [greedy, sampled]
-    card = (head / "README.md").read_text()
-    assert "EAGLE-3 head" in card and "| prose, raw |" in card and "This head saw 1,488 tokens" in card
-    assert evaluation.main(["--draft_model", str(tmp_path), "--target_model", str(target)]) == 2
+    config = AcceptConfig(models, (Prompt("a", "code", "def", False),), max_new_tokens=6, longest=2, repeats=1)
+    found = {each.name: each for each in asyncio.run(measure(config, quiet)).drafters}
+    assert found["model"].rounds[2].drafted > 0

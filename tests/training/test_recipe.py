@@ -1,10 +1,8 @@
-"""generate, train and evaluate on a tiny Qwen2 with a byte tokenizer: the whole recipe in seconds."""
+"""generate and train on a tiny Qwen2 with a byte tokenizer: the whole recipe in seconds."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -22,16 +20,14 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from tandem.comparison.measuring.workloads import Prompt, built_in_prompts
-from tandem.workshops.training import evaluate as evaluation
-from tandem.workshops.training.evaluate import EvaluateConfig, evaluate
-from tandem.workshops.training.generate import GenerateConfig, Progress, generate
-from tandem.workshops.training.loop import Training
-from tandem.workshops.training.prompts import MAKERS, OwnTexts, training_prompt
-from tandem.workshops.training.settings import TrainConfig
-from tandem.workshops.training.shards import ShardFolder, split
-from tandem.workshops.training.student import StudentConfig
-from tandem.workshops.training.train import train
+from tandem.comparison.measuring.workloads import built_in_prompts
+from tandem_train.generate import GenerateConfig, Progress, generate
+from tandem_train.loop import Training
+from tandem_train.prompts import MAKERS, OwnTexts, training_prompt
+from tandem_train.settings import TrainConfig
+from tandem_train.shards import ShardFolder, split
+from tandem_train.student import StudentConfig
+from tandem_train.train import train
 
 TEMPLATE = "{% for m in messages %}<u>{{ m['content'] }}</u>{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
 STUDENT = StudentConfig(hidden=24, layers=1, heads=2, feed_forward=32)
@@ -216,30 +212,7 @@ def test_training_cut_short_ends_with_the_same_weights(
     assert weights[0] == weights[1]
 
 
-@pytest.mark.thorough
-def test_evaluation_writes_figures_and_a_card(
-    target: Path, data: Path, trained: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
-    draft = shutil.copytree(trained[0], tmp_path / "draft")
-    train(training(target, data, tmp_path / "less", max_tokens=300, epochs=1), quiet)
-    prompts = (Prompt("a", "letters", "abcabcabc", False), Prompt("b", "other", "what is this", True))
-    config = EvaluateConfig(draft, str(target), (0.0, 0.8), (tmp_path / "less",), prompts, 20, 3, 1, "float32", "cpu")
-    found = asyncio.run(evaluate(config, quiet))
-    greedy = {d.name: d for d in found[0].drafters}
-    assert set(greedy) == {"ngram", "model", "hybrid"}
-    assert greedy["model"].agreement["all"].agreed > 0
-    card = (draft / "README.md").read_text()
-    share = greedy["model"].agreement["letters"]
-    assert f"{share.agreed / share.tokens:.3f}" in card and "apache-2.0" in card
-    assert "Agreement by amount of data" in card
-    figures = json.loads((draft / "acceptance.json").read_text())
-    assert [one["sampling"]["temperature"] for one in figures] == [0.0, 0.8]
-    assert figures[0]["costs"]["ratio"] > 0
-
-
-def test_the_commands_name_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert evaluation.main(["--draft_model", str(tmp_path), "--temperatures", "warm"]) == 2
-    assert "temperatures: 'warm' is not a list" in capsys.readouterr().err
+def test_settings_out_of_range_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="max-new-tokens: 0 is below 1"):
         GenerateConfig(tmp_path, max_new_tokens=0)
     with pytest.raises(ValueError, match="hard: 2"):

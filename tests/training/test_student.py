@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from tandem.workshops.training.distill import Softmax, copies, loss_of, make_batch
-from tandem.workshops.training.shards import TrainingSequence
-from tandem.workshops.training.student import StudentConfig, build
-from tandem.workshops.training.train import most_frequent
+from tandem_train.distill import Softmax, copies, loss_of, make_batch
+from tandem_train.shards import TrainingSequence
+from tandem_train.student import StudentConfig, build
+from tandem_train.train import most_frequent
 
 VOCABULARY = 600
 

@@ -1,7 +1,7 @@
 """Places the servers of a comparison on the cores of one host, so that every architecture has the same ones.
 
 Plain and fused decoding use all of them. A distributed pair divides them: the draft gets its own cores, the target the
-widest degree that the rest allows. On Neuron devices the degrees are the plan's (placement.py).
+widest degree that the rest allows. On Neuron devices a degree is one that fits by the plan (plan.py).
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from tandem.host.cores import format_cores
 from tandem.host.devices import Devices
 from tandem.host.instances import FAMILIES, Instance
-from tandem.workshops.planning.placement import Pair, Placement, process_of
-from tandem.workshops.planning.plan import PlanConfig, make_plan
+from tandem.workshops.planning.plan import Pair, PlanConfig, pair_of, processes_of
 
 Cores = tuple[int, ...]
 BACKENDS = ("torch", "nxdi", "toy")
@@ -85,45 +84,51 @@ def place_on_gpus(cores: Cores, draft: Cores | None, degree: int) -> HostPlaceme
 def place_on_neuron(
     config: PlanConfig, devices: Devices, cores: Cores | None, draft: Cores | None, apart: bool = True
 ) -> HostPlacement:
-    """Places servers on this host's Neuron cores, as `--role plan` would. Raises ValueError if they do not fit.
+    """Places servers on this host's Neuron cores. Raises ValueError if they do not fit.
 
     `config`: its instance is replaced by the devices that were found. `cores`: None takes as few as suffice. `apart`:
     a draft is to have cores of its own.
     """
     if devices.family is None or not devices.count:
         raise ValueError("device: no Neuron device is found here; compare servers that run elsewhere with --connect")
-    chip = FAMILIES[devices.family]
-    plan = make_plan(
-        replace(config, lnc=devices.lnc, cores=len(cores) if cores else None),
-        Instance(devices.instance or f"{devices.family}:{devices.count}", chip, devices.count),
-    )
-    every = cores or tuple(range(plan.placements[0].cores))
-    (degree,) = _fitting(plan.placements[0])
-    whole = CoreGroup(format_cores(every[:degree]), degree)
-    if plan.pair.draft is None or not apart:
-        return HostPlacement(whole, whole, None)
-    target, drafter = _fitting(plan.placements[1]) if draft is None else _beside(plan.pair, every, draft)
-    own, rest = _divided(every, draft, drafter)
-    return _placement(whole, (rest[:target], target), (own[:drafter], drafter))
+    name = devices.instance or f"{devices.family}:{devices.count}"
+    pair = pair_of(replace(config, lnc=devices.lnc), Instance(name, FAMILIES[devices.family], devices.count))
+    if cores is not None and len(cores) > pair.cores:
+        raise ValueError(f"cores: {len(cores)} are more than the {pair.cores} that a {name} has at LNC {pair.lnc}")
+    apart = apart and pair.draft is not None
+    sizes = [len(cores)] if cores else [size for size in pair.instance.chip.degrees if size <= pair.cores]
+    for size in sizes:
+        whole = _widest(pair, "target" if pair.draft is None else "fused", size, config.degree)
+        beside = _beside(pair, size, draft, config.degree) if apart else None
+        if whole and (beside or not apart):
+            break
+    else:
+        missing = "distributed" if whole else "fused" if pair.draft else "autoregressive"
+        raise ValueError(f"cores: {missing} does not fit on {sizes[-1]} cores; --role plan says what does")
+    every = cores or tuple(range(size))
+    group = CoreGroup(format_cores(every[:whole]), whole)
+    if beside is None:
+        return HostPlacement(group, group, None)
+    own, rest = _divided(every, draft, beside[1])
+    return _placement(group, (rest[: beside[0]], beside[0]), (own[: beside[1]], beside[1]))
 
 
-def _fitting(placement: Placement) -> tuple[int, ...]:
-    """Degrees of a placement's processes. Raises ValueError if it does not fit."""
-    if not placement.fits:
-        raise ValueError(f"cores: {placement.architecture} does not fit: {placement.why}; --role plan says what does")
-    return tuple(process.cores for process in placement.processes)
+def _widest(pair: Pair, kind: str, cores: int, degree: int | None = None) -> int:
+    """The widest degree at which a process fits, at most or, if fused, just `degree`; 0 if none does."""
+    fitting = [each.degree for each in processes_of(pair, kind, cores) if each.fits]
+    if degree is not None:
+        fitting = [each for each in fitting if each == degree or (kind == "target" and each < degree)]
+    return max(fitting, default=0)
 
 
-def _beside(pair: Pair, cores: Cores, draft: Cores) -> tuple[int, int]:
-    """The widest degrees of target and draft that fit, where the draft's cores are given."""
-    assert pair.draft is not None
-    found = []
-    for role, shape, count in (("target", pair.target, len(cores) - len(draft)), ("draft", pair.draft, len(draft))):
-        fitting = [d.degree for d in pair.allowed(shape, count) if process_of(pair, role, d.degree).core.fits]
-        if not fitting:
-            raise ValueError(f"draft-cores: the {role} fits at no degree on {count} cores; --role plan says what does")
-        found.append(fitting[-1])
-    return found[0], found[1]
+def _beside(pair: Pair, cores: int, draft: Cores | None, degree: int | None) -> tuple[int, int] | None:
+    """The widest target with the narrowest draft beside it, or, on the `draft` cores, the widest; None: none fit."""
+    if draft is not None:
+        both = _widest(pair, "target", cores - len(draft), degree), _widest(pair, "draft", len(draft))
+        return both if all(both) else None
+    target = _widest(pair, "target", cores - 1, degree)
+    fitting = [each.degree for each in processes_of(pair, "draft", cores - target) if each.fits]
+    return (target, min(fitting)) if target and fitting else None
 
 
 def _divided(cores: Cores, draft: Cores | None, narrowest: int) -> tuple[Cores, Cores]:

@@ -1,63 +1,59 @@
-"""Estimates what one core must hold for a load (weights, KV, buffers, graphs) and the largest load that fits.
+"""Counts the bytes that one core holds for a model: its shares of weights and KV, and estimated buffers.
 
-Weights and KV are counted. Buffers, graphs and the runtime's share are estimated with the formulas and constants below,
-not measured on a device; every plan shows `ASSUMPTIONS`.
+NxD Inference pads query heads and repeats KV heads until every core has some (its gqa.py and the GQA section of the
+features guide). On TorchNeuron, transformers' own plan under DTensor applies: it divides linear layers and the output
+matrix but not the embedding, and pads or repeats nothing.
 """
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
 
-from tandem.workshops.planning.head_shape import HeadShape
-from tandem.workshops.planning.shapes import DecoderShape
-from tandem.workshops.planning.sharding import Route, Weights, core_heads, kv_bytes_per_token, weight_bytes
+from tandem.host.instances import Chip
+from tandem.workshops.planning.shapes import DecoderShape, EightBit, Linear
 
 GUARD = 128
-"""Positions that NxD Inference adds to every line for the writes of idle rows (apply_seq_ids_mask)."""
-GRAPH_BYTES = 64 * 2**20
+"""Positions that NxD Inference adds to every row for the writes of idle rows (apply_seq_ids_mask)."""
+GRAPHS_BYTES = 2**30
 USABLE = 23.5 / 25.77
 LOGIT_BYTES = 4
+SCALE_BYTES = 4
 TAIL = 8
 """Committed tokens that a draft catches up on in a step (tandem/runners/protocol.py)."""
-BATCHES = (1, 2, 4, 8, 16, 32, 64)
-MOST_ROWS = 4096
 
 ASSUMPTIONS = (
     "This is a plan from config.json files, not a measurement. Weights and KV are counted; the rest is estimated.",
-    "Buffers: activations of one layer at the widest step (four hidden vectors, two of the MLP's, queries, keys, values"
-    " a token), attention scores in float32 where no flash kernel is assumed (all steps but NxD Inference's prefill),"
-    " and float32 logits of the widest step, gathered.",
-    f"Graphs: {GRAPH_BYTES // 2**20} MiB a graph on every core. Assumed.",
+    "Buffers: activations of one layer at the widest step, attention scores in float32 (but in NxD Inference's"
+    f" prefill), float32 logits, and {GRAPHS_BYTES / 2**30:g} GiB for compiled graphs.",
     f"Usable memory: {USABLE:.0%} of a core's share, from one field report (Trn2: out of memory at 23.5 of 25.77 GB).",
 )
 
 
+class Route(Enum):
+    """The software that runs the model on the device."""
+
+    TORCHNEURON = "TorchNeuron"
+    NXDI = "NxD Inference"
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """How weights are stored: bytes each, and which matrices use one byte and a scale per output instead."""
+
+    bytes_each: int
+    eight_bit: EightBit | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A server's load: rows, tokens per row, draft tokens per round, and the compiled shapes.
-
-    context_buckets, decode_buckets: NxD Inference's. row_buckets, draft_buckets, and `chunk` tokens of a prefill step:
-    Tandem's own steps'.
-    """
+    """A server's load: rows, tokens per row, draft tokens per round, prompt tokens per step."""
 
     batch: int
     length: int
     drafts: int
-    context_buckets: tuple[int, ...] = ()
-    decode_buckets: tuple[int, ...] = ()
-    row_buckets: tuple[int, ...] = ()
-    draft_buckets: tuple[int, ...] = ()
     chunk: int = 64
-
-    def resized(self, batch: int, length: int) -> Load:
-        """The load with another batch and length, and a largest context bucket to match."""
-        if not self.context_buckets:
-            return replace(self, batch=batch, length=length)
-        prompt = self.context_buckets[-1]
-        prompt = length if prompt == self.length else min(prompt, length)
-        return replace(self, batch=batch, length=length, context_buckets=(*self.context_buckets[:-1], prompt))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +67,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """Bytes used on one core, and its capacity. `features`: the target's hidden states, kept for an EAGLE head."""
+    """Bytes on one core. `kv` includes the target's hidden states that are kept for an EAGLE-3 head."""
 
     weights: int
     kv: int
     buffers: int
-    graphs: int
     capacity: int
-    features: int = 0
 
     @property
     def usable(self) -> int:
@@ -86,31 +80,21 @@ class Core:
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv + self.features + self.buffers + self.graphs
+        return self.weights + self.kv + self.buffers
 
     @property
     def fits(self) -> bool:
         return self.total <= self.usable
 
 
-def core_of(parts: Sequence[Part], load: Load, route: Route, graphs: int, capacity: int) -> Core:
-    """A core that holds its shares of these models."""
+def core_of(parts: Sequence[Part], load: Load, route: Route, capacity: int) -> Core:
+    """A core that holds its shares of these models, which take turns at the buffers."""
     return Core(
-        weights=sum(weight_bytes(p.shape, p.degree, route, p.weights) for p in parts),
-        kv=sum(kv_bytes(p, load, route) for p in parts),
-        buffers=max(buffer_bytes(p, load, route) for p in parts),  # the models of a process take turns
-        graphs=graphs * GRAPH_BYTES,
+        weights=sum(weight_bytes(part.shape, part.degree, route, part.weights) for part in parts),
+        kv=sum(kv_bytes(part, load, route) for part in parts),
+        buffers=max(buffer_bytes(part, load, route) for part in parts) + GRAPHS_BYTES,
         capacity=capacity,
-        features=sum(feature_bytes(p, load) for p in parts),
     )
-
-
-def feature_bytes(part: Part, load: Load) -> int:
-    """Bytes of hidden states that a target's steps keep for this part, which lie as its own cache does."""
-    if not isinstance(part.shape, HeadShape):
-        return 0
-    positions = (load.batch + 1) * (load.length + max(load.chunk, load.drafts + 1, TAIL))
-    return positions * part.shape.features * part.weights.bytes_each
 
 
 def kv_bytes(part: Part, load: Load, route: Route) -> int:
@@ -119,23 +103,82 @@ def kv_bytes(part: Part, load: Load, route: Route) -> int:
         positions = load.batch * (load.length + GUARD)
     else:
         positions = (load.batch + 1) * (load.length + max(load.chunk, load.drafts + 1))
-    if isinstance(part.shape, HeadShape):  # its drafts follow a whole tail
-        positions = (load.batch + 1) * (load.length + max(load.chunk, TAIL) + load.drafts + 1)
-    return positions * kv_bytes_per_token(part.shape, part.degree, route, part.weights.bytes_each)
+    each = kv_bytes_per_token(part.shape, part.degree, route, part.weights.bytes_each)
+    if not part.shape.features:
+        return positions * each
+    own = (load.batch + 1) * (load.length + max(load.chunk, TAIL) + load.drafts + 1)  # drafts follow a whole tail
+    features = (load.batch + 1) * (load.length + max(load.chunk, load.drafts + 1, TAIL)) * part.shape.features
+    return own * each + features * part.weights.bytes_each
 
 
 def buffer_bytes(part: Part, load: Load, route: Route) -> int:
-    """Bytes of buffers: the larger of a prefill step's and a verification's, see ASSUMPTIONS."""
+    """Bytes of buffers: the larger of a prefill step's and a verification's."""
     shape, each = part.shape, part.weights.bytes_each
     q, kv = core_heads(shape, part.degree, route)
     per_token = (4 * shape.hidden + 2 * -(-shape.intermediate // part.degree) + (q + 2 * kv) * shape.head_dim) * each
-    width = load.drafts + 1
-    scores = LOGIT_BYTES * q * load.length
-    prefill = load.context_buckets[-1] * per_token if route is Route.NXDI else load.chunk * (per_token + scores)
-    logits = LOGIT_BYTES * shape.vocabulary
-    return max(prefill + logits, load.batch * width * (per_token + scores + logits))
+    scores, logits = LOGIT_BYTES * q * load.length, LOGIT_BYTES * shape.vocabulary
+    prefill = load.length * per_token if route is Route.NXDI else load.chunk * (per_token + scores)
+    return max(prefill + logits, load.batch * (load.drafts + 1) * (per_token + scores + logits))
 
 
-def largest(most: int, fits: Callable[[int], bool]) -> int:
-    """The largest number up to `most` that fits, where all below it do; 0 if none does."""
-    return bisect.bisect_left(range(1, most + 1), True, key=lambda number: not fits(number))
+def core_heads(shape: DecoderShape, degree: int, route: Route) -> tuple[int, int]:
+    """Query and KV heads of one core."""
+    q = -(-shape.heads // degree)
+    if route is Route.TORCHNEURON or shape.kv_heads % degree == 0:
+        return q, max(1, shape.kv_heads // degree)
+    if shape.heads == shape.kv_heads or degree % shape.kv_heads:
+        return q, q  # CONVERT_TO_MHA
+    return q, 1  # REPLICATE_TO_TP_DEGREE
+
+
+def kv_bytes_per_token(shape: DecoderShape, degree: int, route: Route, bytes_each: int) -> int:
+    """Bytes of one position's keys and values on one core."""
+    return 2 * shape.layers * core_heads(shape, degree, route)[1] * shape.head_dim * bytes_each
+
+
+def weight_bytes(shape: DecoderShape, degree: int, route: Route, weights: Weights) -> int:
+    """Bytes of weights on one core. An EAGLE-3 head is whole on each."""
+    if shape.features:
+        return shape.parameters * weights.bytes_each
+    q, kv = core_heads(shape, degree, route)
+    units = {"q": q * shape.head_dim, "kv": kv * shape.head_dim, "columns": -(-shape.intermediate // degree)}
+    total = (shape.fc_parameters + shape.norm_parameters + _tables(shape, degree, route)) * weights.bytes_each
+    for linear in shape.linears():
+        for layer in range(shape.layers):
+            eight = weights.eight_bit is not None and weights.eight_bit.covers(f"model.layers.{layer}.{linear.name}")
+            total += _linear_bytes(shape, linear, units[linear.split], weights.bytes_each, eight)
+    return total
+
+
+def _linear_bytes(shape: DecoderShape, linear: Linear, unit: int, bytes_each: int, eight: bool) -> int:
+    """Bytes of one layer's matrix on one core: one side is the hidden size, the other the core's share."""
+    outputs = unit if linear.inputs == shape.hidden and linear.name != "self_attn.o_proj" else shape.hidden
+    bias = outputs * bytes_each if linear.bias else 0
+    matrix = unit * shape.hidden
+    return bias + (matrix + outputs * SCALE_BYTES if eight else matrix * bytes_each)
+
+
+def _tables(shape: DecoderShape, degree: int, route: Route) -> int:
+    """Parameters of embedding and output matrix on one core. NxD Inference divides both, and unties tied ones."""
+    table = shape.vocabulary * shape.hidden
+    part = -(-shape.vocabulary // degree) * shape.hidden
+    if route is Route.NXDI:
+        return 2 * part
+    return table if shape.tied else table + part
+
+
+def degrees(shape: DecoderShape, chip: Chip, cores: int, route: Route) -> dict[int, str]:
+    """The tensor-parallel degrees of the runtime on that many cores, and why the model refuses one ("" if not)."""
+    return {degree: refusal(shape, degree, route) for degree in chip.degrees if degree <= cores}
+
+
+def refusal(shape: DecoderShape, degree: int, route: Route) -> str:
+    against = []
+    if shape.heads % degree and not shape.features:
+        against.append(f"{shape.heads} heads are not divisible by {degree}")
+    if route is Route.TORCHNEURON:
+        if shape.kv_heads % degree:
+            against.append(f"{shape.kv_heads} KV heads are not divisible by {degree}")
+        if shape.intermediate % degree:
+            against.append(f"intermediate_size {shape.intermediate} is not divisible by {degree}")
+    return "; ".join(against)

@@ -1,40 +1,39 @@
-"""Plans for `--role plan` what fits on an instance, from two config.json files."""
+"""Plans for `--role plan` at which degrees a target, a draft and both fused fit on an instance, from config.json."""
 
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from tandem.host.instances import Instance, instance_named
-from tandem.workshops.planning.graphs import bucket_list
-from tandem.workshops.planning.head_shape import HeadShape, read_head_shape
-from tandem.workshops.planning.memory import Load
-from tandem.workshops.planning.placement import (
-    Pair,
-    Placement,
-    Process,
-    advice,
-    compared,
-    compile_budget,
-    pair_remark,
-    process_of,
+from tandem.workshops.planning.memory import (
+    ASSUMPTIONS,
+    Core,
+    Load,
+    Part,
+    Route,
+    Weights,
+    core_of,
+    degrees,
+    weight_bytes,
 )
-from tandem.workshops.planning.shapes import Converted, DecoderShape, read_shape
-from tandem.workshops.planning.sharding import Degree, Route, Weights, degrees
-from tandem.workshops.planning.storage import Storage, storage_lines, storage_of
+from tandem.workshops.planning.shapes import DecoderShape, EightBit, read_draft_shape, read_shape
 
 BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "float32": 4}
-CHUNK = 64  # tokens of a prompt per step
 QUANTIZATIONS = ("auto", "none", "int8", "f8e4m3", "f8e5m2")
+SYSTEM_BYTES = 100 * 10**9
+"""Bytes of disk for the image, packages and compiled graphs. Assumed."""
+LEAST_VOLUME = 512 * 10**9
+"""Bytes; AWS's least for the root volume of such an instance (its page on updating a DLAMI, SDK 2.33)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanConfig:
-    """What to plan. `drafts`: Tandem's speculation length, draft tokens a round.
+    """What to plan. `drafts`: draft tokens a round; `chunk`: prompt tokens a step; `degree`: None for all.
 
-    `degree`, `cores`: None lets the plan choose. `compile_minutes`: what compiling a graph is assumed to take.
     `quantization`: the target's; auto is that of its checkpoint. `keep`: parts of names of modules that are not
     quantized.
     """
@@ -49,15 +48,9 @@ class PlanConfig:
     batch: int = 4
     length: int = 512
     drafts: int = 5
-    context_buckets: str | None = None
-    decode_buckets: str | None = None
-    row_buckets: tuple[int, ...] = ()
-    draft_buckets: tuple[int, ...] = ()
-    chunk: int | None = None
+    chunk: int = 64
     degree: int | None = None
-    cores: int | None = None
     lnc: int | None = None
-    compile_minutes: float = 10.0
 
     def __post_init__(self) -> None:
         if self.backend not in ("torch", "nxdi"):
@@ -66,176 +59,228 @@ class PlanConfig:
             raise ValueError(f"dtype: {self.dtype!r} is not one of {', '.join(BYTES)}")
         if self.quantization not in QUANTIZATIONS:
             raise ValueError(f"quantization: {self.quantization!r} is not one of {', '.join(QUANTIZATIONS)}")
-        for name, value in (
-            ("batch", self.batch),
-            ("sequence_length", self.length),
-            ("speculation_length", self.drafts),
-        ):
+        sizes = {"batch": self.batch, "sequence_length": self.length, "speculation_length": self.drafts}
+        for name, value in {**sizes, "prefill_chunk": self.chunk}.items():
             if value < 1:
                 raise ValueError(f"{name}: {value} is below 1")
-        if not self.compile_minutes > 0:
-            raise ValueError(f"compile_minutes: {self.compile_minutes} is not above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A target, its draft if any, how their weights are stored, and the instance that runs them."""
+
+    instance: Instance
+    lnc: int
+    route: Route
+    load: Load
+    target: DecoderShape
+    target_weights: Weights
+    draft: DecoderShape | None = None
+    draft_weights: Weights | None = None
+
+    @property
+    def cores(self) -> int:
+        return self.instance.cores(self.lnc)
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A server's process: `kind` is target, draft or fused. `core` is None if the degree is `refused`."""
+
+    kind: str
+    degree: int
+    core: Core | None
+    refused: str = ""
+
+    @property
+    def fits(self) -> bool:
+        return self.core is not None and self.core.fits
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A plan: every degree of the target with what a core would hold, and both placements."""
+    """Each process at each degree. `disk`: bytes by what they are for."""
 
     pair: Pair
-    degrees: tuple[tuple[Degree, Process | None], ...]
-    draft_degrees: tuple[Degree, ...]
-    placements: tuple[Placement, ...]
-    storage: Storage
+    processes: tuple[Process, ...]
+    disk: dict[str, int]
     remarks: tuple[str, ...]
 
 
-def make_plan(config: PlanConfig, instance: Instance | None = None) -> Plan:
-    """Makes a plan. Raises ValueError for an unknown instance, a missing key, or an impossible degree or length.
-
-    `instance`: one that was found, instead of the one that `config` names.
-    """
-    instance = instance or instance_named(config.instance)
-    lnc = instance.lnc(config.lnc)
-    target = read_shape(config.target_model, "target_model")
-    draft = _draft(config.draft_model, target) if config.draft_model else None
-    route = route_for(config.backend, instance)
-    if isinstance(draft, HeadShape) and route is Route.NXDI:
-        raise ValueError("draft_model: an EAGLE-3 head; a plan counts it for TorchNeuron alone, not for NxD Inference")
-    _check_lengths(config, target, draft)
-    each = BYTES[config.dtype]
-    pair = Pair(
-        instance=instance,
-        lnc=lnc,
-        route=route,
-        load=_load(config, route),
-        target=target,
-        target_weights=Weights(each, _eight_bit(config, target, route)),
-        draft=draft,
-        draft_weights=Weights(each, draft.converted if draft and route is Route.NXDI else None),
+def make_plan(config: PlanConfig) -> Plan:
+    """Makes a plan. Raises ValueError for an unknown instance, a missing key, or an impossible degree or length."""
+    pair = pair_of(config, instance_named(config.instance))
+    kinds = ("target",) if pair.draft is None else ("target", "fused") if pair.draft.features else _ALL
+    found = tuple(
+        process
+        for kind in kinds
+        for process in processes_of(pair, kind, pair.cores)
+        if config.degree in (None, process.degree) or kind == "draft"
     )
-    _check_cores(config, pair)
-    found = degrees(target, instance.chip, instance.cores(lnc), route)
-    rows = tuple((d, None if d.refused else process_of(pair, "target", d.degree)) for d in found)
-    placements = compared(pair, config.cores, config.degree)
-    budget = compile_budget(placements, config.compile_minutes)
-    storage = storage_of(pair, placements)
-    remarks = (*_remarks(config, pair), *pair_remark(pair, placements), *budget, *storage_lines(storage))
-    remarks = (*remarks, *advice(pair, placements))
-    apart = draft is not None and not pair.head
-    draft_degrees = degrees(draft, instance.chip, instance.cores(lnc), route) if draft and apart else ()
-    return Plan(pair, rows, draft_degrees, placements, storage, remarks)
+    if not found:
+        known = ", ".join(map(str, degrees(pair.target, pair.instance.chip, pair.cores, pair.route)))
+        raise ValueError(f"tp_degree: {config.degree} is not one of {known} on a {pair.instance.name}")
+    return Plan(pair, found, _disk(pair, found), tuple(_remarks(pair)))
 
 
-def _draft(folder: str, target: DecoderShape) -> DecoderShape:
-    return read_head_shape(folder, target) or read_shape(folder, "draft_model")
+_ALL = ("target", "draft", "fused")
 
 
-def route_for(backend: str, instance: Instance) -> Route:
-    """TorchNeuron if the instance runs it, unless NxD Inference is requested."""
-    return Route.TORCHNEURON if backend == "torch" and instance.chip.torchneuron else Route.NXDI
-
-
-def _load(config: PlanConfig, route: Route) -> Load:
-    length = config.length
-    if route is Route.TORCHNEURON:
-        for name, given in (("context_buckets", config.context_buckets), ("decode_buckets", config.decode_buckets)):
-            if given is not None:
-                raise ValueError(f"{name}: is NxD Inference's; Tandem's own steps prefill in chunks into one length")
-        _check_buckets("batch_buckets", config.row_buckets, config.batch)
-        _check_buckets("draft_buckets", config.draft_buckets, config.drafts)
-        shapes = {"row_buckets": config.row_buckets, "draft_buckets": config.draft_buckets}
-        chunk = CHUNK if config.chunk is None else config.chunk
-        return Load(config.batch, length, config.drafts, **shapes, chunk=min(chunk, length))
-    for name, told in (
-        ("batch_buckets", config.row_buckets),
-        ("draft_buckets", config.draft_buckets),
-        ("prefill_chunk", config.chunk),
-    ):
-        if told:
-            raise ValueError(f"{name}: is of Tandem's own steps, which do not run here; NxD Inference does")
-    context = bucket_list("context_buckets", config.context_buckets, length)
-    decode = bucket_list("decode_buckets", config.decode_buckets, length)
-    if config.drafts + 1 in context:
-        raise ValueError(
-            f"context_buckets: {config.drafts + 1} equals a verification's width, which NxD Inference confuses"
-        )
-    if decode[-1] != length:
-        raise ValueError(f"decode_buckets: the largest, {decode[-1]}, is below sequence_length {length}")
-    return Load(config.batch, length, config.drafts, context, decode)
-
-
-def _check_buckets(name: str, buckets: tuple[int, ...], most: int) -> None:
-    for bucket in buckets:
-        if not 1 <= bucket <= most:
-            raise ValueError(f"{name}: {bucket} is outside 1 to {most}")
-
-
-def _eight_bit(config: PlanConfig, target: DecoderShape, route: Route) -> Converted | None:
-    asked = config.quantization
-    if route is Route.TORCHNEURON:
-        if asked not in ("auto", "none"):
-            raise ValueError(f"quantization: {asked} is NxD Inference's; add --backend nxdi")
-        return None
-    if asked == "auto":
-        return target.converted
-    return None if asked == "none" else Converted(asked, config.keep)
-
-
-def _check_lengths(config: PlanConfig, target: DecoderShape, draft: DecoderShape | None) -> None:
+def pair_of(config: PlanConfig, instance: Instance) -> Pair:
+    """Reads both configurations. Raises ValueError."""
+    target = read_shape(config.target_model, "target_model")
+    draft = read_draft_shape(config.draft_model, target) if config.draft_model else None
+    native = config.backend == "torch" and instance.chip.torchneuron
+    route = Route.TORCHNEURON if native else Route.NXDI
+    if draft is not None and draft.features and route is Route.NXDI:
+        raise ValueError("draft_model: an EAGLE-3 head; a plan counts it for TorchNeuron alone, not for NxD Inference")
     for shape in (target, draft):
         if shape is not None and config.length > shape.longest:
             raise ValueError(
                 f"sequence_length: {config.length} is above {shape.name}'s max_position_embeddings {shape.longest}"
             )
+    each = BYTES[config.dtype]
+    return Pair(
+        instance=instance,
+        lnc=instance.lnc(config.lnc),
+        route=route,
+        load=Load(config.batch, config.length, config.drafts, min(config.chunk, config.length)),
+        target=target,
+        target_weights=Weights(each, _eight_bit(config, target, route)),
+        draft=draft,
+        draft_weights=Weights(each, draft.eight_bit if draft and route is Route.NXDI else None),
+    )
 
 
-def _check_cores(config: PlanConfig, pair: Pair) -> None:
-    every, name = pair.instance.cores(pair.lnc), pair.instance.name
-    if config.cores is not None and not 1 <= config.cores <= every:
-        raise ValueError(f"core_count: {config.cores} is outside 1 to {every}, which a {name} has at LNC {pair.lnc}")
-    if config.degree is None:
-        return
-    known = {d.degree: d for d in degrees(pair.target, pair.instance.chip, config.cores or every, pair.route)}
-    if config.degree not in known:
-        raise ValueError(f"tp_degree: {config.degree} is not one of {', '.join(map(str, known))} on a {name}")
-    if known[config.degree].refused:
-        raise ValueError(f"tp_degree: {config.degree} on {pair.route.value}: {known[config.degree].refused}")
+def _eight_bit(config: PlanConfig, target: DecoderShape, route: Route) -> EightBit | None:
+    method = config.quantization
+    if route is Route.TORCHNEURON:
+        if method not in ("auto", "none"):
+            raise ValueError(f"quantization: {method} is NxD Inference's; add --backend nxdi")
+        return None
+    if method == "auto":
+        return target.eight_bit
+    return None if method == "none" else EightBit(method, config.keep)
 
 
-def _remarks(config: PlanConfig, pair: Pair) -> Iterator[str]:
+def processes_of(pair: Pair, kind: str, cores: int) -> list[Process]:
+    """A process at every degree that the runtime has on so many cores, ascending."""
+    shape = pair.draft if kind == "draft" else pair.target
+    assert shape is not None
+    alone = "processes that share a target serve no EAGLE head"
+    headed = kind == "fused" and pair.draft is not None and pair.draft.features
+    found = degrees(shape, pair.instance.chip, cores, pair.route)
+    whys = {degree: alone if headed and degree > 1 else why for degree, why in found.items()}
+    return [Process(kind, degree, None if why else _core(pair, kind, degree), why) for degree, why in whys.items()]
+
+
+def _core(pair: Pair, kind: str, degree: int) -> Core:
+    """NxD Inference divides a fused draft like the target; Tandem's own steps repeat it on every core."""
+    parts = [] if kind == "draft" else [Part(pair.target, degree, pair.target_weights)]
+    if kind != "target":
+        assert pair.draft is not None and pair.draft_weights is not None
+        whole = kind == "fused" and pair.route is Route.TORCHNEURON
+        parts.append(Part(pair.draft, 1 if whole else degree, pair.draft_weights))
+    return core_of(parts, pair.load, pair.route, pair.instance.core_bytes(pair.lnc))
+
+
+def _disk(pair: Pair, processes: tuple[Process, ...]) -> dict[str, int]:
+    """NxD Inference writes a converted copy of FP8 checkpoints, and each core's share of every process."""
+
+    def stored(shape: DecoderShape | None, weights: Weights | None) -> int:
+        return weight_bytes(shape, 1, Route.TORCHNEURON, weights) if shape and weights else 0
+
+    source = Weights(pair.target_weights.bytes_each, pair.target.eight_bit)
+    found = {"checkpoints": stored(pair.target, source) + stored(pair.draft, pair.draft_weights)}
+    if pair.route is Route.NXDI:
+        if pair.target_weights.eight_bit:
+            found["a converted copy"] = stored(pair.target, pair.target_weights)
+        fitting = {process.kind: process for process in reversed(processes) if process.fits}
+        found["the cores' shares"] = sum(p.core.weights * p.degree for p in fitting.values() if p.core)
+    return found | {"system and graphs (assumed)": SYSTEM_BYTES}
+
+
+def _remarks(pair: Pair) -> Iterator[str]:
     chip, draft = pair.instance.chip, pair.draft
     if pair.route is Route.NXDI and not chip.torchneuron:
         yield f"{chip.family} runs NxD Inference of SDK 2.28.1; TorchNeuron does not run there."
     elif pair.route is Route.NXDI:
         yield "NxD Inference is in maintenance and loses Trn2 and Trn3 at SDK 2.34."
-    elif pair.target.kv_heads < pair.instance.cores(pair.lnc):
+    elif pair.target.kv_heads < pair.cores:
         yield (
             f"TorchNeuron's degrees end at {pair.target.kv_heads} KV heads; NxD Inference repeats KV heads and goes"
             " further (--backend nxdi)."
         )
-    if pair.route is Route.TORCHNEURON and pair.target.converted:
-        yield f"The checkpoint is {pair.target.converted.method}; this route does not keep it in eight bits."
+    if pair.route is Route.TORCHNEURON and pair.target.eight_bit:
+        yield f"The checkpoint is {pair.target.eight_bit.method}; this route does not keep it in eight bits."
     if pair.route is Route.NXDI and draft:
         k = pair.load.drafts
         yield f"Speculation length {k} is {k + 1} in NxD Inference's count, which includes the committed token."
-    if isinstance(draft, HeadShape):
-        yield "The head is counted without an embedding; one that has its own holds that too, and its target its own."
+        yield "Sampled requests need the pair apart as well (--pair both): twice the memory of fused."
     if draft and draft.vocabulary != pair.target.vocabulary:
         yield f"Vocabularies differ ({pair.target.vocabulary} and {draft.vocabulary}): servers refuse such a pair."
     if chip.family == "trn3":
         yield "Trn3: cores and memory per core are divisions of AWS's figures per chip, degrees are taken from Trn2."
-    if pair.lnc == 1 and len(chip.lnc) > 1:
-        yield "LNC 1: two cores share one memory bank; each is planned half of it."
+
+
+def plan_lines(plan: Plan) -> Iterator[str]:
+    """A plan as the lines of a page."""
+    pair, load = plan.pair, plan.pair.load
+    capacity = pair.instance.core_bytes(pair.lnc)
+    yield (
+        f"Plan for {pair.instance.name}: {pair.cores} cores at LNC {pair.lnc}, {capacity / 2**30:.0f} GiB each;"
+        f" {pair.route.value}"
+    )
+    for role, shape in (("target", pair.target), ("draft", pair.draft)):
+        if shape is not None:
+            yield (
+                f"  {role:7} {shape.name}: {shape.parameters / 1e9:.2f} billion parameters, {shape.layers} layers,"
+                f" {shape.heads} heads, {shape.kv_heads} KV heads"
+            )
+    yield f"  load    batch {load.batch}, {load.length} tokens each, {load.drafts} draft tokens a round"
+    yield ""
+    usable = Core(0, 0, 0, capacity).usable
+    yield f"GB (10^9 bytes) on each core, of {usable / 1e9:.2f} usable:"
+    yield "  process  degree  weights      KV  buffers     sum"
+    yield from map(_process_line, plan.processes)
+    yield ""
+    parts = ", ".join(f"{count / 1e9:,.0f} of {name}" for name, count in plan.disk.items())
+    disk = max(sum(plan.disk.values()), LEAST_VOLUME)
+    least = "; AWS asks for no less" if disk == LEAST_VOLUME else ""
+    for line in (f"Disk: {disk / 1e9:,.0f} GB: {parts}{least}.", *plan.remarks, *ASSUMPTIONS):
+        yield from textwrap.wrap(line, 110, subsequent_indent="  ")
+
+
+def _process_line(process: Process) -> str:
+    core = process.core
+    if core is None:
+        return f"  {process.kind:7}  {process.degree:>6}  no: {process.refused}"
+    figures = [f"{count / 1e9:>7.2f}" for count in (core.weights, core.kv, core.buffers, core.total)]
+    word = "fits" if core.fits else "too much"
+    return f"  {process.kind:7}  {process.degree:>6}  {figures[0]} {figures[1]}  {figures[2]} {figures[3]}  {word}"
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """A plan as JSON; bytes are those on one core."""
+    pair = plan.pair
+    return {
+        "kind": "plan, not a measurement",
+        "assumptions": ASSUMPTIONS,
+        "route": pair.route.value,
+        "instance": {"name": pair.instance.name, "lnc": pair.lnc, "cores": pair.cores},
+        "load": asdict(pair.load),
+        "models": {s.name: s.parameters for s in (pair.target, pair.draft) if s},
+        "processes": [
+            asdict(p) | ({"total": p.core.total, "usable": p.core.usable} if p.core else {}) | {"fits": p.fits}
+            for p in plan.processes
+        ],
+        "disk": plan.disk,
+        "remarks": plan.remarks,
+    }
 
 
 def run_plan(config: PlanConfig, as_json: bool = False) -> int:
     """Prints the plan; returns the exit code."""
-    from tandem.workshops.planning.show import plan_json, plan_lines
-
     plan = make_plan(config)
-    if as_json:
-        answer: dict[str, Any] = plan_json(plan)
-        print(json.dumps(answer, indent=2))
-    else:
-        print("\n".join(plan_lines(plan)))
+    print(json.dumps(plan_json(plan), indent=2) if as_json else "\n".join(plan_lines(plan)))
     return 0

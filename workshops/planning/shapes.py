@@ -1,19 +1,21 @@
-"""Reads a decoder's dimensions from its config.json and counts its parameters, without reading weights."""
+"""Reads the dimensions of a decoder, or of an EAGLE-3 head, from its config.json and counts its parameters."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tandem.checkpoints.head_config import TAPS, HeadConfig, is_head, read_head_config
 
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A matrix that every layer has. `split`: what tensor parallelism divides (q or kv heads, or columns)."""
+    """A matrix of every layer. `split`: what tensor parallelism divides (q or kv heads, or columns)."""
 
     name: str
     inputs: int
@@ -27,10 +29,23 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
-class DecoderShape:
-    """The dimensions of a dense Llama-like decoder. `converted`: its checkpoint's own quantization, if any.
+class EightBit:
+    """One byte per weight, except in modules whose names contain these parts."""
 
-    `eagle1`: it is an EAGLE-1 head as NxD Inference loads it (`--role convert --convert eagle`).
+    method: str
+    except_for: tuple[str, ...]
+
+    def covers(self, module: str) -> bool:
+        return not any(part in module for part in self.except_for)
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderShape:
+    """The dimensions of a dense Llama-like decoder.
+
+    `eight_bit`: the quantization of its checkpoint. `eagle1`: an EAGLE-1 head as NxD Inference loads it
+    (`--role convert --convert eagle`). `columns`, `features`: of an EAGLE-3 head alone, the rows of its output matrix
+    and the numbers that it reads of each token's hidden states.
     """
 
     name: str
@@ -45,15 +60,18 @@ class DecoderShape:
     longest: int
     tied: bool
     bias: bool
-    converted: Converted | None = None
+    eight_bit: EightBit | None = None
     eagle1: bool = False
+    columns: int = 0
+    features: int = 0
 
     def linears(self) -> tuple[Linear, ...]:
         q, kv, h, i = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.hidden, self.intermediate
+        read = 2 * h if self.features else h
         return (
-            Linear("self_attn.q_proj", h, q, "q", self.bias),
-            Linear("self_attn.k_proj", h, kv, "kv", self.bias),
-            Linear("self_attn.v_proj", h, kv, "kv", self.bias),
+            Linear("self_attn.q_proj", read, q, "q", self.bias),
+            Linear("self_attn.k_proj", read, kv, "kv", self.bias),
+            Linear("self_attn.v_proj", read, kv, "kv", self.bias),
             Linear("self_attn.o_proj", q, h, "q", self.bias and self.model_type == "llama"),
             Linear("mlp.gate_proj", h, i, "columns"),
             Linear("mlp.up_proj", h, i, "columns"),
@@ -62,47 +80,27 @@ class DecoderShape:
 
     @property
     def norm_parameters(self) -> int:
-        """Parameters of all norms; Qwen3 also normalizes queries and keys. An EAGLE-1 head has one norm."""
-        if self.eagle1:
-            return self.hidden
+        """Parameters of all norms; Qwen3 also normalizes queries and keys. An EAGLE-1 head has one norm, 3 has four."""
+        if self.eagle1 or self.features:
+            return self.hidden * (4 if self.features else 1)
         each = 2 * self.hidden + (2 * self.head_dim if self.model_type == "qwen3" else 0)
         return self.layers * each + self.hidden
 
     @property
     def fc_parameters(self) -> int:
-        """Parameters of the matrix by which an EAGLE-1 head reads embedding and hidden state as one input."""
-        return 2 * self.hidden * self.hidden if self.eagle1 else 0
+        """Parameters of the matrix by which a head reads embedding and hidden states as one input."""
+        return (self.features + (2 * self.hidden if self.eagle1 else 0)) * self.hidden
 
     @property
     def parameters(self) -> int:
-        """Number of parameters as published: a tied output matrix counts once."""
+        """Number of parameters as published: a tied output matrix counts once, an EAGLE-3 head has no embedding."""
         each = sum(linear.parameters for linear in self.linears())
-        tables = self.vocabulary * self.hidden * (1 if self.tied else 2)
-        return self.layers * each + self.fc_parameters + self.norm_parameters + tables
-
-
-@dataclass(frozen=True, slots=True)
-class Converted:
-    """A checkpoint's quantization: one byte per weight, except in modules whose names contain these parts."""
-
-    method: str
-    except_for: tuple[str, ...]
-
-    def covers(self, module: str) -> bool:
-        return not any(part in module for part in self.except_for)
+        tables = self.columns if self.features else self.vocabulary * (1 if self.tied else 2)
+        return self.layers * each + self.fc_parameters + self.norm_parameters + tables * self.hidden
 
 
 def read_shape(folder: str, field: str) -> DecoderShape:
     """The shape of the model in `folder`; `field` names the flag in errors. Raises ValueError, one line."""
-    path, config = read_config(folder, field)
-    try:
-        return shape_of(config, path.parent.name)
-    except ValueError as error:
-        raise ValueError(f"{field}: {path}: {error}") from None
-
-
-def read_config(folder: str, field: str) -> tuple[Path, dict[str, Any]]:
-    """The config.json in `folder`, and where it is. Raises ValueError, one line."""
     path = Path(folder)
     path = path if path.name == "config.json" else path / "config.json"
     try:
@@ -113,43 +111,84 @@ def read_config(folder: str, field: str) -> tuple[Path, dict[str, Any]]:
         raise ValueError(f"{field}: {path} is not JSON: {error}") from None
     if not isinstance(config, dict):
         raise ValueError(f"{field}: {path} is not a model's configuration")
-    return path, config
+    try:
+        return shape_of(config, path.parent.name)
+    except ValueError as error:
+        raise ValueError(f"{field}: {path}: {error}") from None
+
+
+def read_draft_shape(folder: str, target: DecoderShape) -> DecoderShape:
+    """The shape of a draft model or an EAGLE-3 head. Raises ValueError if a head does not match `target`."""
+    if not is_head(Path(folder)):
+        return read_shape(folder, "draft_model")
+    try:
+        head = read_head_config(Path(folder))
+    except Exception as error:
+        raise ValueError(f"draft_model: {error}") from None
+    for name, own, wanted in (
+        ("vocab_size", head.vocab_size, target.vocabulary),
+        ("target_hidden_size", head.target_hidden_size, target.hidden),
+    ):
+        if own != wanted:
+            raise ValueError(f"draft_model: {folder}: {name}: {own} is not {wanted}, the target's")
+    return _head_shape(head, Path(folder).name)
+
+
+def holds_head(folder: str) -> bool:
+    """Whether `folder` holds an EAGLE-3 head; False for what cannot be read, which is reported where it is loaded."""
+    return is_head(Path(folder))
+
+
+def _head_shape(head: HeadConfig, name: str) -> DecoderShape:
+    return DecoderShape(
+        name=name,
+        model_type="llama",
+        hidden=head.hidden_size,
+        intermediate=head.intermediate_size,
+        layers=1,
+        heads=head.num_attention_heads,
+        kv_heads=head.num_key_value_heads,
+        head_dim=head.head_dim,
+        vocabulary=head.vocab_size,
+        longest=head.max_position_embeddings,
+        tied=False,
+        bias=head.attention_bias,
+        columns=head.draft_vocab_size,
+        features=TAPS * head.target_hidden_size,
+    )
 
 
 def shape_of(config: Mapping[str, Any], name: str) -> DecoderShape:
     """Reads a configuration. Raises ValueError that names the missing or invalid key."""
     kind = config.get("model_type")
     if kind not in DENSE:
-        raise ValueError(
-            f"model_type: {kind!r} is not one of {', '.join(DENSE)}, the dense decoders that a plan counts"
-        )
-    hidden, heads = count(config, "hidden_size"), count(config, "num_attention_heads")
-    kv_heads = count(config, "num_key_value_heads", heads)
+        raise ValueError(f"model_type: {kind!r} is not one of {', '.join(DENSE)}, the dense decoders of a plan")
+    hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
+    kv_heads = _count(config, "num_key_value_heads", heads)
     if heads % kv_heads:
         raise ValueError(f"num_key_value_heads: {kv_heads} does not divide num_attention_heads {heads}")
     return DecoderShape(
         name=name,
         model_type=kind,
         hidden=hidden,
-        intermediate=count(config, "intermediate_size"),
-        layers=count(config, "num_hidden_layers"),
+        intermediate=_count(config, "intermediate_size"),
+        layers=_count(config, "num_hidden_layers"),
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=count(config, "head_dim", hidden // heads),
-        vocabulary=count(config, "vocab_size"),
-        longest=count(config, "max_position_embeddings"),
+        head_dim=_count(config, "head_dim", hidden // heads),
+        vocabulary=_count(config, "vocab_size"),
+        longest=_count(config, "max_position_embeddings"),
         tied=bool(config.get("tie_word_embeddings", False)),
         bias=bool(config.get("attention_bias", False)) or kind == "qwen2",
-        converted=_converted(config.get("quantization_config")),
+        eight_bit=_eight_bit(config.get("quantization_config")),
         eagle1="fc_bias" in config,
     )
 
 
-def count(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+def _count(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
     """A size; `default`: where it is absent or null. Raises ValueError."""
     value = config.get(key)
-    if value is None:
-        value = default
+    value = default if value is None else value
     if value is None:
         raise ValueError(f"{key}: is missing")
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -157,18 +196,15 @@ def count(config: Mapping[str, Any], key: str, default: int | None = None) -> in
     return value
 
 
-def _converted(config: object) -> Converted | None:
+def _eight_bit(config: object) -> EightBit | None:
     """The checkpoint's quantization. Raises ValueError for methods other than eight-bit ones."""
     if config is None:
         return None
-    if not isinstance(config, dict) or config.get("quant_method") not in ("fbgemm_fp8", "fp8"):
-        method = config.get("quant_method") if isinstance(config, dict) else config
+    method = config.get("quant_method") if isinstance(config, dict) else config
+    if not isinstance(config, dict) or method not in ("fbgemm_fp8", "fp8"):
         raise ValueError(f"quantization_config.quant_method: {method!r} is not fbgemm_fp8 or fp8")
-    return Converted(config["quant_method"], tuple(_names(config)))
-
-
-def _names(config: Mapping[str, Any]) -> Iterator[str]:
-    for name in config.get("modules_to_not_convert") or ():
+    names = config.get("modules_to_not_convert") or ()
+    for name in names:
         if not isinstance(name, str):
             raise ValueError(f"quantization_config.modules_to_not_convert: {name!r} is not a name")
-        yield name
+    return EightBit(method, tuple(names))

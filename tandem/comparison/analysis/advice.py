@@ -16,11 +16,11 @@ from typing import Any
 
 from tandem.comparison.analysis.doubt import Sureness
 from tandem.comparison.analysis.findings import model_from_json
-from tandem.comparison.analysis.metrics import ratio
 from tandem.comparison.analysis.predictions import Model
 from tandem.comparison.analysis.prefill_advice import prefill_costs, prefill_document, prefill_lines
 from tandem.comparison.links.settings import MAX_RTT_MS, LinkSettings
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, DISTRIBUTED, LOOKUP, NEVER_WAITING
+from tandem.comparison.measuring.distributions import ratio
 from tandem.comparison.report.capacity_table import capacity_lines
 from tandem.comparison.report.formatting import capitalised, joined, name_in_sentence
 from tandem.comparison.report.reading import read_comparison

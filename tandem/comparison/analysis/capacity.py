@@ -11,10 +11,10 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tandem.comparison.analysis.metrics import ratio
 from tandem.comparison.analysis.summary import Summary
 from tandem.comparison.analysis.under_load import UnderLoad
 from tandem.comparison.measuring.architectures import COMPARED, DISTRIBUTED, FUSED
+from tandem.comparison.measuring.distributions import ratio
 
 
 @dataclass(frozen=True, slots=True)

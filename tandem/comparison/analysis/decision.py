@@ -9,12 +9,12 @@ from tandem.comparison.analysis.bootstrap import Interval
 from tandem.comparison.analysis.doubt import MISSED, Doubt, Sureness
 from tandem.comparison.analysis.evidence import missed
 from tandem.comparison.analysis.findings import Theory
-from tandem.comparison.analysis.metrics import ratio
 from tandem.comparison.analysis.predictions import BestLength
 from tandem.comparison.analysis.summary import Summary
 from tandem.comparison.analysis.verdicts import Verdict
 from tandem.comparison.measuring import architectures as arch
 from tandem.comparison.measuring.conditions import Condition
+from tandem.comparison.measuring.distributions import ratio
 from tandem.comparison.measuring.json_form import INLINE
 from tandem.comparison.report.formatting import break_even, joined, ms, name_in_sentence, over_fused
 

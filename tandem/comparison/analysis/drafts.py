@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tandem.comparison.analysis.metrics import ratio, sum_positions
+from tandem.comparison.analysis.metrics import sum_positions
 from tandem.comparison.measuring.calibration import Calibration
+from tandem.comparison.measuring.distributions import ratio
 from tandem.comparison.measuring.records import Measurement
 from tandem.speculation import theory
 from tandem.speculation.types import rounds_by_length

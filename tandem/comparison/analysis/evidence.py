@@ -10,8 +10,9 @@ from tandem.comparison.analysis.bootstrap import Interval
 from tandem.comparison.analysis.caveats import unlike
 from tandem.comparison.analysis.doubt import EARLY_TOKENS, Evidence
 from tandem.comparison.analysis.findings import Theory
-from tandem.comparison.analysis.metrics import completed, ratio
+from tandem.comparison.analysis.metrics import completed
 from tandem.comparison.measuring.architectures import NEVER_WAITING, PIPELINED, PLAIN
+from tandem.comparison.measuring.distributions import ratio
 from tandem.comparison.measuring.machine_load import MachineLoad
 from tandem.comparison.measuring.record_log import RunData
 from tandem.comparison.measuring.records import Record

@@ -10,21 +10,15 @@ token. TPOT = (E2E - TTFT) / (n - 1) excludes prompt processing and all of a fir
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tandem.comparison.analysis.bootstrap import Interval, paired_interval, ratio_interval
+from tandem.comparison.measuring.distributions import ratio
 from tandem.comparison.measuring.json_form import named
 from tandem.comparison.measuring.records import CAUSES, Measurement, Record
 from tandem.speculation.types import rounds_by_length
-
-
-def ratio(numerator: float, denominator: float) -> float | None:
-    """Returns the quotient, or None if it is not finite: nothing was counted, or a time was almost 0."""
-    value = numerator / denominator if denominator else math.inf
-    return value if math.isfinite(value) else None
 
 
 def completed(records: Iterable[Record]) -> list[Measurement]:

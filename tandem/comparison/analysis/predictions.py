@@ -22,9 +22,9 @@ from tandem.comparison.analysis.bootstrap import Interval, ratio_interval
 from tandem.comparison.analysis.costs import ArchitectureCosts
 from tandem.comparison.analysis.doubt import MISSED
 from tandem.comparison.analysis.drafts import Copied, Drafted
-from tandem.comparison.analysis.metrics import ratio
 from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.measuring import architectures as arch
+from tandem.comparison.measuring.distributions import ratio
 from tandem.speculation import theory
 from tandem.speculation.never_waiting_theory import RunCosts, Undrafted, tpot_never_waiting
 from tandem.speculation.theory import StepCosts

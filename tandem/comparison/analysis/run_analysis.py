@@ -17,13 +17,13 @@ from tandem.comparison.analysis.summary import Summary, summarize
 from tandem.comparison.analysis.under_load import UnderLoad, under_load
 from tandem.comparison.analysis.verdicts import Statement, Verdict, predicted, verdict
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE
+from tandem.comparison.measuring.attempt import tried
 from tandem.comparison.measuring.conditions import BASE, LINK, LOAD, Condition
 from tandem.comparison.measuring.deployment import baseline_of, incomparable
 from tandem.comparison.measuring.record_log import RunData
 from tandem.comparison.measuring.records import Record
 from tandem.comparison.measuring.traffic import names_of
 from tandem.comparison.measuring.workloads import OWN
-from tandem.comparison.report.attempt import tried
 from tandem.comparison.report.files import Comparison
 from tandem.speculation.types import Rule
 
@@ -133,7 +133,7 @@ def _ended_early(records: Sequence[Record], raw: bool) -> list[str]:
     said = (
         f"{early} of {len(tokens)} answers ended under {EARLY_TOKENS} tokens and say little about the time per token."
     )
-    hint = " Prompts of your own were given as they are (--raw, or the model has no chat template)." if raw else ""
+    hint = " Prompts of your own were given as they are." if raw else ""
     return [f"{said} Ask for longer answers.{hint}"]
 
 

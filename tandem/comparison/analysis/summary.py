@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from tandem.comparison.analysis import metrics
 from tandem.comparison.analysis.bootstrap import Interval
-from tandem.comparison.analysis.distributions import DISTRIBUTIONS, MetricDistribution, distribution
-from tandem.comparison.analysis.identity import MarginTrace, TokenIdentity, identity
-from tandem.comparison.analysis.metrics import Acceptance, RanOn, SentAhead, Speedup, completed, ratio
+from tandem.comparison.analysis.metrics import Acceptance, RanOn, SentAhead, Speedup, completed
+from tandem.comparison.measuring.distributions import DISTRIBUTIONS, MetricDistribution, distribution, ratio
+from tandem.comparison.measuring.identity import MarginTrace, TokenIdentity, identity
 from tandem.comparison.measuring.json_form import HIDDEN, INLINE, named
 from tandem.comparison.measuring.records import Record
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 
 from tandem.comparison.analysis.doubt import Doubt, doubt
 from tandem.comparison.analysis.evidence import beside
-from tandem.comparison.analysis.metrics import ratio
 from tandem.comparison.analysis.summary import Summary
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, COMPARED
 from tandem.comparison.measuring.conditions import LOAD, Condition
+from tandem.comparison.measuring.distributions import ratio
 from tandem.comparison.measuring.json_form import INLINE, named
 from tandem.comparison.measuring.loads import Load
 from tandem.comparison.measuring.records import Record

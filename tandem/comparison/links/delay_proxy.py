@@ -3,17 +3,16 @@
 The proxy forwards every byte half a round-trip time after it arrived. With a bandwidth limit, bytes also queue for the
 link, which all connections of the proxy share; each direction has its own link. A new connection costs one round trip
 before its first byte, like TCP's handshake. There is no congestion window: a sender gets the whole link at once, as on
-a connection that has been in use for a while. Recorded links, jitter and losses delay data, and none is missing
-(impairments.py).
+a connection that has been in use for a while.
 
 The proxy is a separate process, so that the caller's Python threads do not delay it, and it imports only the standard
 library, so that it starts quickly. It reads commands from stdin, answers each with one line on stdout, and exits when
 stdin is closed:
 
-    listen HOST:PORT     ok PORT      forwards a new port on 127.0.0.1 to that address, up the link
-    listen-back HOST:PORT  ok PORT    the same for a caller at the far end: its requests go down
-    set RTT_MS MBPS [JSON]  ok [AT]   changes the link, also for open connections; MBPS may be `none`, JSON:
-                                      Impairments, AT: when recorded links began, by time.monotonic
+    listen HOST:PORT       ok PORT  forwards a new port on 127.0.0.1 to that address, up the link
+    listen-back HOST:PORT  ok PORT  the same for a caller at the far end: its requests go down
+    echo                   ok PORT  a port on 127.0.0.1 that sends back what it receives
+    set JSON               ok AT    changes the link to these LinkSettings; AT: the time.monotonic at which traces begin
 """
 
 from __future__ import annotations
@@ -21,17 +20,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import math
 import os
 import socket
 import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from tandem.comparison.links.delay_wire import MAX_FD, Action, Loop, Wire, sharpen_timers
-from tandem.comparison.links.impairments import Impairments, Misfortune
+from tandem.comparison.links.settings import Impairments, LinkSettings
 from tandem.comparison.links.trace import TracedLink, read_trace
 
 READ_BYTES = 65_536
@@ -39,15 +36,6 @@ IN_FLIGHT_BYTES = 16 * 2**20
 """The bytes in flight in one direction of one connection. Beyond it, the proxy stops reading from the sender."""
 
 END = b""
-
-
-@dataclass(slots=True)
-class Piece:
-    """Bytes under way, due at a time. `told`: whether the sender knows of their fate, or still may learn of a loss."""
-
-    data: bytes
-    due: float
-    told: bool
 
 
 class Pipe:
@@ -62,9 +50,9 @@ class Pipe:
         broken: Callable[[socket.socket], None],
         ended: Action,
     ) -> None:
-        self._loop, self._wire, self._source, self._sink = loop, wire, source, sink
+        self._loop, self.wire, self._source, self._sink = loop, wire, source, sink
         self._broken, self._ended = broken, ended
-        self._under_way: deque[Piece] = deque()
+        self._under_way: deque[tuple[float, bytes]] = deque()
         self._in_flight = 0
         self._arrived: deque[bytes] = deque()
         self._read_all = False
@@ -76,7 +64,7 @@ class Pipe:
 
     def emptied(self, now: float) -> float:
         """Returns when all that was sent has arrived, and what is sent now."""
-        return max([now + self._wire.delay, *(piece.due for piece in self._under_way)])
+        return max([now + self.wire.delay, *(due for due, _ in self._under_way)])
 
     def _read(self, now: float) -> None:
         try:
@@ -88,28 +76,18 @@ class Pipe:
             return
         self._read_all = not data
         self._in_flight += len(data)
-        for piece in self._wire.pieces(data) if data else (END,):
-            self._send(now, piece)
+        for piece in self.wire.pieces(data) if data else (END,):
+            due = self.wire.due(now, len(piece))
+            self._under_way.append((due, piece))
+            self._loop.at(due, self._arrive)
         if self._read_all or self._in_flight > IN_FLIGHT_BYTES:
             self._loop.reading.pop(self._source.fileno(), None)
-
-    def _send(self, now: float, data: bytes) -> None:
-        """Puts bytes on the wire. Those that arrive tell the sender of earlier ones that did not (RACK)."""
-        due, fate = self._wire.due(now, len(data)), self._wire.fate
-        losses = fate.losses() if data else 0
-        if not losses:
-            for lost in (piece for piece in self._under_way if not piece.told):
-                lost.due, lost.told = min(lost.due, due + fate.repair_s), True
-                self._loop.at(lost.due, self._arrive)
-        piece = Piece(data, due + fate.timeouts(losses), losses != 1)
-        self._under_way.append(piece)
-        self._loop.at(piece.due, self._arrive)
 
     def _arrive(self) -> None:
         """Hands over what is due, in order: what is behind a late piece waits for it."""
         now = time.monotonic()
-        while self._under_way and self._under_way[0].due <= now:
-            self._arrived.append(self._under_way.popleft().data)
+        while self._under_way and self._under_way[0][0] <= now:
+            self._arrived.append(self._under_way.popleft()[1])
         if self._arrived and self._sink.fileno() >= 0 and self._sink.fileno() not in self._loop.writing:
             self._deliver()
 
@@ -117,7 +95,7 @@ class Pipe:
         try:
             while self._arrived:
                 if self._arrived[0] == END:
-                    self._arrived.popleft()  # it is said once: the far side may be gone by the next timer
+                    self._arrived.popleft()  # shut down once: the far side may be gone by the next timer
                     self._sink.shutdown(socket.SHUT_WR)
                     self._loop.writing.pop(self._sink.fileno(), None)
                     self.delivered_all = True
@@ -145,15 +123,18 @@ class Connection:
     def __init__(
         self, loop: Loop, up: Wire, down: Wire, near: socket.socket, family: int, upstream: tuple[object, ...]
     ) -> None:
-        self._loop, self._up_wire, self._down_wire = loop, up, down
-        self._near, self._upstream = near, upstream
+        self._loop, self._near, self._upstream = loop, near, upstream
         self._far = socket.socket(family, socket.SOCK_STREAM)
         for sock in (near, self._far):
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._up = Pipe(loop, up, near, self._far, self._broken, self._ended)
         self._down = Pipe(loop, down, self._far, near, self._broken, self._ended)
-        loop.at(time.monotonic() + up.delay, self._connect)
+        self._after(self._up, self._connect)
+
+    def _after(self, way: Pipe, action: Action) -> None:
+        """Runs an action once the link's delay this way has passed."""
+        self._loop.at(time.monotonic() + way.wire.delay, action)
 
     def _connect(self) -> None:
         code = self._far.connect_ex(self._upstream)
@@ -169,17 +150,17 @@ class Connection:
             return
         self._down.start()
         # A client may send once it knows that it is connected: earlier data waits in its socket.
-        self._loop.at(time.monotonic() + self._down_wire.delay, self._up.start)
+        self._after(self._down, self._up.start)
 
     def _refused(self) -> None:
         self._loop.close(self._far)
-        self._loop.at(time.monotonic() + self._down_wire.delay, self._abort)
+        self._after(self._down, self._abort)
 
     def _broken(self, sock: socket.socket) -> None:
-        """Handles the end of one side: delivers what it sent, then closes the other side."""
-        news = self._up if sock is self._near else self._down
+        """Handles the end of one side: delivers its bytes, then closes the other side."""
+        way = self._up if sock is self._near else self._down
         self._loop.close(sock)
-        self._loop.at(news.emptied(time.monotonic()), self._abort)
+        self._loop.at(way.emptied(time.monotonic()), self._abort)
 
     def _abort(self) -> None:
         self._loop.abort(self._near)
@@ -214,45 +195,56 @@ class Proxy:
         self._loop.run()
 
     def answer(self, line: str) -> str:
-        match line.split(maxsplit=3):
-            case ["listen" | "listen-back" as way, upstream]:
-                return self._answered(lambda: str(self.listen(upstream, back=way == "listen-back")))
-            case ["set", rtt_ms, mbps, *rest]:
-                more = "".join(rest) or "{}"
-                return self._answered(lambda: self.set(float(rtt_ms), None if mbps == "none" else float(mbps), more))
+        try:
+            match line.split(maxsplit=1):
+                case ["listen" | "listen-back" as way, upstream]:
+                    return f"ok {self._listen(upstream, back=way == 'listen-back')}"
+                case ["echo"]:
+                    return f"ok {self._accepting(self._echo)}"
+                case ["set", settings]:
+                    found = json.loads(settings)
+                    return f"ok {self._set(LinkSettings(**{**found, 'but': Impairments(**found['but'])}))!r}"
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            return f"error {error}"
         return f"error {line!r} is not a command"
 
-    @staticmethod
-    def _answered(work: Callable[[], str | None]) -> str:
-        try:
-            return f"ok {work() or ''}".rstrip()
-        except (OSError, ValueError) as error:
-            return f"error {error}"
-
-    def set(self, rtt_ms: float, mbps: float | None, more: str = "{}") -> str:
-        """Applies the settings to new data; data in flight keeps its due time. Recorded links begin now, as it says."""
-        if not (0 <= rtt_ms < math.inf and (mbps is None or 0 < mbps < math.inf)):
-            raise ValueError(f"RTT {rtt_ms} ms with {mbps} Mbit/s is not a valid link")
-        of = Impairments(**json.loads(more))
-        of.check()
-        recorded = [read_trace(path) if path else () for path in (of.trace_up, of.trace_down)]
-        now = time.monotonic()
-        for seed, wire, share, rate, times in (
-            (1, self._up, of.up_share, of.up_mbps or mbps, recorded[0]),
-            (2, self._down, 1 - of.up_share, mbps, recorded[1]),
+    def _set(self, link: LinkSettings) -> float:
+        """Applies the settings to new data; data in flight keeps its due time. Traces begin at the returned time."""
+        link.check()
+        but, now = link.but, time.monotonic()
+        up_mbps, down_mbps = link.rates
+        for seed, wire, share, mbps, path in (
+            (1, self._up, but.up_share, up_mbps, but.trace_up),
+            (2, self._down, 1 - but.up_share, down_mbps, but.trace_down),
         ):
-            wire.delay, wire.rate = share * rtt_ms / 1000, None if rate is None else rate * 1e6
-            wire.trace = TracedLink(times, now - of.trace_from * times[-1] / 1000) if times else None
-            wire.fate = Misfortune(of.jitter_ms / 1000, of.loss, rtt_ms / 1000, seed)
-        return repr(now) if of.trace_up else ""
+            times = read_trace(path) if path else ()
+            trace = TracedLink(times, now - but.trace_from * times[-1] / 1000) if times else None
+            wire.set(share * link.seconds, None if mbps is None else mbps * 1e6, trace, but.jitter_ms / 1000, seed)
+        return now
 
-    def listen(self, upstream: str, back: bool = False) -> int:
-        ways = (self._down, self._up) if back else (self._up, self._down)
+    def _listen(self, upstream: str, back: bool) -> int:
         host, _, port = upstream.rpartition(":")
         if not 0 < int(port) < 65536:
             raise ValueError(f"{port} is not a port")
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-        family, _, _, _, address = found[0]
+        family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        up, down = (self._down, self._up) if back else (self._up, self._down)
+        return self._accepting(lambda near: Connection(self._loop, up, down, near, family, address))
+
+    def _echo(self, sock: socket.socket) -> None:
+        def answer(now: float) -> None:
+            try:
+                data = sock.recv(READ_BYTES)
+                sock.sendall(data)
+            except OSError:
+                data = b""
+            if not data:
+                self._loop.close(sock)
+
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._loop.reading[sock.fileno()] = answer
+
+    def _accepting(self, serve: Callable[[socket.socket], object]) -> int:
+        """Returns a new port, whose connections are served."""
         listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         listener.setblocking(False)
 
@@ -262,7 +254,7 @@ class Proxy:
                 if near.fileno() > MAX_FD:
                     near.close()
                 else:
-                    Connection(self._loop, *ways, near, family, address)
+                    serve(near)
 
         self._loop.reading[listener.fileno()] = accept
         return int(listener.getsockname()[1])

@@ -1,6 +1,6 @@
-"""Computes when bytes on one direction of an emulated link are due, and runs the event loop that meets those times.
+"""When bytes on one direction of an emulated link are due, and the event loop that meets those times.
 
-Imports only the standard library, so that the processes that use it start quickly.
+Imports only the standard library, so that the proxy starts quickly.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
+from random import Random
 
-from tandem.comparison.links.impairments import Misfortune
 from tandem.comparison.links.settings import SEGMENT_BYTES, wire_bits
 from tandem.comparison.links.trace import IP_TCP_BYTES, TracedLink
 
@@ -72,41 +72,48 @@ class Loop:
 
 
 class Wire:
-    """One direction of the link, with `delay` in seconds and `rate` in bits per second (None: unlimited).
-
-    `trace`: a recorded link in place of the rate. `fate`: jitter and losses.
-    """
+    """One direction of the link. Seconds, and bits per second (None: unlimited); `trace` replaces the rate."""
 
     def __init__(self) -> None:
-        self.delay = 0.0
-        self.rate: float | None = None
-        self.trace: TracedLink | None = None
-        self.fate = Misfortune(0.0, 0.0, 0.0, 0)
         self._free_at = 0.0
+        self.set()
+
+    def set(
+        self,
+        delay: float = 0.0,
+        rate: float | None = None,
+        trace: TracedLink | None = None,
+        jitter: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        """Changes the link for new data. Jitter is drawn from `seed`."""
+        self.delay, self._rate, self._trace, self._jitter = delay, rate, trace, jitter
+        self._random = Random(seed)
 
     def due(self, now: float, size: int) -> float:
         """Returns when the last of `size` bytes sent at `now` arrives; occupies the wire while they are sent."""
-        return self._leaves(now, size) + self.delay + self.fate.jitter()
+        return self._leaves(now, size) + self.delay + (self._random.uniform(0, self._jitter) if self._jitter else 0.0)
 
     def _leaves(self, now: float, size: int) -> float:
-        if self.trace:
-            return self.trace.leaves(now, size + IP_TCP_BYTES) if size else now
-        if self.rate is None:
+        if self._trace:
+            return self._trace.leaves(now, size + IP_TCP_BYTES) if size else now
+        if self._rate is None:
             return now
-        self._free_at = max(now, self._free_at) + wire_bits(size) / self.rate
+        self._free_at = max(now, self._free_at) + wire_bits(size) / self._rate
         return self._free_at
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
-        by_segment = self.trace is not None or self.fate.by_segment
-        if self.rate is None and not by_segment:
+        """Yields what is sent, and arrives, at once."""
+        by_segment = self._trace is not None or self._jitter > 0
+        if self._rate is None and not by_segment:
             yield data
             return
-        segments = 1 if by_segment else max(1, int((self.rate or 0) * PIECE_SECONDS / 8 / SEGMENT_BYTES))
+        segments = 1 if by_segment else max(1, int((self._rate or 0) * PIECE_SECONDS / 8 / SEGMENT_BYTES))
         for start in range(0, len(data), segments * SEGMENT_BYTES):
             yield data[start : start + segments * SEGMENT_BYTES]
 
 
 def sharpen_timers() -> None:
-    """Removes the 50 microsecond timer slack and raises the priority, as far as Linux permits."""
+    """Removes the 50 microsecond timer slack, as far as Linux permits."""
     with contextlib.suppress(OSError), open("/proc/self/timerslack_ns", "w") as slack:
         slack.write("1")

@@ -1,4 +1,4 @@
-"""Defines the link between client and servers, and the emulated link, which needs no root.
+"""An emulated link between client and servers.
 
 Servers run at the far end of a link. Its settings can change while they run:
 
@@ -11,72 +11,99 @@ Servers run at the far end of a link. Its settings can change while they run:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from contextlib import AsyncExitStack
+import sys
 from dataclasses import asdict
+from pathlib import Path
 
-from tandem.comparison.links.line_process import LineProcess
-from tandem.comparison.links.overhead import Echo, LinkOverhead, measure_overhead
+from tandem.comparison.links.overhead import SAMPLES, LinkOverhead, measure_overhead
 from tandem.comparison.links.settings import LinkSettings
 
-OVERHEAD_SAMPLES = 200
+PROXY = "tandem.comparison.links.delay_proxy"
+ROOT = Path(__file__).resolve().parents[3]
+GRACE_SECONDS = 2.0
 
 
-class Link:
-    """The loopback of one machine, whose settings add nothing; DelayLink derives from it. Can be entered once."""
-
-    def __init__(self) -> None:
-        self.settings = LinkSettings(0.0)
-        self._stack = AsyncExitStack()
-        self._echoes: tuple[str, str] | None = None
-
-    async def __aenter__(self) -> Link:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self._stack.aclose()
-
-    async def listen(self, upstream: str, back: bool = False) -> str:
-        """Returns the host:port that leads across the link to the server at host:port `upstream`.
-
-        `back`: for callers at the far end of a server at the near end.
-        """
-        return upstream
-
-    async def set(self, settings: LinkSettings) -> None:
-        """Changes the settings, also for open connections."""
-        self.settings = settings
-
-    async def overhead(self, samples: int = OVERHEAD_SAMPLES) -> LinkOverhead:
-        """Measures what the link adds to its settings. Takes 0.3 s or 28 round trips, whichever is longer."""
-        if self._echoes is None:
-            plain = await self._stack.enter_async_context(Echo())
-            self._echoes = plain.address, await self.listen(plain.address)
-        return await asyncio.to_thread(measure_overhead, *self._echoes, self.settings.with_headers(), samples)
-
-
-class DelayLink(Link):
-    """Emulates a link with the TCP proxy `tandem.comparison.links.delay_proxy` on 127.0.0.1.
+class DelayLink:
+    """Emulates a link with the delay proxy on 127.0.0.1. Can be entered once.
 
     Every method raises RuntimeError if the proxy has exited.
     """
 
     def __init__(self) -> None:
-        super().__init__()
-        self._proxy = LineProcess("tandem.comparison.links.delay_proxy")
+        self.settings = LinkSettings(0.0)
+        self._proxy: asyncio.subprocess.Process | None = None
+        self._turn = asyncio.Lock()
 
     async def __aenter__(self) -> DelayLink:
-        self._stack.push_async_callback(self._proxy.stop)
-        await self._proxy.start()
+        # Without site-packages it starts in 50 ms. Only this process holds its stdin, so it cannot outlive us.
+        self._proxy = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-E", "-s", "-S", "-m", PROXY),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            cwd=ROOT,
+            start_new_session=True,  # Ctrl-C on the terminal must reach only the driver
+        )
         return self
 
+    async def __aexit__(self, *error: object) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Ends the proxy, also if the wait is cancelled."""
+        if self._proxy is None:
+            return
+        assert self._proxy.stdin, "its stdin is a pipe"
+        waiting = asyncio.ensure_future(self._proxy.wait())
+        try:
+            self._proxy.stdin.close()
+            await asyncio.wait((waiting,), timeout=GRACE_SECONDS)
+        finally:
+            waiting.cancel()
+            if self._proxy.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    self._proxy.kill()
+        await self._proxy.wait()
+
+    @property
+    def pid(self) -> int:
+        assert self._proxy is not None, "not entered"
+        return self._proxy.pid
+
     async def listen(self, upstream: str, back: bool = False) -> str:
-        """Returns the address on 127.0.0.1 that leads to `upstream`. Raises ValueError if that is not an address."""
-        way = "listen-back" if back else "listen"
-        return f"127.0.0.1:{await self._proxy.ask(f'{way} {upstream}')}"
+        """Returns the address on 127.0.0.1 that leads across the link to `upstream`. Raises ValueError for no address.
+
+        `back`: for callers at the far end of a server at the near end.
+        """
+        return f"127.0.0.1:{await self._ask(f'listen-back {upstream}' if back else f'listen {upstream}')}"
 
     async def set(self, settings: LinkSettings) -> None:
         """Changes the settings, also for open connections; data in flight keeps its due time and its order."""
-        bandwidth = "none" if settings.bandwidth_mbps is None else f"{settings.bandwidth_mbps!r}"
-        await self._proxy.ask(f"set {settings.rtt_ms or 0.0!r} {bandwidth} {json.dumps(asdict(settings.but))}")
+        await self._ask(f"set {json.dumps(asdict(settings))}")
         self.settings = settings
+
+    async def overhead(self, samples: int = SAMPLES) -> LinkOverhead:
+        """Measures what the link adds to its settings, with small messages, in a few seconds."""
+        direct = f"127.0.0.1:{await self._ask('echo')}"
+        through = await self.listen(direct)
+        return await asyncio.to_thread(measure_overhead, direct, through, self.settings.small_round_trip(), samples)
+
+    async def _ask(self, command: str) -> str:
+        """Sends a command and returns what follows `ok`. Raises ValueError with any other answer."""
+        proxy = self._proxy
+        assert proxy is not None and proxy.stdin and proxy.stdout and proxy.stderr, "not entered"
+        async with self._turn:
+            with contextlib.suppress(ConnectionError):  # it has exited: readline returns nothing
+                proxy.stdin.write(f"{command}\n".encode())
+                await proxy.stdin.drain()
+            line = (await proxy.stdout.readline()).decode().strip()
+        if not line:
+            errors = (await proxy.stderr.read()).decode(errors="replace").strip()
+            why = f": {errors.splitlines()[-1]}" if errors else ""
+            raise RuntimeError(f"link: {PROXY} ended with code {await proxy.wait()}{why}")
+        status, _, rest = line.partition(" ")
+        if status != "ok":
+            raise ValueError(f"link: {PROXY}, asked to {command}: {rest}")
+        return rest

@@ -1,19 +1,22 @@
-"""Defines link settings and the round trip that follows from them. Uses only the standard library."""
+"""Link settings and the round trip that follows from them. Uses only the standard library."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
-from tandem.comparison.links.impairments import STEADY, TRACE, Impairments
+from tandem.comparison.links.trace import read_trace
 
+TRACE = "trace:"
 LINK_KINDS = ("emulated", f"{TRACE}UP,DOWN")
 
 MAX_RTT_MS = 10_000.0
+MAX_JITTER_MS = 10_000.0
 MIN_MBPS, MAX_MBPS = 0.01, 100_000.0
 SEGMENT_BYTES = 1448
 HEADER_BYTES = 66
-"""Bytes of Ethernet, IPv4 and TCP headers per segment; they count against the bandwidth, as in netem."""
+"""Bytes of Ethernet, IPv4 and TCP headers per segment; they count against the bandwidth."""
 SMALL_BYTES = 64
 """The size of a message whose round trip is measured."""
 
@@ -24,11 +27,65 @@ def wire_bits(size: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Impairments:
+    """How a link differs from a constant, symmetric one. Up is from the draft's side to the target's.
+
+    up_share: the share of the round trip on the way up. up_mbps: the bandwidth up, if another than down. jitter_ms: the
+    most that a segment is delayed besides, each way, at random. trace_up, trace_down: files of recorded links, in place
+    of a bandwidth. trace_from: the share of their length at which they begin.
+    """
+
+    up_share: float = 0.5
+    up_mbps: float | None = None
+    jitter_ms: float = 0.0
+    trace_up: str = ""
+    trace_down: str = ""
+    trace_from: float = 0.0
+
+    def check(self) -> None:
+        """Raises a one-line ValueError that names the flag; reads the traces."""
+        for flag, value, most in (
+            ("up-share", self.up_share, 1.0),
+            ("jitter-ms", self.jitter_ms, MAX_JITTER_MS),
+            ("trace-from", self.trace_from, 1.0),
+        ):
+            _check_between(flag, value, 0, most)
+        if self.up_mbps is not None:
+            _check_between("up-mbps", self.up_mbps, MIN_MBPS, MAX_MBPS)
+        for path in filter(None, (self.trace_up, self.trace_down)):
+            read_trace(path)
+
+    @property
+    def predictable(self) -> bool:
+        """Whether round trips follow from the settings."""
+        return not self.trace_up
+
+    @property
+    def recorded(self) -> str:
+        """The name of the recorded link; empty if it is none."""
+        paths = [Path(path) for path in (self.trace_up, self.trace_down) if path]
+        alike = len(paths) == 2 and len({path.stem for path in paths}) == 1
+        return paths[0].stem if alike else " and ".join(path.name for path in paths)
+
+    def __str__(self) -> str:
+        parts = (
+            (bool(self.recorded), f"recorded {self.recorded}"),
+            (self.up_mbps is not None, f"{self.up_mbps or 0:g} Mbit/s up"),
+            (self.up_share != 0.5, f"{self.up_share:.0%} of the delay up"),
+            (bool(self.jitter_ms), f"jitter {self.jitter_ms:g} ms"),
+        )
+        return ", ".join(text for shown, text in parts if shown)
+
+
+STEADY = Impairments()
+"""A constant and symmetric link."""
+
+
+@dataclass(frozen=True, slots=True)
 class LinkSettings:
     """The round-trip time in milliseconds and the bandwidth in 10^6 bits per second each way (None: unlimited).
 
-    All connections share the bandwidth. `rtt_ms` None: no link is emulated. `but`: in what it is not constant and
-    symmetric.
+    All connections share the bandwidth. `rtt_ms` None: no link is emulated.
     """
 
     rtt_ms: float | None = None
@@ -36,13 +93,11 @@ class LinkSettings:
     but: Impairments = STEADY
 
     def check(self) -> None:
-        """Raises a one-line ValueError that names the flag if no link can be emulated so."""
-        if self.rtt_ms is not None and not (math.isfinite(self.rtt_ms) and 0 <= self.rtt_ms <= MAX_RTT_MS):
-            raise ValueError(f"rtt-ms: {self.rtt_ms:g} is not between 0 and {MAX_RTT_MS:g}")
-        if self.bandwidth_mbps is not None and not MIN_MBPS <= self.bandwidth_mbps <= MAX_MBPS:
-            raise ValueError(f"bandwidth-mbps: {self.bandwidth_mbps:g} is not between {MIN_MBPS:g} and {MAX_MBPS:g}")
-        if self.but.up_mbps is not None and not MIN_MBPS <= self.but.up_mbps <= MAX_MBPS:
-            raise ValueError(f"up-mbps: {self.but.up_mbps:g} is not between {MIN_MBPS:g} and {MAX_MBPS:g}")
+        """Raises a one-line ValueError that names the flag if the link cannot be emulated."""
+        if self.rtt_ms is not None:
+            _check_between("rtt-ms", self.rtt_ms, 0, MAX_RTT_MS)
+        if self.bandwidth_mbps is not None:
+            _check_between("bandwidth-mbps", self.bandwidth_mbps, MIN_MBPS, MAX_MBPS)
         self.but.check()
 
     def __str__(self) -> str:
@@ -54,18 +109,33 @@ class LinkSettings:
     def seconds(self) -> float:
         return (self.rtt_ms or 0.0) / 1000
 
+    @property
+    def rates(self) -> tuple[float | None, float | None]:
+        """The bandwidths up and down, in Mbit/s."""
+        return self.but.up_mbps or self.bandwidth_mbps, self.bandwidth_mbps
+
     def transfer(self, payload_bytes: float) -> float:
-        """Returns the seconds for which a payload of this size occupies the link; half of it goes up."""
-        rates = (self.but.up_mbps or self.bandwidth_mbps, self.bandwidth_mbps)
-        return sum(payload_bytes / 2 * 8 / (rate * 1e6) for rate in rates if rate is not None)
+        """Returns the seconds for which a payload occupies the link; half of it goes up."""
+        return sum(payload_bytes / 2 * 8 / (rate * 1e6) for rate in self.rates if rate is not None)
 
     def round_trip(self, payload_bytes: float) -> float:
-        """Returns the seconds that a call and its reply, `payload_bytes` together, take on the link."""
+        """Returns the seconds of a call and its reply, `payload_bytes` together."""
         return self.seconds + self.transfer(payload_bytes)
 
-    def with_headers(self, up_bytes: int = SMALL_BYTES, down_bytes: int = SMALL_BYTES) -> float:
-        """The same for an idle link and with TCP headers, as in netem: 66 bytes for every 1448."""
-        up, down = self.but.up_mbps or self.bandwidth_mbps, self.bandwidth_mbps
-        rated = ((up, wire_bits(up_bytes)), (down, wire_bits(down_bytes)))
-        sending = sum(bits / (rate * 1e6) for rate, bits in rated if rate is not None)
+    def small_round_trip(self) -> float:
+        """Returns the seconds of a small message and its reply on an idle link, with TCP headers."""
+        sending = sum(wire_bits(SMALL_BYTES) / (rate * 1e6) for rate in self.rates if rate is not None)
         return self.seconds + self.but.jitter_ms / 1000 + sending  # half of the most jitter each way, on average
+
+
+def traces_named(link: str) -> tuple[str, str]:
+    """Returns the files of `trace:UP,DOWN`, as absolute paths. Raises ValueError."""
+    up, comma, down = link.removeprefix(TRACE).partition(",")
+    if not (up and comma and down):
+        raise ValueError(f"link: {link!r} is not trace:UP,DOWN, two files")
+    return str(Path(up).resolve()), str(Path(down).resolve())
+
+
+def _check_between(flag: str, value: float, least: float, most: float) -> None:
+    if not (math.isfinite(value) and least <= value <= most):
+        raise ValueError(f"{flag}: {value:g} is not between {least:g} and {most:g}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """`service` answers its Generate; `split`: draft and target run apart, and bytes are counted between them."""
+    """`service` answers its Generate. `split`: draft and target run apart, and bytes are counted between them."""
 
     name: str
     service: str
@@ -16,7 +16,7 @@ class Architecture:
 
     @property
     def drafts_for_client(self) -> bool:
-        """Whether a client may have a draft of its own: it asks that, and all of them one target."""
+        """Whether each client may have a draft worker of its own, before one target."""
         return self.service == "DraftWorker"
 
 
@@ -35,7 +35,7 @@ NEVER_WAITING = Architecture("never_waiting", "DraftWorker", split=True)
 HEADED = Architecture("distributed_head", "DraftWorker", split=True)
 # Plain decoding where the target verifies wider than one token: the baseline of speedups, started when needed.
 WIDTH_1 = Architecture("autoregressive_width_1", "TargetVerifier")
-# A server of others, of which nothing but OpenAI's API is known: only connected, and only measured.
+# A server of which nothing but the OpenAI API is known: only connected, and only measured.
 OPENAI = Architecture("openai", "OpenAI")
 PLAIN = (AUTOREGRESSIVE.name, WIDTH_1.name)
 
@@ -43,4 +43,12 @@ DEFAULT: tuple[Architecture, ...] = (AUTOREGRESSIVE, LOOKUP, DISTRIBUTED, NEVER_
 COMPARED: Mapping[str, Architecture] = {a.name: a for a in (*DEFAULT, PIPELINED, HEADED)}
 CONNECTABLE: Mapping[str, Architecture] = {**COMPARED, WIDTH_1.name: WIDTH_1}
 ASKED: Mapping[str, Architecture] = {**COMPARED, OPENAI.name: OPENAI}
-"""What a comparison may be asked to measure."""
+"""The names that --architectures takes."""
+SERVED_BY_VLLM: Mapping[str, str] = {
+    AUTOREGRESSIVE.name: "plain",
+    LOOKUP.name: "its own n-gram",
+    FUSED.name: "its own draft_model",
+    REMOTE_DRAFT.name: "tandem.vllm.RemoteDrafter, waiting",
+    NEVER_WAITING.name: "tandem.vllm.RemoteDrafter, never waiting",
+}
+"""How vLLM decodes as each architecture."""

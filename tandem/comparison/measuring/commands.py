@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.launch import LAUNCH
-from tandem.rpc.credentials import on_this_machine
 from tandem.workshops.planning.host_placement import CoreGroup, pair_for
 
 MIN_LENGTH = 5
@@ -19,7 +18,6 @@ def server_command(
     *extra: str,
     group: CoreGroup | None = None,
     speculation_length: int | None = None,
-    host: str = "127.0.0.1",
 ) -> list[str]:
     """Returns the command of a server. `group`: where it is placed, and None for a draft that has no place.
 
@@ -28,7 +26,7 @@ def server_command(
     if role == "draft_worker" and config.draft_device:
         config = replace(config, backend="torch", device=config.draft_device, compiled_dir=None, neuron_config=None)
     length = most_drafts(config) if speculation_length is None else speculation_length
-    command = [*LAUNCH, "--role", role, "--host", host, "--port", "0"]
+    command = [*LAUNCH, "--role", role, "--host", "127.0.0.1", "--port", "0"]
     command += ["--max_speculation_length", str(length), "--sequence_length", str(config.sequence_length)]
     command += ["--backend", config.backend, "--prefix_sharing", "off"]  # a prompt costs the same in every run
     drafts = role != "target"
@@ -56,8 +54,6 @@ def server_command(
         chosen["--pair"] = pair_for(config.backend, temperatures)
     for flag, value in chosen.items():
         command += [flag, str(value)] if value not in (None, "") else []
-    if not on_this_machine(host):  # safe in a network namespace that only this machine reaches
-        command.append("--insecure")
     return [*command, *extra]
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tandem.comparison.links.impairments import STEADY, Impairments
-from tandem.comparison.links.settings import LinkSettings
+from tandem.comparison.links.settings import STEADY, Impairments, LinkSettings
 from tandem.comparison.measuring.loads import Load
 from tandem.speculation.types import GenerationRequest, Rule
 
@@ -17,7 +16,7 @@ BASE, LINK, SAMPLING, LOAD = "base", "link", "sampling", "load"
 class Condition:
     """One combination of link, sampling and rule. `name` is unique in a comparison. `load` None: one at a time.
 
-    request: what is asked, except for the prompt.
+    request: template; the prompt is filled in per request.
     """
 
     name: str

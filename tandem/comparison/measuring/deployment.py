@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tandem.comparison.links.link import Link
+from tandem.comparison.links.link import DelayLink
 from tandem.comparison.measuring import architectures as arch
 from tandem.comparison.measuring.commands import feature_flags, lookup_alone, server_command, target_of, whole_of
 from tandem.comparison.measuring.config import MIN_SLOTS, ComparisonConfig
 from tandem.comparison.measuring.servers import Fleet
+from tandem.comparison.measuring.vllm_counters import version_at
 from tandem.speculation.types import ModelInfo
 
 T = TypeVar("T")
@@ -24,9 +25,8 @@ Describe = Callable[[str, str], Awaitable[ModelInfo]]
 class Endpoint:
     """The address and the model of an architecture. `log` is None for servers that were not started here.
 
-    `across`: the address at which the client side reaches it across a link, if there is one. `more`: the addresses of
-    further draft workers, so that each client has one of its own. `counters`: the pages on which a server of others
-    counts.
+    `across`: the address at which the client side reaches it across a link. `more`: the addresses of further draft
+    workers, one for each further client. `counters`: the base URL of a vLLM, whose counters are read.
     """
 
     architecture: arch.Architecture
@@ -35,7 +35,7 @@ class Endpoint:
     log: Path | None = None
     across: str | None = None
     more: tuple[str, ...] = ()
-    counters: tuple[str, ...] = ()
+    counters: str | None = None
 
     @property
     def reached(self) -> str:
@@ -46,15 +46,15 @@ async def deploy(
     config: ComparisonConfig,
     fleet: Fleet,
     describe: Describe,
-    link: Link | None = None,
+    link: DelayLink | None = None,
     turn: tuple[str, ...] | None = None,
 ) -> list[Endpoint]:
     """Starts the servers of a turn (None: of all) that are not connected; returns the endpoints in report order."""
-    deployment = _Deployment(config, fleet, describe, link or Link(), turn or config.architectures)
+    deployment = _Deployment(config, fleet, describe, link, turn or config.architectures)
     groups = await _together(
         deployment.plain_and_distributed(),
-        deployment.lookup(),
-        deployment.fused(),
+        deployment.beside(arch.LOOKUP, lookup_alone(config)),
+        deployment.beside(arch.FUSED, config),
         deployment.width_1(),
         deployment.openai(),
     )
@@ -77,15 +77,22 @@ class _Deployment:
     config: ComparisonConfig
     fleet: Fleet
     describe: Describe
-    link: Link
+    link: DelayLink | None
     turn: tuple[str, ...]
 
     def _starts(self, architecture: arch.Architecture) -> bool:
         return architecture.name in self.turn and architecture.name not in self.config.connect
 
     async def _connected(self, architecture: arch.Architecture) -> Endpoint:
+        """Describes a running server. Only the user knows how a vLLM decodes."""
         address = self.config.connect[architecture.name]
-        return Endpoint(architecture, address, await self.describe(address, architecture.service))
+        if "://" not in address or architecture == arch.OPENAI:
+            return Endpoint(architecture, address, await self.describe(address, architecture.service))
+        model = await self.describe(address, arch.OPENAI.service)
+        base = address.rstrip("/").removesuffix("/v1")
+        drafts = "" if architecture == arch.AUTOREGRESSIVE else arch.SERVED_BY_VLLM[architecture.name]
+        model = replace(model, backend=await version_at(base), draft_name=drafts)
+        return Endpoint(replace(architecture, service=arch.OPENAI.service, split=False), address, model, counters=base)
 
     async def _started(self, architecture: arch.Architecture, command: list[str]) -> Endpoint:
         """Starts a server on this side and returns its endpoint."""
@@ -96,22 +103,18 @@ class _Deployment:
     async def _started_across(self, architecture: arch.Architecture, command: list[str]) -> Endpoint:
         """Starts a server on the target side and returns its endpoint."""
         endpoint = await self._started(architecture, command)
-        return replace(endpoint, across=await self.link.listen(endpoint.address))
+        return replace(endpoint, across=await self.link.listen(endpoint.address)) if self.link else endpoint
 
     async def _one(self, architecture: arch.Architecture, start: Callable[[], Awaitable[Endpoint]]) -> list[Endpoint]:
-        """Returns an architecture of this turn, if it is one: the connected server, or what `start` starts."""
+        """Returns an architecture of this turn, connected or started; else nothing."""
         if architecture.name not in self.turn:
             return []
         return [await (self._connected(architecture) if architecture.name in self.config.connect else start())]
 
-    async def fused(self) -> list[Endpoint]:
-        command = server_command(self.config, "fused_target", group=whole_of(self.config))
-        return await self._one(arch.FUSED, lambda: self._started_across(arch.FUSED, command))
-
-    async def lookup(self) -> list[Endpoint]:
-        config = lookup_alone(self.config)
+    async def beside(self, architecture: arch.Architecture, config: ComparisonConfig) -> list[Endpoint]:
+        """Drafts beside the target, in one server."""
         command = server_command(config, "fused_target", group=whole_of(config))
-        return await self._one(arch.LOOKUP, lambda: self._started_across(arch.LOOKUP, command))
+        return await self._one(architecture, lambda: self._started_across(architecture, command))
 
     async def openai(self) -> list[Endpoint]:
         return [await self._connected(arch.OPENAI)] if arch.OPENAI.name in self.turn else []
@@ -164,7 +167,7 @@ class _Deployment:
             where = ("--target_host", host.strip("[]"), "--target_port", port, "--pipeline", pipeline)
             headed = replace(self.config, draft="eagle", draft_model=self.config.head)
             config = headed if worker == arch.HEADED else self.config
-            flags = (*where, *self._shown_to(target), *feature_flags(config))
+            flags = (*where, *self._credentials_for(target), *feature_flags(config))
             if self.config.capacity_ms is None:
                 return await self._started(worker, self._worker_command(config, *flags))
             command = self._worker_command(replace(config, batch=config.batch or MIN_SLOTS), *flags)
@@ -180,16 +183,18 @@ class _Deployment:
 
         async def start() -> Endpoint:
             worker = next((endpoint for endpoint in found if endpoint.architecture == arch.DISTRIBUTED), None)
-            drafter = await self.link.listen(worker.address if worker else await self._proposing(), back=True)
+            drafter = worker.address if worker else await self._proposing()
+            if self.link:
+                drafter = await self.link.listen(drafter, back=True)
             pipeline = "off" if self.config.pipeline == "on" else self.config.pipeline  # it has one round at a time
-            shown = self._shown_to(worker) if worker else []
-            drafting = ("--draft_host", drafter, "--pipeline", pipeline, *shown)
+            credentials = self._credentials_for(worker) if worker else []
+            drafting = ("--draft_host", drafter, "--pipeline", pipeline, *credentials)
             command = server_command(self.config, "target", *drafting, group=target_of(self.config))
             return await self._started_across(arch.REMOTE_DRAFT, command)
 
         return await self._one(arch.REMOTE_DRAFT, start)
 
-    def _shown_to(self, endpoint: Endpoint) -> list[str]:
+    def _credentials_for(self, endpoint: Endpoint) -> list[str]:
         """Returns the credential flags for calls to an endpoint; only connected servers require them."""
         return self.config.credentials.flags() if endpoint.log is None else []
 
@@ -215,7 +220,7 @@ async def _together(*work: Coroutine[Any, Any, T]) -> list[T]:
 
 
 def wants_width_1(target: Endpoint) -> bool:
-    """Whether plain decoding at width 1 is to be started beside a target, as the baseline of speedups.
+    """Whether plain decoding at width 1 is started beside a target, as the baseline of speedups.
 
     Not beside a connected one: plain decoding on this machine would not be comparable with it.
     """

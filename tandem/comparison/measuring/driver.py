@@ -1,4 +1,4 @@
-"""Runs one comparison from start to finish: servers, clients, warm-up, measurements, files, tables."""
+"""Runs one comparison from start to finish: servers, clients, measurements."""
 
 from __future__ import annotations
 
@@ -12,26 +12,20 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from tandem.clients.encoding import target_tokenizer
-from tandem.comparison.links.link import DelayLink, Link
+from tandem.comparison.links.link import DelayLink
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, WIDTH_1
+from tandem.comparison.measuring.attempt import format_error
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Describe, Endpoint, deploy, in_report_order, wants_width_1
 from tandem.comparison.measuring.environment import these_versions, this_machine
 from tandem.comparison.measuring.interruption import Interruption
-from tandem.comparison.measuring.measurement import Measuring, ServerDied, while_all_live
+from tandem.comparison.measuring.measurement import Measuring, Refused, ServerDied, while_all_live
 from tandem.comparison.measuring.progress import Progress
 from tandem.comparison.measuring.record_log import RecordLog, RunData
 from tandem.comparison.measuring.records import failure_of
 from tandem.comparison.measuring.run import Contender
 from tandem.comparison.measuring.servers import Fleet, ServerFailed
-from tandem.comparison.measuring.template import decide_template
-from tandem.comparison.report.attempt import format_error
-from tandem.comparison.report.publishing import FAILED, OK, SERVER_DIED, USAGE, publish
-from tandem.comparison.vllm.counters import Counters
-from tandem.comparison.vllm.deployment import VllmDeployment
-from tandem.comparison.vllm.memory import vllm_turns
-from tandem.comparison.vllm.probe import Found, NoVllm, find
-from tandem.comparison.vllm.settings import FORMS, VLLM, started_here
+from tandem.comparison.measuring.vllm_counters import Counters
 from tandem.rpc.errors import TandemError
 from tandem.rpc.first_contact import explained
 from tandem.speculation.types import ModelInfo
@@ -45,6 +39,8 @@ if TYPE_CHECKING:
 Connect = Callable[[str, str], "AbstractAsyncContextManager[GenerationClient | OpenAIClient]"]
 """(address, service) -> a client."""
 
+OK, FAILED, USAGE, SERVER_DIED = 0, 1, 2, 4
+"""Exit codes. Others: 130 by Ctrl-C, 143 by SIGTERM."""
 _SILENT = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED")
 
 
@@ -52,18 +48,10 @@ class Unreachable(RuntimeError):
     """No server of the expected service answers at an address."""
 
 
-class LinkUnavailable(RuntimeError):
-    """The link cannot be emulated on this machine; the message says why in one line."""
+def run_comparison(config: ComparisonConfig, connect: Connect, publish: Callable[[RunData], int]) -> int:
+    """Runs a comparison and returns the exit code: of measuring, or else of `publish`.
 
-
-class NoTokenizer(RuntimeError):
-    """A load's prompts cannot be cut: the target's tokenizer is not here; the message is one line."""
-
-
-def run_comparison(config: ComparisonConfig, connect: Connect) -> int:
-    """Runs a comparison and returns the exit code (see tandem/comparison/report/publishing.py).
-
-    If measuring ends early, the measurements so far are reported. A second signal ends the process at once.
+    If measuring ends early, the measurements so far are published. A second signal ends the process at once.
     """
     with Interruption() as interruption:
         try:
@@ -78,12 +66,12 @@ def run_comparison(config: ComparisonConfig, connect: Connect) -> int:
             published = publish(log.measured)
             code = code or published
         elif interruption.signal:
-            print(f"{interruption.reason}: nothing was measured; {log.path} says what was asked for", file=sys.stderr)
+            print(f"{interruption.reason}: nothing was measured; {log.path} has the settings", file=sys.stderr)
         return interruption.exit_code if interruption.signal else code
 
 
 def started(config: ComparisonConfig) -> RunData:
-    """An empty measurement of this machine, at this moment."""
+    """Returns an empty measurement of this machine, at this moment."""
     started_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return RunData(config, this_machine(), these_versions(), started_at)
 
@@ -100,9 +88,9 @@ def _measured(log: RecordLog, connect: Connect, interruption: Interruption) -> i
     except ServerDied as error:
         print(error, file=sys.stderr)
         return _ended(log, f"{error}".splitlines()[0], SERVER_DIED)
-    except (ServerFailed, LinkUnavailable, NoTokenizer, NoVllm, Unreachable) as error:  # before anything was measured
+    except (ServerFailed, Refused, Unreachable) as error:  # before anything was measured
         print(f"compare_architectures.py: error: {error}", file=sys.stderr)
-        usage = isinstance(error, LinkUnavailable | NoTokenizer | NoVllm) or getattr(error, "returncode", None) == USAGE
+        usage = isinstance(error, Refused) or getattr(error, "returncode", None) == USAGE
         return _ended(log, f"{error}".splitlines()[0], USAGE if usage else FAILED)
     except Exception as error:
         if not log.measured.records:
@@ -122,13 +110,11 @@ def _ended(log: RecordLog, why: str, code: int) -> int:
 async def measure(log: RecordLog, connect: Connect, interruption: Interruption, progress: Progress) -> None:
     """Starts the servers, measures everything into the log and stops the servers.
 
-    Raises ServerFailed, ServerDied, Unreachable, LinkUnavailable, NoTokenizer or NoVllm.
+    Raises ServerFailed, ServerDied, Unreachable or Refused.
     """
-    config, logs = log.measured.config, log.measured.config.output_dir / "logs"
-    tokenizer = _tokenizer(config)
+    config = log.measured.config
+    tokenizer, turns = _tokenizer(config), turns_of(config)
     with progress:
-        found, of_vllm = await _vllm(config), config.engine == VLLM
-        turns = vllm_turns(config, found) if of_vllm else turns_of(config)
         async with _open_link(config) as link:
             if config.one_length:
                 log.remark(
@@ -137,49 +123,33 @@ async def measure(log: RecordLog, connect: Connect, interruption: Interruption, 
                 )
             if config.placement:
                 log.remark(f"Architectures were measured in turn, each with all of its cores: {config.placement}.")
-            elif len(turns) > 1:
-                log.remark("Servers ran one after the other: beside each other they have no room on this machine.")
             while turns:
                 names = turns.pop(0)
-                folder = logs / names[0] if config.placement or names != config.architectures else logs
+                folder = config.output_dir / "logs" / (names[0] if config.placement else "")
                 fleet = Fleet(folder, config.startup_timeout_s, on_wait=progress.waiting, on_ready=progress.ready)
                 async with contextlib.AsyncExitStack() as stack:
                     stack.enter_context(interruption.killing(fleet.kill))  # also while the fleet stops its servers
                     await stack.enter_async_context(fleet)
                     describe = _describing(connect, config.credentials)
-                    if of_vllm:
-                        endpoints = await VllmDeployment(config, found, fleet, describe, link).start(names)
-                    else:
-                        endpoints = await deploy(config, fleet, describe, link, names)
-                    log.servers(in_report_order(config, [*log.measured.endpoints, *endpoints]))
+                    before = log.measured.endpoints
+                    endpoints = await deploy(config, fleet, describe, link, names)
+                    log.servers(in_report_order(config, [*before, *endpoints]))
                     _check_tokenizer(tokenizer, endpoints)
                     wide = any(each.architecture == AUTOREGRESSIVE and wants_width_1(each) for each in endpoints)
                     if config.placement and wide:
                         turns.append((WIDTH_1.name,))
                     contenders = [await _connected(stack, connect, each, config) for each in endpoints]
-                    config = await decide_template(log, contenders[0])
                     measuring = Measuring(config, endpoints, contenders, link, progress, log, tokenizer)
                     await while_all_live(measuring.run(), fleet, log)
-                    if config.rehearse:
-                        counted = await _described_again(endpoints, describe)
-                        before = [each for each in log.measured.endpoints if each not in endpoints]
+                    if config.rehearse:  # with the steps that its servers have counted by now
+                        counted = [
+                            replace(each, model=await describe(each.address, each.architecture.service))
+                            for each in endpoints
+                        ]
                         log.servers(in_report_order(config, [*before, *counted]))
                     if not turns:
                         log.end()
                     progress.say("stopping the servers")
-
-
-async def _vllm(config: ComparisonConfig) -> Found | None:
-    """Returns the vLLM that serves, if one is started. Raises NoVllm."""
-    started = started_here(config)
-    return (
-        await find(config.vllm_python, bool(set(started) & set(FORMS))) if config.engine == VLLM and started else None
-    )
-
-
-async def _described_again(endpoints: Sequence[Endpoint], describe: Describe) -> list[Endpoint]:
-    """Returns the endpoints with what their servers have counted by now."""
-    return [replace(each, model=await describe(each.address, each.architecture.service)) for each in endpoints]
 
 
 def turns_of(config: ComparisonConfig) -> list[tuple[str, ...]]:
@@ -193,33 +163,30 @@ def turns_of(config: ComparisonConfig) -> list[tuple[str, ...]]:
 
 
 @contextlib.asynccontextmanager
-async def _open_link(config: ComparisonConfig) -> AsyncGenerator[Link, None]:
-    """Opens the link that the conditions of a comparison need. Raises LinkUnavailable."""
-    emulated = any(condition.link.rtt_ms is not None for condition in config.conditions)
-    link = DelayLink() if emulated else Link()
-    async with contextlib.AsyncExitStack() as stack:
-        try:
-            await stack.enter_async_context(link)
-        except ValueError as error:
-            raise LinkUnavailable(str(error)) from error
+async def _open_link(config: ComparisonConfig) -> AsyncGenerator[DelayLink | None, None]:
+    """Opens the link that the conditions of a comparison need, if any."""
+    if all(condition.link.rtt_ms is None for condition in config.conditions):
+        yield None
+        return
+    async with DelayLink() as link:
         yield link
 
 
 def _tokenizer(config: ComparisonConfig) -> Tokenizer | None:
-    """Returns the target's tokenizer if prompts are cut to a length. Raises NoTokenizer."""
+    """Returns the target's tokenizer if prompts are cut to a length. Raises Refused."""
     if config.mean_input_tokens is None:
         return None
     try:
         return target_tokenizer(config.backend, config.model)
     except ValueError as error:
-        raise NoTokenizer(f"mean-input-tokens: {error}") from error
+        raise Refused(f"mean-input-tokens: {error}") from error
 
 
 def _check_tokenizer(tokenizer: Tokenizer | None, endpoints: Sequence[Endpoint]) -> None:
-    """Raises NoTokenizer if a server's tokenizer is another one: the ids would mean another text."""
+    """Raises Refused if a server's tokenizer is another one: the ids would mean another text."""
     for endpoint in endpoints if tokenizer else ():
         if tokenizer and endpoint.model.tokenizer_sha256 != tokenizer.sha256:
-            raise NoTokenizer(
+            raise Refused(
                 f"mean-input-tokens: {endpoint.architecture.name} has another tokenizer than --model names here"
             )
 
@@ -243,6 +210,12 @@ async def _connected(
 ) -> Contender:
     service = endpoint.architecture.service
     first, *own = [await stack.enter_async_context(connect(at, service)) for at in (endpoint.reached, *endpoint.more)]
-    split, all_ours = endpoint.architecture.split, not config.connect
-    counters = Counters(endpoint.counters) if endpoint.counters else None
-    return Contender(endpoint.architecture.name, first, split, config.timeout_s, all_ours, tuple(own), counters)
+    return Contender(
+        endpoint.architecture.name,
+        first,
+        endpoint.architecture.split,
+        config.timeout_s,
+        all_ours=not config.connect,
+        own=tuple(own),
+        counters=Counters(endpoint.counters) if endpoint.counters else None,
+    )

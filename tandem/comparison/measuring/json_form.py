@@ -71,3 +71,13 @@ def _decoded(kind: Any, value: Any) -> Any:
     if isinstance(kind, type) and issubclass(kind, Enum | Path | int | float) and kind is not bool:
         return kind(value)  # JSON keys are strings, and 0.0 may be written as 0
     return value
+
+
+def read_text(path: Path, flag: str) -> str:
+    """Reads a file that a flag names. Raises a one-line ValueError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ValueError(f"{flag}: {path} does not exist") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{flag}: {path} cannot be read: {' '.join(str(error).split())}") from None

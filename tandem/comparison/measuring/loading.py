@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tandem.comparison.analysis.distributions import distribution
 from tandem.comparison.measuring.conditions import Condition
+from tandem.comparison.measuring.distributions import distribution
 from tandem.comparison.measuring.loads import Load, arrivals
 from tandem.comparison.measuring.records import Record
 from tandem.comparison.measuring.run import Contender, attempt, rotated, short
@@ -78,7 +78,7 @@ async def _run(
             await ask(one, number=number)
 
     if load.rate is not None:
-        times = arrivals(load.rate, len(asked), seed, load.pattern)
+        times = arrivals(load.rate, len(asked), seed)
         await asyncio.gather(*(ask(one, at) for at, one in zip(times, asked, strict=True)))
     else:
         waiting = iter(asked)

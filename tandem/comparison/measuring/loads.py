@@ -5,10 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
-
-from tandem.comparison.measuring.others_workloads import read_arrivals, rescaled
 
 MAX_CONCURRENCY = 1000
 MAX_RATE = 1000.0
@@ -18,15 +15,13 @@ MAX_RATE = 1000.0
 class Load:
     """One load point. Exactly one of `concurrency` and `rate` is set.
 
-    concurrency: so many users, each of whom sends the next request when the last one is answered (a closed loop).
+    concurrency: users, each of whom sends the next request when the last one is answered (a closed loop).
     rate: requests per second that arrive as a Poisson process, whether or not others were answered (an open loop).
-    pattern: a file of recorded arrivals, which take the place of that process, stretched to the rate.
     """
 
     requests: int
     concurrency: int | None = None
     rate: float | None = None
-    pattern: str = ""
 
     @property
     def name(self) -> str:
@@ -44,13 +39,8 @@ def drawn_length(random: Random, mean: int, stddev: int, most: int) -> int:
             return drawn
 
 
-def arrivals(rate: float, count: int, seed: int, pattern: str = "") -> tuple[float, ...]:
-    """Returns arrival times in seconds: recorded ones, or a Poisson process's, equal for equal seeds.
-
-    So they are the same for every architecture.
-    """
-    if pattern:
-        return rescaled(read_arrivals(Path(pattern)), rate, count)
+def arrivals(rate: float, count: int, seed: int) -> tuple[float, ...]:
+    """Returns a Poisson process's arrival times in seconds: equal for equal seeds, so for every architecture."""
     random, at = Random(f"arrivals {seed}"), 0.0
     return tuple(at := at + random.expovariate(rate) for _ in range(count))
 

@@ -7,24 +7,23 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tandem.comparison.analysis.identity import diverged_prompts
-from tandem.comparison.links.link import Link
+from tandem.comparison.links.link import DelayLink
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE
+from tandem.comparison.measuring.attempt import format_error
 from tandem.comparison.measuring.calibration import NOT_COSTED, Calibrator
 from tandem.comparison.measuring.conditions import Condition
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint
+from tandem.comparison.measuring.identity import diverged_prompts
 from tandem.comparison.measuring.loading import measure_loads
 from tandem.comparison.measuring.loads import Load
+from tandem.comparison.measuring.own_texts import own_texts
 from tandem.comparison.measuring.progress import Progress
 from tandem.comparison.measuring.record_log import RecordLog
 from tandem.comparison.measuring.records import Record
 from tandem.comparison.measuring.run import Contender, measure_all, trace_margins, warm_up
 from tandem.comparison.measuring.servers import Fleet
 from tandem.comparison.measuring.traffic import most_requests, requests_of
-from tandem.comparison.report.attempt import format_error
-from tandem.comparison.vllm.own_texts import own_texts
-from tandem.comparison.vllm.settings import VLLM
 from tandem.speculation.types import Rule
 
 if TYPE_CHECKING:
@@ -32,6 +31,10 @@ if TYPE_CHECKING:
 
 NOTICED_SECONDS = 1.0
 """How long to wait, after failed requests, for a server's exit to be noticed."""
+
+
+class Refused(RuntimeError):
+    """The settings cannot be measured with these servers; the message is one line that names the flag."""
 
 
 class ServerDied(RuntimeError):
@@ -61,7 +64,7 @@ class Measuring:
     config: ComparisonConfig
     endpoints: Sequence[Endpoint]
     contenders: Sequence[Contender]
-    link: Link
+    link: DelayLink | None
     progress: Progress
     log: RecordLog
     tokenizer: Tokenizer | None = None
@@ -72,6 +75,8 @@ class Measuring:
         self.progress.say("warming up")
         await self._enter(base)
         for name, failure in (await warm_up(self.contenders, config.prompts[0], base.request)).items():
+            if failure.message.startswith("chat: "):
+                raise Refused(f"raw: give your prompts as they are, with --raw: {name}: {failure.message}")
             self.log.warm_up_failed(name, failure)
         await self._links()
         calibrator = Calibrator(
@@ -100,8 +105,8 @@ class Measuring:
                 self.log.remark(
                     f"Margins of outputs that parted were not traced under {condition.name}: {format_error(error)}"
                 )
-        if config.engine == VLLM and (said := await own_texts(self.contenders, config, self.log.measured.records)):
-            self.log.remark(said)
+        if config.over_http and (remark := await own_texts(self.contenders, config, self.log.measured.records)):
+            self.log.remark(remark)
         if config.loads:
             await self._enter(base)
             asked = requests_of(config, most_requests(config), self.tokenizer)
@@ -121,7 +126,7 @@ class Measuring:
         link, recorded = condition.link, condition.link.but.recorded
         if recorded:
             link = replace(link, but=replace(link.but, trace_from=share))
-        if link.rtt_ms is not None and (recorded or link != self.link.settings):
+        if self.link and (recorded or link != self.link.settings):
             await self.link.set(link)
 
     def _lengths(self) -> tuple[int, ...]:
@@ -131,11 +136,8 @@ class Measuring:
         return tuple(range(shortest, min(most) + 1)) if most and self.config.speculation_length != 0 else ()
 
     def _predicts(self) -> bool | None:
-        """Whether plain and speculating servers are both measured, where that is in turn; else None.
-
-        Servers of others tell no times of draft and target.
-        """
-        if self.config.engine != "tandem":
+        """Whether plain and speculating servers are both measured, where that is in turn; else None."""
+        if self.config.over_http:  # vLLM reports no times of draft and target
             return False
         if self.config.placement is None:
             return None
@@ -146,7 +148,7 @@ class Measuring:
     async def _links(self) -> None:
         """Measures the overhead of every link, the base's last so that it stays set."""
         for link, condition in reversed({condition.link: condition for condition in self.config.conditions}.items()):
-            if link.rtt_ms is not None:
+            if self.link:
                 self.progress.say(f"measuring the link: {link}")
                 await self._enter(condition)
                 self.log.link(link, await self.link.overhead())

@@ -9,23 +9,22 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from tandem.comparison.analysis.identity import MarginTrace
 from tandem.comparison.links.overhead import LinkOverhead
 from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.measuring.calibration import Calibration
-from tandem.comparison.measuring.config import ComparisonConfig, settings_as_json
+from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint
 from tandem.comparison.measuring.environment import Machine, Versions
-from tandem.comparison.measuring.json_form import decoded, encoded
+from tandem.comparison.measuring.identity import MarginTrace
+from tandem.comparison.measuring.json_form import decoded, encoded, read_text
 from tandem.comparison.measuring.records import Failure, Record
-from tandem.comparison.report.reading import read_text
 
 NAME = "records.jsonl"
-FORMAT = 1
+FORMAT = 2
 """The version of the format; incremented when the meaning of a line changes or a line is removed."""
 UNENDED = "the run has not ended, or was killed"
 
@@ -51,11 +50,6 @@ class RunData:
     remarks: list[str] = field(default_factory=list)
     ended: bool = False
     cut_short: str | None = None
-
-    def decide_template(self, used: bool) -> None:
-        """Decides for the prompts that left it to the model."""
-        decided = (prompt if prompt.chat is not None else replace(prompt, chat=used) for prompt in self.config.prompts)
-        self.config = replace(self.config, prompts=tuple(decided))
 
     @property
     def planned(self) -> int:
@@ -85,7 +79,7 @@ class RecordLog:
             "run",
             format=FORMAT,
             started_at=measured.started_at,
-            settings=settings_as_json(measured.config),
+            settings=measured.config,
             machine=measured.machine,
             versions=measured.versions,
         )
@@ -100,11 +94,6 @@ class RecordLog:
     def servers(self, endpoints: Sequence[Endpoint]) -> None:
         self.measured.endpoints = tuple(endpoints)
         self._write("servers", endpoints=endpoints)
-
-    def template(self, used: bool) -> None:
-        """Records whether prompts that left it to the model are put into its chat template."""
-        self.measured.decide_template(used)
-        self._write("template", used=used)
 
     def warm_up_failed(self, architecture: str, failure: Failure) -> None:
         self.measured.warm_up_failures[architecture] = failure
@@ -176,8 +165,6 @@ def _add(measured: RunData, line: dict[str, Any]) -> None:
     match line:
         case {"kind": "servers", "endpoints": endpoints}:
             measured.endpoints = tuple(decoded(Endpoint, one) for one in endpoints)
-        case {"kind": "template", "used": used}:
-            measured.decide_template(bool(used))
         case {"kind": "warm-up failure", "architecture": name, "failure": failure}:
             measured.warm_up_failures[name] = decoded(Failure, failure)
         case {"kind": "link", "link": link, "overhead": overhead}:

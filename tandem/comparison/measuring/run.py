@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tandem.comparison.analysis.identity import MarginTrace
-from tandem.comparison.analysis.metrics import ratio
 from tandem.comparison.measuring.conditions import Condition
+from tandem.comparison.measuring.distributions import ratio
+from tandem.comparison.measuring.identity import MarginTrace
 from tandem.comparison.measuring.machine_load import LoadWatch
 from tandem.comparison.measuring.records import Failure, Measurement, Record, attribute_seconds, failure_of
 from tandem.comparison.measuring.workloads import Prompt
@@ -18,7 +18,7 @@ from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, Sp
 
 if TYPE_CHECKING:
     from tandem.comparison.measuring.openai_client import OpenAIClient
-    from tandem.comparison.vllm.counters import Counters
+    from tandem.comparison.measuring.vllm_counters import Counters
     from tandem.rpc.generation_client import GenerationClient
 
 WARM_UP_TOKENS = 8

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -92,70 +92,36 @@ class Fleet:
 
     async def start(self, name: str, command: Sequence[str]) -> Server:
         """Runs `command` with --ready_file appended and returns when the server has written that file."""
+        log, ready_file = self._log_dir / f"{name}.log", self._log_dir / f"{name}.ready.json"
         async with self._starting:
-            log = self._log_dir / f"{name}.log"
-            ready_file = self._log_dir / f"{name}.ready.json"
             ready_file.unlink(missing_ok=True)
-            process = await self._spawn([*command, "--ready_file", str(ready_file)], log, environment())
-
-            async def ready() -> tuple[str, int, float] | None:
-                return _read_ready(ready_file)
-
-            server = await self._until_ready(name, process, log, ready)
-        return self._is_ready(server)
-
-    async def start_other(
-        self,
-        name: str,
-        command: Sequence[str],
-        env: Mapping[str, str],
-        port: int,
-        answers: Callable[[], Awaitable[bool]],
-    ) -> Server:
-        """Runs a server of others, which writes no file, and returns when it answers on `port` of this machine."""
-        async with self._starting:
-            log, started = self._log_dir / f"{name}.log", time.monotonic()
-            process = await self._spawn(command, log, env)
-
-            async def ready() -> tuple[str, int, float] | None:
-                return ("127.0.0.1", port, time.monotonic() - started) if await answers() else None
-
-            server = await self._until_ready(name, process, log, ready)
-        return self._is_ready(server)
-
-    def _is_ready(self, server: Server) -> Server:
+            with log.open("wb") as output:
+                # A new session: Ctrl-C on the terminal reaches only the driver, which stops its servers in order.
+                process = await asyncio.create_subprocess_exec(
+                    *command,
+                    "--ready_file",
+                    str(ready_file),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=asyncio.subprocess.STDOUT,
+                    env={**environment(), "PYTHONUNBUFFERED": "1"},
+                    start_new_session=True,
+                )
+            self._processes.append(process)
+            server = await self._until_ready(name, process, log, ready_file)
         self._ready.append(server)
         self._on_ready(server.name, server.address, server.startup_seconds)
         return server
 
-    async def _spawn(self, command: Sequence[str], log: Path, env: Mapping[str, str]) -> asyncio.subprocess.Process:
-        with log.open("wb") as output:
-            # A new session: Ctrl-C on the terminal reaches only the driver, which stops its servers in order.
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=asyncio.subprocess.STDOUT,
-                env={**env, "PYTHONUNBUFFERED": "1"},
-                start_new_session=True,
-            )
-        self._processes.append(process)
-        return process
-
-    async def _until_ready(
-        self,
-        name: str,
-        process: asyncio.subprocess.Process,
-        log: Path,
-        ready: Callable[[], Awaitable[tuple[str, int, float] | None]],
-    ) -> Server:
+    async def _until_ready(self, name: str, process: asyncio.subprocess.Process, log: Path, ready_file: Path) -> Server:
         started = time.monotonic()
         while True:
             if process.returncode is not None:
                 raise ServerFailed(name, f"{_ending(process.returncode)} while starting", log, process.returncode)
-            if found := await ready():
-                host, port, seconds = found
-                return Server(name, host, port, log, seconds, process)
+            if ready_file.exists():
+                ready = json.loads(ready_file.read_text())
+                seconds = float(ready.get("startup_seconds", 0.0))
+                return Server(name, str(ready["host"]), int(ready["port"]), log, seconds, process)
             waited = time.monotonic() - started
             if waited > self._startup_timeout_s:
                 raise ServerFailed(name, f"was not ready after {self._startup_timeout_s:g} s", log, None)
@@ -217,10 +183,3 @@ def _ending(returncode: int | None) -> str:
     if returncode is not None and returncode < 0:
         return f"was killed by signal {-returncode}"
     return f"exited with code {returncode}"
-
-
-def _read_ready(path: Path) -> tuple[str, int, float] | None:
-    if not path.exists():
-        return None
-    ready = json.loads(path.read_text())
-    return str(ready["host"]), int(ready["port"]), float(ready.get("startup_seconds", 0.0))

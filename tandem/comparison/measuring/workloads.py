@@ -17,21 +17,18 @@ OWN = ("file", "prompt")
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt. `kind` groups prompts in the report; `chat` wraps the text in the model's chat template.
-
-    `chat` None: if the model has one, which is decided before anything is measured.
-    """
+    """One prompt. `kind` groups prompts in the report; `chat` wraps the text in the model's chat template."""
 
     name: str
     kind: str
     text: str
-    chat: bool | None
+    chat: bool
 
     def into(self, request: GenerationRequest, run: int = 0) -> GenerationRequest:
         """Returns a request with this prompt. Each run of a sampled one has its own seed, for all architectures."""
         sampling = request.sampling
         seed = sampling.seed if sampling.greedy else (sampling.seed + run) % 2**64
-        return replace(request, text=self.text, chat=bool(self.chat), sampling=replace(sampling, seed=seed))
+        return replace(request, text=self.text, chat=self.chat, sampling=replace(sampling, seed=seed))
 
 
 def built_in_prompts(kinds: Sequence[str] = tuple(BUILT_IN), per_workload: int | None = None) -> tuple[Prompt, ...]:
@@ -50,12 +47,12 @@ def built_in_prompts(kinds: Sequence[str] = tuple(BUILT_IN), per_workload: int |
     )
 
 
-def read_prompt_file(path: Path, chat: bool | None = None) -> tuple[Prompt, ...]:
+def read_prompt_file(path: Path, chat: bool = True) -> tuple[Prompt, ...]:
     """Reads one prompt per non-empty line, named by file and line."""
     return tuple(Prompt(f"{path.name}:{number}", OWN[0], text, chat) for number, text in read_prompts(path))
 
 
-def given_prompts(texts: Sequence[str], chat: bool | None = None) -> tuple[Prompt, ...]:
+def given_prompts(texts: Sequence[str], chat: bool = True) -> tuple[Prompt, ...]:
     """Builds prompts from texts. Raises ValueError for an empty one."""
     if any(not text.strip() for text in texts):
         raise ValueError("prompt: an empty prompt cannot be continued")

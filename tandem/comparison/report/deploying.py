@@ -13,8 +13,6 @@ from tandem.comparison.measuring.json_form import decoded
 from tandem.comparison.report import formatting as fmt
 from tandem.comparison.report.blocks import Text
 from tandem.comparison.report.reading import JSON
-from tandem.comparison.vllm.commands import serving
-from tandem.comparison.vllm.settings import FORMS, VLLM
 from tandem.launch import LAUNCH
 from tandem.workshops.planning.host_placement import CoreGroup
 
@@ -40,12 +38,7 @@ def deployment(comparison: JSON, architecture: str) -> Text:
         ask = ["tandem", "client", "--target_host", host, "--port", port, "--prompt", QUESTION]
         return Text("command", (shlex.join(ask),), f"{fmt.capitalised(name)} runs already. Ask it")
     config = decoded(ComparisonConfig, {**comparison["settings"], "connect": {}})
-    ours = commands(config, architecture)
-    if config.engine == VLLM:  # of ours, only the worker that drafts for it
-        ours = commands(config, arch.REMOTE_DRAFT.name)[:1] if architecture in FORMS else []
-    lines = tuple(shlex.join(["tandem", *command]) for command in ours)
-    if config.engine == VLLM:
-        lines = (*lines, serving(config, architecture, f"{LOOPBACK}:{DRAFT_PORT}"))
+    lines = tuple(shlex.join(["tandem", *command]) for command in commands(config, architecture))
     return Text("command", lines, f"Serve {name} as measured")
 
 

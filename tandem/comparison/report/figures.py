@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from tandem.comparison.analysis.doubt import MISSED
 from tandem.comparison.measuring.architectures import DISTRIBUTED, PLAIN
+from tandem.comparison.measuring.attempt import format_error
 from tandem.comparison.report import formatting as fmt
 from tandem.comparison.report import plots_acceptance, plots_bars, plots_link, plots_requests, reading
-from tandem.comparison.report.attempt import format_error
 from tandem.comparison.report.blocks import Plot
 from tandem.comparison.report.load_tables import THROUGHPUT
 from tandem.comparison.report.reading import JSON, NothingToDraw

@@ -18,14 +18,13 @@ from tandem.comparison.analysis.findings import Theory, theory_as_json
 from tandem.comparison.analysis.summary import Summary
 from tandem.comparison.analysis.under_load import UnderLoad
 from tandem.comparison.analysis.verdicts import Statement, Verdict
+from tandem.comparison.measuring.attempt import tried
 from tandem.comparison.measuring.conditions import BASE, LINK, Condition
-from tandem.comparison.measuring.config import settings_as_json
 from tandem.comparison.measuring.deployment import baseline_of
 from tandem.comparison.measuring.json_form import encoded
 from tandem.comparison.measuring.machine_load import MachineLoad
 from tandem.comparison.measuring.record_log import RunData
 from tandem.comparison.measuring.records import CAUSES, HEAD, Measurement, Record, record_as_json
-from tandem.comparison.report.attempt import tried
 from tandem.comparison.report.reading import JSON, SCHEMA_VERSION
 from tandem.rpc.credentials import on_this_machine
 
@@ -83,7 +82,7 @@ def comparison_as_json(comparison: Comparison) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "started_at": comparison.started_at,
         "partial": {"reason": missing, "measured": measured, "planned": comparison.planned} if missing else None,
-        "settings": settings_as_json(comparison.config),
+        "settings": encoded(comparison.config),
         "link": comparison.link,
         "machine": encoded(comparison.machine),
         "versions": encoded(comparison.versions),

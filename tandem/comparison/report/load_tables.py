@@ -7,7 +7,7 @@ import io
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.comparison.analysis.distributions import DISTRIBUTIONS, STATISTICS
+from tandem.comparison.measuring.distributions import DISTRIBUTIONS, STATISTICS
 from tandem.comparison.measuring.loads import Load
 from tandem.comparison.report import formatting as fmt
 from tandem.comparison.report import reading

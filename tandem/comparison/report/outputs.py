@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from tandem.comparison.analysis.identity import first_difference
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE
+from tandem.comparison.measuring.identity import first_difference
 from tandem.comparison.report import formatting as fmt
 from tandem.comparison.report import reading
 from tandem.comparison.report.blocks import Block, Details, Output, Outputs, paragraph

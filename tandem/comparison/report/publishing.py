@@ -10,8 +10,9 @@ from rich.console import Console
 
 from tandem.comparison.analysis.run_analysis import analyse
 from tandem.comparison.analysis.step_times import step_times
+from tandem.comparison.measuring.attempt import tried
+from tandem.comparison.measuring.driver import FAILED, OK
 from tandem.comparison.measuring.record_log import RunData
-from tandem.comparison.report.attempt import tried
 from tandem.comparison.report.files import Comparison, comparison_as_csv, comparison_as_json, text_of
 from tandem.comparison.report.history import append_run
 from tandem.comparison.report.load_tables import loads_as_csv
@@ -19,9 +20,6 @@ from tandem.comparison.report.reading import JSON
 from tandem.comparison.report.terminal import TABLE_WIDTH, print_comparison
 from tandem.comparison.report.write import write_atomically, write_report
 from tandem.host.device_times import text_of as times_as_text
-
-OK, FAILED, USAGE, SERVER_DIED = 0, 1, 2, 4
-"""Exit codes. Others: 130 by Ctrl-C, 143 by SIGTERM."""
 
 
 def publish(measured: RunData, new: bool = True) -> int:
@@ -57,7 +55,7 @@ def write_files(comparison: Comparison) -> tuple[Path, ...]:
 
 
 def _write(comparison: Comparison, as_json: JSON, remarks: list[str]) -> tuple[Path, ...]:
-    folder, formats = comparison.config.output_dir, comparison.config.formats
+    folder = comparison.config.output_dir
     rows = comparison_as_csv(comparison.records, comparison.config.rehearse)
     tried(remarks, "The folder", lambda: folder.mkdir(parents=True, exist_ok=True), None)
     parts: dict[str, Callable[[], tuple[Path, ...]]] = {
@@ -71,7 +69,7 @@ def _write(comparison: Comparison, as_json: JSON, remarks: list[str]) -> tuple[P
         "loads.csv": lambda: (
             (write_atomically(folder / "loads.csv", loads_as_csv(as_json)),) if comparison.under_load else ()
         ),
-        f"The report as {' and '.join(formats)}": lambda: write_report(as_json, folder, formats),
+        "The report as html": lambda: write_report(as_json, folder, ("html",)),
     }
     none: tuple[Path, ...] = ()
     return tuple(path for what, make in parts.items() for path in tried(remarks, what, make, none))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.comparison.measuring.architectures import PLAIN
+from tandem.comparison.measuring.json_form import read_text
 
 JSON = Mapping[str, Any]
 SCHEMA_VERSION = 2
@@ -29,16 +30,6 @@ def read_comparison(path: Path, flag: str = "report") -> dict[str, Any]:
     if version != SCHEMA_VERSION:
         raise ValueError(f"{flag}: {path} has schema version {version}, and {SCHEMA_VERSION} is needed: measure again")
     return dict(found)
-
-
-def read_text(path: Path, flag: str) -> str:
-    """Reads a file that a flag names. Raises a one-line ValueError."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ValueError(f"{flag}: {path} does not exist") from None
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{flag}: {path} cannot be read: {' '.join(str(error).split())}") from None
 
 
 def base(comparison: JSON) -> JSON:

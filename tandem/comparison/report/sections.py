@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 
+from tandem.comparison.measuring.attempt import tried
 from tandem.comparison.report import formatting as fmt
 from tandem.comparison.report import reading, statements, tables, theory_tables
-from tandem.comparison.report.attempt import tried
 from tandem.comparison.report.blocks import (
     Block,
     Details,
@@ -27,7 +27,6 @@ from tandem.comparison.report.blocks import (
     words,
 )
 from tandem.comparison.report.capacity_table import capacity_table, capacity_text
-from tandem.comparison.report.engine_table import engine_table
 from tandem.comparison.report.figures import FIGURES
 from tandem.comparison.report.history import history_table
 from tandem.comparison.report.load_tables import load_decisions, load_table
@@ -177,7 +176,6 @@ SECTIONS: tuple[tuple[str, str, tuple[Part, ...]], ...] = (
     ("architectures", "What was measured", (
         (BOTH, "The table of architectures", tables.architecture_table),
         (TERMINAL, "The tables of other conditions", tables.other_tables),
-        (BOTH, "The counts of vLLM", engine_table),
         (PAGE, "The table of round trips", tables.round_trip_table),
         "tpot-by-rtt",
         "tpot-by-link",

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from tandem.comparison.measuring.architectures import PLAIN
+from tandem.comparison.measuring.attempt import tried
 from tandem.comparison.report import formatting as fmt
 from tandem.comparison.report import reading
-from tandem.comparison.report.attempt import tried
 from tandem.comparison.report.blocks import Text, Verdict, bullets, paragraph
 from tandem.comparison.report.deploying import LOOPBACK, deployment
 from tandem.comparison.report.reading import JSON

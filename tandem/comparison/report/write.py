@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from tandem.comparison.report.attempt import format_error
+from tandem.comparison.measuring.attempt import format_error
 from tandem.comparison.report.blocks import FORMATS, Plot
 from tandem.comparison.report.figures import FIGURES, left_out
 from tandem.comparison.report.history import run_as_json, runs_until

@@ -17,7 +17,7 @@ from tandem.runners.capabilities import No
 from tandem.runners.eagle.remote import RemoteHead
 from tandem.runners.feature_rows import HandedOut
 from tandem.runners.loading import Execution, Shape, dtype_name, prepared_platform
-from tandem.runners.models import QUANTISED, in_own_format
+from tandem.runners.making import QUANTISED, in_own_format
 from tandem.runners.native import NativeUnavailable
 from tandem.runners.native.features import NativeFeatures
 from tandem.runners.protocol import Limits, Runner, RunnerIdentity

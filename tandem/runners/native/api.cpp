@@ -72,7 +72,6 @@ int tandem_set_adapter_layer(void* model, int number, int layer, const LayerAdap
     to.set_adapter_layer(number, layer, *adapter);
     return 0;
 } catch (...) { return 1; }
-void tandem_drop_adapter(void* model, int number) { static_cast<Model*>(model)->drop_adapter(number); }
 
 int64_t tandem_weight_bytes(void* model) { return int64_t(static_cast<Model*>(model)->weight_bytes()); }
 

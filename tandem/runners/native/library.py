@@ -213,7 +213,6 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "tandem_hand_out": (_Status, (c_void_p, _INTS, c_int, c_void_p)),
     "tandem_put_adapter": (c_int, (c_void_p, c_int)),
     "tandem_set_adapter_layer": (c_int, (c_void_p, c_int, c_int, POINTER(LayerAdapter))),
-    "tandem_drop_adapter": (None, (c_void_p, c_int)),
     "tandem_weight_bytes": (c_int64, (c_void_p,)),
     "tandem_page_bytes": (c_int64, (c_void_p,)),
     "tandem_slot_bytes": (c_int64, (c_void_p, c_int)),

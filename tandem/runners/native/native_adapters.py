@@ -29,11 +29,7 @@ class NativeAdapters:
             layer = LayerAdapter(*(_passed(parts.get(name)) for name in MATRICES))
             short = short or steps.tandem_set_adapter_layer(handle, number, index, ctypes.byref(layer))
         if short:
-            self.drop(number)
             raise ValueError(f"adapters: {adapter.name}: memory is short")
-
-    def drop(self, number: int) -> None:
-        self._model.library.tandem_drop_adapter(self._model.handle, number)
 
 
 def _by_layer(adapter: Adapter, sizes: ModelShape) -> dict[int, dict[str, LowRank]]:

@@ -24,7 +24,6 @@ public:
     virtual void hand_out(const int32_t* layers, int count, void* features) = 0;
     virtual void put_adapter(int number) = 0;
     virtual void set_adapter_layer(int number, int layer, const LayerAdapter& adapter) = 0;
-    virtual void drop_adapter(int number) = 0;
     virtual bool has_adapter(int number) const = 0;
     virtual void step(const Step& step) = 0;
     virtual const Shape& shape() const = 0;
@@ -92,7 +91,6 @@ public:
     void hand_out(const int32_t* layers, int count, void* features) override { transformer_.hand_out(layers, count, features); }
     void put_adapter(int number) override { transformer_.put_adapter(number); }
     void set_adapter_layer(int number, int layer, const LayerAdapter& adapter) override { transformer_.set_adapter_layer(number, layer, adapter); }
-    void drop_adapter(int number) override { transformer_.drop_adapter(number); }
     bool has_adapter(int number) const override { return transformer_.has_adapter(number); }
     void step(const Step& step) override { transformer_.run(step); }
     const Shape& shape() const override { return transformer_.shape; }

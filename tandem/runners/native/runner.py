@@ -116,9 +116,6 @@ class NativeRunner:
     def put_adapter(self, number: int, adapter: Adapter) -> None:
         self._adapters.put(number, adapter)
 
-    def drop_adapter(self, number: int) -> None:
-        self._adapters.drop(number)
-
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
         return each_within(rows, self._prefill)
 

@@ -79,7 +79,6 @@ public:
     // Makes an adapter known by a number; its layers are set before a step uses it.
     void put_adapter(int number);
     void set_adapter_layer(int number, int layer, const LayerAdapter& adapter);
-    void drop_adapter(int number) { if (has_adapter(number)) adapters_[number].reset(); }
     bool has_adapter(int number) const { return size_t(number) < adapters_.size() && adapters_[number]; }
     void run(const Step& step);
     // Outputs [tokens, panels * 32] of x [tokens, inputs]: of q, k and v (0), o (1), gate and up (2) or down (3) of a layer,

@@ -102,7 +102,7 @@ class GraphModel(DraftGraphs, TorchModel):
         front = zip(slots, starts.tolist(), tokens.tolist(), strict=True)
         if not head:
             return self.prefilled([[slot, start, *fed] for slot, start, fed in front])
-        return self.kept(self.verified([[slot, start, 0, *fed] for slot, start, fed in front])[0])
+        return self.verified([[slot, start, 0, *fed] for slot, start, fed in front])[0]
 
     def verified(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
         """Runs VerifyModule on rows as `graph_modules.verify_row` packs them.
@@ -112,10 +112,6 @@ class GraphModel(DraftGraphs, TorchModel):
         rows = self.idle_rows(rows, self.buckets.batch(len(rows)), len(rows[0]))
         logits, results = self._graph("verify", len(rows), len(rows[0]) - 3)(self._buffers, self.tensor(rows))
         return logits, results
-
-    def kept(self, result: Tensor) -> Tensor:
-        """A graph's result, copied if the graph's next call would overwrite it."""
-        return result.clone() if self.platform.overwrites else result
 
     def logits(self, rows: Sequence[ProposeRow], drafts: Sequence[Sequence[DraftedToken]]) -> Tensor:
         packed = [

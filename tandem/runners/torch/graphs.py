@@ -1,21 +1,22 @@
 """Compiles step modules into graphs, one per bucket, before a server is ready and never afterwards.
 
-Three compilers share one interface:
-
-* `TorchCompiler`: torch.compile(fullgraph=True, dynamic=False), within this process.
-* `CudaGraphCompiler`: the same, recorded as a CUDA graph, with one launch a step and fixed addresses.
-* `PackageCompiler` (artifacts.py): compiled ahead of time with the weights packed inside, and kept on disk.
+By `Platform.graphs`: "packages" are compiled ahead of time and kept on disk (artifacts.py), "compiled" is torch.compile
+in this process, whose code stays in the folder that Platform.prepare set.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+
+from tandem.runners.protocol import Limits, RunnerIdentity
+from tandem.runners.torch.platforms import Platform
 
 Graph = Callable[..., Any]
 Backend = Callable[..., Any]  # a dynamo backend: (traced module, example inputs) -> callable
@@ -102,40 +103,27 @@ class TorchCompiler:
         return backend(module, example, **({"options": self._options} if self._options else {}))
 
 
-class CudaGraphCompiler:
-    """Records CUDA graphs of what `TorchCompiler` makes. A graph's next call overwrites its results."""
+def graph_compiler(
+    platform: Platform, identity: RunnerIdentity, limits: Limits, only: Sequence[int] | None, folder: str | None = None
+) -> Callable[[str], GraphCompiler]:
+    """Returns a function from a purpose ("target", "draft", ...) to the compiler of this model's graphs for it.
 
-    def __init__(self, compiled: TorchCompiler) -> None:
-        self._compiled = compiled
-        self._pool: Any = None
+    `folder`: where packages are kept.
+    """
+    if platform.graphs == "compiled":
+        return lambda what: TorchCompiler(platform.backend, platform.options)
 
-    @property
-    def statistics(self) -> CompileStatistics:
-        return self._compiled.statistics
+    def packages(what: str) -> GraphCompiler:
+        from tandem.runners.torch.artifacts import PackageCompiler, package_folder
 
-    def graph(self, name: str, step: nn.Module, arguments: Sequence[Any]) -> Graph:
-        """Like GraphCompiler.graph. Copies the last argument, the step's rows; uses the buffers before it in place."""
-        run = self._compiled.graph(name, step, arguments)
-        *buffers, rows = arguments
-        inside = rows.clone()
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                run(*buffers, inside)
-        torch.cuda.current_stream().wait_stream(side)
-        recording = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(recording, pool=self._pool):
-            results = run(*buffers, inside)
-        self._pool = recording.pool()
+        facts = {
+            "what": what,
+            "weights": identity.weights_revision,
+            "dtype": identity.dtype,
+            "limits": asdict(limits),
+            "only": only,
+        }
+        name, root = re.sub(r"[^\w.-]+", "-", identity.model_name), platform.kept(folder)
+        return PackageCompiler(package_folder(root, name, facts, keeps=folder is not None))
 
-        def replay(*given: Any) -> Any:
-            fresh: Tensor = given[-1]
-            inside.copy_(fresh, non_blocking=True)
-            recording.replay()
-            return results
-
-        return replay
-
-    def seal(self) -> None:
-        self._compiled.seal()
+    return packages

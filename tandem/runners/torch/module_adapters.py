@@ -50,9 +50,6 @@ class TorchAdapters:
             self._module.get_submodule(path).register_forward_hook(self._hook(path))
             self._hooked.add(path)
 
-    def drop(self, number: int) -> None:
-        del self._parts[number]
-
     @contextlib.contextmanager
     def of_rows(self, adapters: Sequence[int]) -> Iterator[None]:
         """Meanwhile, the module runs rows with these adapters (0 for none); further rows have none."""

@@ -34,14 +34,14 @@ class Platform:
 
     name: the value of --device. device: torch's name for it. compilers: the values of --compile that it takes
     (tandem/runners/loading.py); the default is the first of `automatic` that works, or of `shared` if ranks share a
-    model. graphs: how steps are compiled (tandem/runners/torch/graph_compilers.py), with dynamo's `backend` and
-    `options`. collectives: torch.distributed's backend. absent: why the device cannot be used, or None. cores: the
-    environment variable that names the cores a process may use; None: the process's CPU affinity does. core_per_rank:
-    a rank must see one core, its own. code: the variable that names the folder of compiled
-    code; folder: that folder's name in Tandem's cache. environment: variables to set before the device is first used.
-    every_bucket: graphs are cheap, so there is one for each power of two of rows and each draft length. overwrites: a
-    graph's next call overwrites its results. only_graphs: module code must not run between graphs, so sampled drafts
-    are graphs too. packs: uses oneDNN's prepacked products, and moves 16-bit floats as integers.
+    model. graphs: how steps are compiled (tandem/runners/torch/graphs.py), with dynamo's `backend` and `options`.
+    collectives: torch.distributed's backend. absent: why the device cannot be used, or None. cores: the environment
+    variable that names the cores a process may use; None: the process's CPU affinity does. core_per_rank: a rank must
+    see one core, its own. code: the variable that names the folder of compiled code; folder: that folder's name in
+    Tandem's cache. environment: variables to set before the device is first used. every_bucket: graphs are cheap, so
+    there is one for each power of two of rows and each draft length. only_graphs: module code must not run between
+    graphs, so sampled drafts are graphs too. packs: uses oneDNN's prepacked products, and moves 16-bit floats as
+    integers.
     """
 
     name: str
@@ -63,7 +63,6 @@ class Platform:
     folder: str = "compiled"
     environment: Mapping[str, str] = field(default_factory=dict)
     every_bucket: bool = False
-    overwrites: bool = False
     only_graphs: bool = False
     packs: bool = False
 
@@ -285,7 +284,7 @@ CUDA = Platform(
     compilers=("inductor", "off"),
     automatic=("inductor",),
     shared=("off",),
-    graphs="captured",
+    graphs="compiled",
     collectives="nccl",
     absent=_cuda_absent,
     has_bfloat16=_cuda_bfloat16,
@@ -295,7 +294,6 @@ CUDA = Platform(
     code="TORCHINDUCTOR_CACHE_DIR",
     folder="inductor",
     every_bucket=True,
-    overwrites=True,
 )
 NEURON = Platform(
     name="neuron",

@@ -120,9 +120,6 @@ class TorchRunner:
     def put_adapter(self, number: int, adapter: Adapter) -> None:
         self.model.adapters.put(number, adapter)
 
-    def drop_adapter(self, number: int) -> None:
-        self.model.adapters.drop(number)
-
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
         """Like Runner.prefill; feeds one row at a time."""
         for row in rows:

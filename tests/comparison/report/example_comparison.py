@@ -14,7 +14,7 @@ from dataclasses import asdict
 from functools import cache
 from typing import Any
 
-from tandem.comparison.analysis.distributions import distribution
+from tandem.comparison.measuring.distributions import distribution
 from tests.comparison.report.example_theory import theory_and_decision
 
 JSON = dict[str, Any]

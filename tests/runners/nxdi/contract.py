@@ -23,7 +23,7 @@ READ = (0, 3)
 @contextmanager
 def recorded(signatures: set[str], lines: int, width: int, vocabulary: int) -> Iterator[None]:
     """Adds the signature of every forward call of every model that is loaded meanwhile, with so many lines."""
-    from tandem.workshops.nxdi import sdk
+    from tandem_nxdi import sdk
 
     plain = sdk.Application.__init__
 

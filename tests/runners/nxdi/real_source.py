@@ -219,7 +219,7 @@ def field_names() -> dict[str, list[str]]:
 
     from neuronx_distributed_inference.models import config
 
-    from tandem.workshops.nxdi import fields
+    from tandem_nxdi import fields
 
     def popped(cls: Any) -> set[str]:
         return set(re.findall(r'kwargs\.pop\(\s*"(\w+)"', inspect.getsource(cls)))
@@ -248,9 +248,9 @@ async def scenarios(folder: Path) -> dict[str, Any]:
     from tandem.runners.toy import ToyTokenizer
     from tandem.speculation.depth import Pipeline
     from tandem.speculation.types import GenerationRequest, SamplingParams
-    from tandem.workshops.nxdi.backend import BACKEND
-    from tandem.workshops.nxdi.load import load_nxdi, load_nxdi_pair, start_on_device
-    from tandem.workshops.nxdi.settings import NxdiSettings
+    from tandem_nxdi.backend import BACKEND
+    from tandem_nxdi.load import load_nxdi, load_nxdi_pair, start_on_device
+    from tandem_nxdi.settings import NxdiSettings
 
     target = tiny(folder / "target", "llama", 1)
     tiny(folder / "draft", "llama", 2, target, 0.05)
@@ -365,7 +365,7 @@ async def scenarios(folder: Path) -> dict[str, Any]:
     await compare(
         "fused, FP8, its draft's own list", lambda: pair("fp8", "draft", own_draft=listed, **kernel), of_8_bits
     )
-    with unittest.mock.patch("tandem.workshops.nxdi.load.with_draft_kept", lambda build, draft: build):
+    with unittest.mock.patch("tandem_nxdi.load.with_draft_kept", lambda build, draft: build):
         await compare("fused, FP8, its draft not listed", lambda: pair("fp8", "draft", **kernel), of_8_bits)
     await compare("plain after fused", lambda: plain_generator(one("target", True, fused_qkv=True)), target)
     await compare("fused, families differ", lambda: pair("other", "draft"), other)

@@ -9,10 +9,10 @@ import pytest
 
 from tandem.checkpoints.locate import find
 from tandem.runners.loading import Execution, Shape
-from tandem.workshops.nxdi.fused import FusedDraft, FusedRunner
-from tandem.workshops.nxdi.load import load_nxdi, load_nxdi_pair, start_on_device
-from tandem.workshops.nxdi.runner import NxdiRunner
-from tandem.workshops.nxdi.settings import NxdiSettings
+from tandem_nxdi.fused import FusedDraft, FusedRunner
+from tandem_nxdi.load import load_nxdi, load_nxdi_pair, start_on_device
+from tandem_nxdi.runner import NxdiRunner
+from tandem_nxdi.settings import NxdiSettings
 from tests.runners.nxdi import simulated
 from tests.runners.nxdi.simulated import Application, model_folder
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tandem.runners.loading import Shape
-from tandem.workshops.nxdi import load
-from tandem.workshops.nxdi.artifacts import MANIFEST, compiled, ensure
+from tandem_nxdi import load
+from tandem_nxdi.artifacts import MANIFEST, compiled, ensure
 from tests.runners.nxdi import simulated
 from tests.runners.nxdi.runners import Bench, bench  # noqa: F401
 

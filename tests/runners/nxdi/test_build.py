@@ -13,9 +13,9 @@ from huggingface_hub import constants
 
 from tandem.checkpoints.locate import CheckpointError
 from tandem.runners.loading import Shape
-from tandem.workshops.nxdi.backend import BACKEND
-from tandem.workshops.nxdi.build import BuildRequest, Kind, plan_build
-from tandem.workshops.nxdi.settings import NxdiSettings, read_neuron_config
+from tandem_nxdi.backend import BACKEND
+from tandem_nxdi.build import BuildRequest, Kind, plan_build
+from tandem_nxdi.settings import NxdiSettings, read_neuron_config
 from tests.runners.nxdi import simulated
 from tests.runners.nxdi.runners import Bench, application, bench  # noqa: F401
 

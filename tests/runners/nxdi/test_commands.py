@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tandem.cli import main
-from tandem.workshops.nxdi import availability
+from tandem_nxdi import availability
 from tests.daily import daily
 
 ROLES = (

@@ -24,9 +24,9 @@ from tandem.runners.loading import Execution, Shape
 from tandem.runners.protocol import Runner
 from tandem.runners.toy import ToyTokenizer
 from tandem.speculation.types import Rule
-from tandem.workshops.nxdi.checkpoint import older_rope
-from tandem.workshops.nxdi.fused import FusedDraft, FusedRunner
-from tandem.workshops.nxdi.load import load_nxdi, start_on_device
+from tandem_nxdi.checkpoint import older_rope
+from tandem_nxdi.fused import FusedDraft, FusedRunner
+from tandem_nxdi.load import load_nxdi, start_on_device
 from tests.runners.nxdi import simulated
 from tests.runners.nxdi.runners import Bench, bench  # noqa: F401
 from tests.support import GREEDY, SAMPLED, Answer, answer, ids, oracle, run
@@ -150,9 +150,8 @@ def test_an_eagle3_head_that_nxdi_cannot_run_is_refused_before_anything_compiles
 
 def test_a_head_has_no_place_but_beside_its_target(config: ModelConfig) -> None:
     wanted = as_eagle3(config)
-    for apart in (False, True):
-        with pytest.raises(ValueError, match=r"in one graph with its target|needs its target in the same process"):
-            run(load_draft(wanted, Batcher("test"), apart=apart))
+    with pytest.raises(ValueError, match="in one graph with its target"):
+        run(load_draft(wanted, Batcher("test")))
     with pytest.raises(ValueError, match="eagle is not of backend nxdi, whose heads are --draft model --eagle"):
         run(load_pair(replace(wanted, draft=replace(wanted.draft, kind="eagle")), Batcher("test")))
 
@@ -161,7 +160,7 @@ def test_a_target_and_a_draft_worker_load_each_their_own(config: ModelConfig) ->
     async def scenario() -> None:
         batcher = Batcher("test")
         try:
-            target, draft = await load(config, batcher), await load_draft(config, batcher, sole_model=True)
+            target, draft = await load(config, batcher), await load_draft(config, batcher)
             assert draft is not None
             got = await answer(plain_generator(target).generate, ids(b"abc", 20, ignore_end_of_sequence=True))
             assert got.token_ids == oracle(b"abc", GREEDY, 20, past_the_end=True)

@@ -15,8 +15,8 @@ from tandem.runners.loading import Shape
 from tandem.runners.protocol import PrefillRow, RowFailed
 from tandem.runners.toy import ToyConfig, toy_logits
 from tandem.speculation.types import Verdict
-from tandem.workshops.nxdi.fused import UNKNOWN
-from tandem.workshops.nxdi.lines import ForwardCall
+from tandem_nxdi.fused import UNKNOWN
+from tandem_nxdi.lines import ForwardCall
 from tests.rows import fused_row, propose_row, verify_row
 from tests.runners.nxdi.runners import SHAPE, Bench, application, bench  # noqa: F401
 from tests.support import GREEDY, SAMPLED, oracle, run

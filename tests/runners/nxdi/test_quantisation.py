@@ -12,9 +12,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from tandem.checkpoints.locate import CheckpointError
-from tandem.workshops.nxdi import quantisation
-from tandem.workshops.nxdi.fields import check_names
-from tandem.workshops.nxdi.settings import NxdiSettings, draft_apart
+from tandem_nxdi import quantisation
+from tandem_nxdi.fields import check_names
+from tandem_nxdi.settings import NxdiSettings, draft_apart
 from tests.runners.nxdi import simulated
 from tests.runners.nxdi.runners import Bench, application, bench  # noqa: F401
 from tests.support import REPOSITORY

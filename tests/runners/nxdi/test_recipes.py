@@ -9,8 +9,8 @@ import pytest
 
 from tandem.cli import main
 from tandem.cli.models import model_config
-from tandem.workshops.nxdi.build import Kind, plan_build
-from tandem.workshops.nxdi.load import _request
+from tandem_nxdi.build import Kind, plan_build
+from tandem_nxdi.load import _request
 from tests.support import REPOSITORY
 
 LINES = sorted(

@@ -15,10 +15,10 @@ import pytest
 
 from tandem.checkpoints.locate import find
 from tandem.runners.loading import Execution
-from tandem.workshops.nxdi import artifacts
-from tandem.workshops.nxdi.artifacts import CompiledFolder, ensure
-from tandem.workshops.nxdi.load import compile_nxdi
-from tandem.workshops.nxdi.store import NAME, fetch, publish
+from tandem_nxdi import artifacts
+from tandem_nxdi.artifacts import CompiledFolder, ensure
+from tandem_nxdi.load import compile_nxdi
+from tandem_nxdi.store import NAME, fetch, publish
 from tests.runners.nxdi import simulated
 from tests.runners.nxdi.runners import SHAPE, Bench, bench  # noqa: F401
 from tests.runners.nxdi.simulated import model_folder

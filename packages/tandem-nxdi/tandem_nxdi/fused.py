@@ -1,0 +1,124 @@
+"""Runs draft and target in one NxDI graph (FusedSpecNeuronConfig), presented as two runners.
+
+The graph drafts K-1 tokens greedily, verifies them with the target and returns the accepted ones. A row that asks for
+fewer gets the first of them, which are the target's greedy tokens in any case. Rejected tokens stay on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tandem.runners.capabilities import Capabilities, Trait
+from tandem.runners.protocol import (
+    FusedResult,
+    FusedRow,
+    FusedStep,
+    Limits,
+    PrefillRow,
+    Proposal,
+    ProposeRow,
+    RowFailed,
+    Runner,
+    RunnerIdentity,
+    StepShapes,
+    VerifyRow,
+    sized,
+)
+from tandem.runners.startup import Startup
+from tandem.speculation.types import Verdict
+from tandem_nxdi.lines import LineError
+from tandem_nxdi.runner import Array, NxdiRunner, StepOutput
+
+UNKNOWN = -1  # a draft token that was rejected on the device and never copied to the host
+
+
+class FusedRunner(NxdiRunner):
+    """The pair's target: prefills both models, and verifies only the drafts of its own graph."""
+
+    def fused_with(self, draft: Runner) -> FusedStep | None:
+        if isinstance(draft, FusedDraft) and draft.pair is self:
+            return self.rounds
+        return None
+
+    def rounds(self, rows: Sequence[FusedRow]) -> list[FusedResult | RowFailed]:
+        """Runs one round of every row in one call."""
+        results: dict[int, FusedResult | RowFailed] = {}
+        fed: dict[int, tuple[int, tuple[int, ...]]] = {}
+        for r, row in enumerate(rows):
+            p = row.propose
+            try:
+                self.lines.check(p.slot, p.position, 1)
+            except LineError as error:
+                results[r] = RowFailed(str(error))
+                continue
+            if not p.request.sampling.greedy:
+                results[r] = RowFailed(
+                    f"temperature: {p.request.sampling.temperature}: a fused NxDI model decodes greedily"
+                )
+            elif p.position == 0:
+                (outputs,) = self.feed_first(p.slot, p.tail[-1])
+                results[r] = FusedResult(Proposal(()), Verdict((int(outputs),), 0))
+            else:
+                fed[p.slot] = (p.position, p.tail[-1:])
+        if fed:
+            answer, _ = self.call(fed)
+            for r, row in enumerate(rows):
+                if r not in results:
+                    results[r] = self._result(row, answer)
+        return sized([results[r] for r in range(len(rows))], self.shapes, [self.layout.span] * len(rows))
+
+    def feed_first(self, line: int, token: int) -> Array:
+        """Feeds the first token of a line; returns the id of the next one, [1]."""
+        return self._after_first(line, token)
+
+    def predicted(self, answer: StepOutput, line: int, window: slice) -> Array:
+        """The token after the fed one, [1]: the first accepted."""
+        assert answer.tokens is not None
+        return np.asarray(answer.tokens[line, :1])
+
+    def _result(self, row: FusedRow, answer: StepOutput) -> FusedResult:
+        p, most = row.propose, self.layout.span - 1
+        assert answer.tokens is not None and answer.counts is not None
+        outputs = tuple(int(t) for t in answer.tokens[p.slot, : int(answer.counts[p.slot])])
+        self.lines.note(p.slot, p.position, (p.tail[-1], *outputs[:-1]))
+        if row.copied:
+            draft = row.copied
+            accepted = next((i for i, (d, t) in enumerate(zip(draft, outputs, strict=False)) if d != t), len(outputs))
+            accepted = min(accepted, len(outputs) - 1, len(draft))
+        else:
+            accepted = min(len(outputs) - 1, p.k)
+            draft = (*outputs[:accepted], *[UNKNOWN] * (min(p.k, most) - accepted))
+        return FusedResult(Proposal(tuple(draft)), Verdict(outputs[: accepted + 1], accepted))
+
+
+class FusedDraft:
+    """The pair's draft; the pair's own calls fill its cache."""
+
+    def __init__(self, pair: FusedRunner, identity: RunnerIdentity) -> None:
+        self.pair, self.identity = pair, identity
+        self.capabilities = Capabilities(frozenset({Trait.NXD_INFERENCE, Trait.ONE_GRAPH}))
+
+    @property
+    def limits(self) -> Limits:
+        return self.pair.limits
+
+    @property
+    def shapes(self) -> StepShapes:
+        return self.pair.shapes
+
+    def warm_up(self, startup: Startup | None = None) -> None:
+        """Does nothing: the pair warms up."""
+
+    def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
+        return [None] * len(rows)
+
+    def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
+        return [RowFailed("the draft of a fused graph verifies nothing")] * len(rows)
+
+    def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
+        return [RowFailed("the draft of a fused graph proposes only inside it")] * len(rows)
+
+    def fused_with(self, draft: Runner) -> FusedStep | None:
+        return None

@@ -1,0 +1,250 @@
+"""Runs the steps on an NxDI model: a target fed a window of tokens, or a draft fed one token at a time.
+
+Logits are copied to the host, where the seeded rules that all backends share make draws and verdicts.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandem.checkpoints.adapter_files import Adapter
+from tandem.runners.capabilities import Capabilities, No, Trait
+from tandem.runners.protocol import (
+    FusedStep,
+    Limits,
+    PrefillRow,
+    Proposal,
+    ProposeRow,
+    RowFailed,
+    Runner,
+    RunnerIdentity,
+    StepShapes,
+    VerifyRow,
+    draft_next,
+    verdict_or_failure,
+    verify_row,
+)
+from tandem.runners.startup import Startup
+from tandem.speculation.acceptance import agree
+from tandem.speculation.draws import Drawn
+from tandem.speculation.types import SparseDistribution, Verdict
+from tandem_nxdi.adapters import NxdiAdapters
+from tandem_nxdi.build import Layout
+from tandem_nxdi.lines import LineError, Lines
+
+if TYPE_CHECKING:
+    from tandem_nxdi.sdk import Application
+
+Array = NDArray[Any]
+UNNAMED = No("NxD Inference holds those that --adapters names at start, and it names none")
+UNCHECKED = "not checked: its logits stay on the device; outputs may leave plain decoding's at ties"
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """A forward call's results: `logits` [rows, tokens, vocabulary] or `tokens` [rows, tokens], token ids.
+
+    After a fused decode call `tokens` are the accepted ones, and `counts` [rows] says how many.
+    """
+
+    logits: Array | None
+    tokens: Array | None
+    counts: Array | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Tokens to feed to `line` at `start`, start+1, ... `adapter`: what NxDI calls the line's."""
+
+    line: int
+    start: int
+    tokens: tuple[int, ...]
+    adapter: int = 0
+
+
+class NxdiRunner:
+    """Runs one model. `verifies`: it is a target. `tokens_only`: its logits stay on the device.
+
+    `exact`: use one decode shape unless all shapes are seen to give the same bits.
+    """
+
+    def __init__(
+        self,
+        device: Application,
+        layout: Layout,
+        limits: Limits,
+        identity: RunnerIdentity,
+        verifies: bool = True,
+        exact: bool = True,
+        tokens_only: bool = False,
+        adapters: NxdiAdapters | None = None,
+    ) -> None:
+        self._adapters = adapters or NxdiAdapters()
+        self.device, self.layout, self.limits, self.identity = device, layout, limits, identity
+        self.lines, self.exact, self.tokens_only = Lines(layout), exact, tokens_only
+        self._verifies = verifies
+        self.shapes = StepShapes(
+            (layout.width,), (layout.lines,), False, chunks=layout.chunks if not verifies else layout.chunks[-1:]
+        )
+
+    @property
+    def capabilities(self) -> Capabilities:
+        traits = {Trait.NXD_INFERENCE, *({Trait.TOKENS_ONLY} if self.tokens_only else ())}
+        return Capabilities(frozenset(traits), adapters=self if self._adapters.there else UNNAMED)
+
+    def put_adapter(self, number: int, adapter: Adapter) -> None:
+        self._adapters.put(number, adapter)
+
+    def warm_up(self, startup: Startup | None = None) -> None:
+        """Compares a target's shapes bit by bit if its logits are visible; NxDI warmed its graphs when it loaded."""
+        from tandem_nxdi.batch_invariance import check_target_invariance
+
+        if not self._verifies:
+            self.shapes = replace(self.shapes, lengths=self.layout.reads)
+        elif self.tokens_only:
+            self.shapes = self.unchecked()
+        else:
+            with (startup or Startup()).stage("certifying"):
+                self.shapes = check_target_invariance(self)
+        self.lines = Lines(self.layout)
+
+    def unchecked(self) -> StepShapes:
+        """The shapes if bits cannot be compared: a single one for decoding, or all of them with --fast."""
+        lengths = () if self.exact else self.layout.reads
+        return replace(self.shapes, chunks=self.layout.chunks, lengths=lengths, note=UNCHECKED)
+
+    def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
+        return [self._prefill(row) for row in rows]
+
+    def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
+        place = self._adapters.place
+        feeds = [Feed(row.slot, row.position, (row.last_token, *row.draft), place(row.adapter)) for row in rows]
+        return [
+            outputs if isinstance(outputs, RowFailed) else self._verify_row(row, outputs)
+            for row, outputs in zip(rows, self.feed(feeds), strict=True)
+        ]
+
+    def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
+        """Like Runner.propose; a row leaves the batch once it has its k tokens."""
+        began = time.perf_counter()
+        drafts: list[tuple[list[int], list[SparseDistribution]]] = [([], []) for _ in rows]
+        failed: dict[int, RowFailed] = {}
+        active = [r for r, row in enumerate(rows) if row.k]
+        while active:
+            feeds = [_next_feed(rows[r], drafts[r][0]) for r in active]
+            for r, outputs in zip(active, self.feed(feeds), strict=True):
+                if isinstance(outputs, RowFailed):
+                    failed[r] = outputs
+                else:
+                    self._draw(rows[r], outputs[-1], *drafts[r])
+            active = [r for r in active if r not in failed and len(drafts[r][0]) < rows[r].k]
+        seconds = time.perf_counter() - began
+        return [
+            failed.get(r) or Proposal(tuple(tokens), seconds, tuple(sent)) for r, (tokens, sent) in enumerate(drafts)
+        ]
+
+    def fused_with(self, draft: Runner) -> FusedStep | None:
+        return None
+
+    def feed(self, feeds: Sequence[Feed]) -> list[Array | RowFailed]:
+        """Feeds rows of any lengths; returns each row's logits [tokens, vocabulary], or ids [tokens] if tokens_only."""
+        outputs: list[list[Array]] = [[] for _ in feeds]
+        done = [0] * len(feeds)
+        failed: dict[int, RowFailed] = {}
+        for r, each in enumerate(feeds):
+            try:
+                self.lines.check(each.line, each.start, len(each.tokens), each.adapter)
+            except LineError as error:
+                failed[r] = RowFailed(str(error))
+                continue
+            if each.start == 0:
+                outputs[r].append(self._after_first(each.line, each.tokens[0], each.adapter))
+                done[r] = 1
+        while active := [r for r, each in enumerate(feeds) if r not in failed and done[r] < len(each.tokens)]:
+            rows = {}
+            for r in active:
+                each = feeds[r]
+                rows[each.line] = (each.start + done[r], each.tokens[done[r] : done[r] + self.layout.width])
+            predicted = self.step(rows)
+            for r in active:
+                outputs[r].append(predicted[feeds[r].line])
+                done[r] += len(rows[feeds[r].line][1])
+        return [failed.get(r) or np.concatenate(each) for r, each in enumerate(outputs)]
+
+    def step(self, rows: dict[int, tuple[int, tuple[int, ...]]]) -> dict[int, Array]:
+        """Makes one decode call of line to (position, tokens); returns predictions by line, as `feed` does."""
+        answer, windows = self.call(rows)
+        for line, (start, tokens) in rows.items():
+            self.lines.note(line, start, tokens)
+        return {line: self.predicted(answer, line, window) for line, window in windows.items()}
+
+    def call(self, rows: dict[int, tuple[int, tuple[int, ...]]]) -> tuple[StepOutput, dict[int, slice]]:
+        call, windows = self.lines.step(rows, self.shapes.length(self.lines.reach(rows)))
+        return self.device.run(call), windows
+
+    def predicted(self, answer: StepOutput, line: int, window: slice) -> Array:
+        """A window's logits [tokens, vocabulary], or ids [tokens] if tokens_only."""
+        values = answer.tokens if self.tokens_only else answer.logits
+        assert values is not None, "the device gave neither logits nor tokens"
+        return np.asarray(values[line, window])
+
+    def encode(self, line: int, tokens: Sequence[int], adapter: int = 0) -> StepOutput:
+        """Encodes tokens from position 0 of a line, which has this adapter from then on."""
+        answer = self.device.run(self.lines.prompt(line, tokens, self.shapes.chunk(len(tokens)), adapter))
+        self.lines.note(line, 0, tokens)
+        return answer
+
+    def _after_first(self, line: int, token: int, adapter: int = 0) -> Array:
+        answer = self.device.run(self.lines.first(line, token, adapter))
+        self.lines.note(line, 0, (token,))
+        values = answer.tokens if self.tokens_only else answer.logits
+        assert values is not None
+        return np.asarray(values[0, :1])
+
+    def _prefill(self, row: PrefillRow) -> RowFailed | None:
+        """Encodes a prompt, or its continuation.
+
+        A continuation is fed in windows if one step suffices or the whole no longer fits a context bucket; otherwise
+        the whole prompt is encoded again.
+        """
+        end, place = row.start + len(row.tokens), self._adapters.place(row.adapter)
+        try:
+            self.lines.check(row.slot, row.start, len(row.tokens), place)
+        except LineError as error:
+            return RowFailed(str(error))
+        if row.start and (len(row.tokens) <= self.layout.width or end > self.layout.chunks[-1]):
+            (outputs,) = self.feed([Feed(row.slot, row.start, row.tokens, place)])
+            return outputs if isinstance(outputs, RowFailed) else None
+        self.encode(row.slot, [*self.lines.held[row.slot][: row.start], *row.tokens], place)
+        return None
+
+    def _verify_row(self, row: VerifyRow, outputs: Array) -> Verdict | RowFailed:
+        if not self.tokens_only:
+            return verdict_or_failure(functools.partial(verify_row, row, lambda i: outputs[i]))
+        if not row.request.sampling.greedy:
+            return RowFailed(
+                f"temperature: {row.request.sampling.temperature}: logits stay on this device, it only decodes greedily"
+            )
+        return agree(row.draft, lambda i: Drawn(int(outputs[i]), 0.0))
+
+    def _draw(self, row: ProposeRow, outputs: Any, tokens: list[int], sent: list[SparseDistribution]) -> None:
+        """Appends the next draft token; with tokens_only it has no distribution, under either rule."""
+        if self.tokens_only:
+            tokens.append(int(outputs))
+            return
+        token, drawn_from = draft_next(row, outputs, tokens)
+        tokens.append(token)
+        sent += [drawn_from] if drawn_from else []
+
+
+def _next_feed(row: ProposeRow, drafted: list[int]) -> Feed:
+    if drafted:
+        return Feed(row.slot, row.position + len(drafted), (drafted[-1],))
+    return Feed(row.slot, row.position + 1 - len(row.tail), row.tail)

@@ -1,0 +1,283 @@
+"""Measures a pair for `--role accept`: the target generates once, drafters are replayed against that, steps timed.
+
+A replay has the rounds of a deployment, since the target's output does not depend on the draft.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tandem.checkpoints.tokenizers import same_tokens
+from tandem.comparison.measuring.workloads import Prompt
+from tandem.engine.batcher import Batcher
+from tandem.engine.generators import drafts_for, is_head, plain_generator
+from tandem.engine.loading import Loaded, load, load_adapters, load_draft, named_head
+from tandem.engine.model_config import ModelConfig
+from tandem.engine.model_drafter import ModelDrafter
+from tandem.engine.sequences import TargetSequence
+from tandem.host.device_times import DeviceTimes, ModelTimes, StepTime, StepTimes, text_of
+from tandem.speculation.drafters import Drafter, NgramDrafter
+from tandem.speculation.estimate import Estimate
+from tandem.speculation.hybrid import HybridDrafter
+from tandem.speculation.lookup_policy import PolicedLookup
+from tandem.speculation.types import Chunk, GenerationRequest, Request, SamplingParams, SpeculationStats
+from tandem_train.replay import Agreement, Continuation, MemoizedDrafter, agreement, replay
+from tandem_train.step_costs import PairCosts, measure_costs
+
+Show = Callable[[str], None]
+ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptConfig:
+    """What to measure: models, prompts, output length, sampling parameters, and the longest speculation length.
+
+    `adapter`: the name of the one that all of it has, the draft's own of that name included; empty: none.
+    """
+
+    models: ModelConfig
+    prompts: tuple[Prompt, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_new_tokens: int = 64
+    longest: int = 8
+    repeats: int = 15
+    adapter: str = ""
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 2:
+            raise ValueError(f"max_new_tokens: {self.max_new_tokens} is below 2")
+        if self.longest < 1:
+            raise ValueError(f"speculation_length: {self.longest} is below 1")
+        if not self.prompts:
+            raise ValueError("prompt_text: no prompt to measure on")
+
+
+@dataclass(slots=True)
+class RoundFigures:
+    """The rounds of a drafter at one speculation length, over all prompts.
+
+    `by_position`: rounds in which draft token i was accepted. `asked`: rounds in which the model drafted.
+    """
+
+    rounds: int = 0
+    tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    by_position: list[int] = field(default_factory=list)
+    asked: int = 0
+
+    def add(self, tokens: int, stats: SpeculationStats, asked: int) -> None:
+        self.rounds, self.tokens, self.asked = self.rounds + stats.rounds, self.tokens + tokens, self.asked + asked
+        self.drafted, self.accepted = self.drafted + stats.drafted, self.accepted + stats.accepted
+        self.by_position += [0] * (len(stats.accepted_per_position) - len(self.by_position))
+        for position, count in enumerate(stats.accepted_per_position):
+            self.by_position[position] += count
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Mean tokens per round, the target's own included; 0 if there was no round."""
+        return self.tokens / self.rounds if self.rounds else 0.0
+
+    def speedup(self, costs: PairCosts, k: int) -> float:
+        """The speedup over plain decoding predicted from step costs alone; 1 if steps took no time."""
+        step = costs.verify[k] + (costs.propose[k] * self.asked / self.rounds if self.asked else 0.0)
+        return self.tokens_per_round * costs.verify[0] / step if step else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterFigures:
+    """Results of one drafter: agreement by kind of prompt, rounds by speculation length."""
+
+    name: str
+    agreement: dict[str, Agreement] = field(default_factory=dict)
+    rounds: dict[int, RoundFigures] = field(default_factory=dict)
+
+    def best(self, costs: PairCosts) -> tuple[int, float]:
+        """The best speculation length and its predicted speedup; length 0 if drafting does not pay."""
+        k, speedup = max(((k, made.speedup(costs, k)) for k, made in self.rounds.items()), key=lambda each: each[1])
+        return (k, speedup) if speedup > 1 else (0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class PairMeasurement:
+    """All results, with the models, settings and device that they were measured on."""
+
+    target: str
+    draft: str | None
+    dtype: str
+    device: str
+    sampling: SamplingParams
+    prompts: Mapping[str, int]
+    tokens: int
+    max_new_tokens: int
+    costs: PairCosts
+    drafters: tuple[DrafterFigures, ...]
+    context: int = 0
+
+    @property
+    def step_times(self) -> DeviceTimes | None:
+        """The step times, for rehearsals elsewhere (docs/rehearsal.md); None if steps took no time, to the clock."""
+        propose, length = self.costs.propose, self.context
+        step = propose[max(propose)] / max(propose) if propose else None
+        verify = tuple(
+            StepTime(1000 * seconds, 1 + k, 1, length) for k, seconds in self.costs.verify.items() if seconds > 0
+        )
+        if not verify:
+            return None
+        draft = step and step > 0 and ModelTimes(self.draft or "", StepTimes((StepTime(1000 * step, 1, 1, length),)))
+        return DeviceTimes(
+            name="measured",
+            device=f"{self.device} with {self.target}",
+            source=f"tandem accept, medians of steps at {length} tokens",
+            target=ModelTimes(self.target, StepTimes(verify)),
+            draft=draft or None,
+        )
+
+    def as_json(self) -> str:
+        found: dict[str, Any] = asdict(self)
+        found["costs"]["ratio"] = self.costs.ratio
+        for drafter, figures in zip(found["drafters"], self.drafters, strict=True):
+            drafter["best_speculation_length"], drafter["predicted_speedup"] = figures.best(self.costs)
+        return json.dumps(found, indent=2)
+
+
+async def run_accept(config: AcceptConfig, file: Path | None) -> None:
+    """Measures and prints; also writes the results as JSON to `file`, and beside it the step times."""
+    from rich.console import Console
+
+    from tandem_train.accept_table import print_measured
+
+    screen, progress = Console(), Console(stderr=True)
+    with progress.status("loading the pair") as status:
+        found = await measure(config, status.update)
+    print_measured(found, screen)
+    if file:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(found.as_json() + "\n", encoding="utf-8")
+        screen.print(f"wrote {file}", highlight=False)
+        if found.step_times:
+            times = file.with_suffix(".step_times.json")
+            times.write_text(text_of(found.step_times), encoding="utf-8")
+            screen.print(f"wrote {times}", highlight=False)
+
+
+async def measure(config: AcceptConfig, show: Show) -> PairMeasurement:
+    """Loads the pair and measures it. Raises ValueError with a one-line message."""
+    async with _pair(config) as (batcher, target, draft):
+        continuations = await _continuations(config, target, show)
+        show(f"timing steps, {config.repeats} of each")
+        context = min(128, config.models.shape.max_length // 2)
+        numbers = (
+            target.engine.adapters.take(config.adapter),
+            draft.engine.adapters.take_own(config.adapter) if draft else 0,
+        )
+        runner = draft.runner if draft else None
+        costs = await measure_costs(
+            target.runner, runner, batcher, config.sampling, config.longest, context, config.repeats, numbers
+        )
+        drafters = await _replayed(config, continuations, target, draft, show)
+    identity = target.runner.identity
+    kinds = [prompt.kind for prompt in config.prompts]
+    return PairMeasurement(
+        target=identity.model_name,
+        draft=draft.runner.identity.model_name if draft else None,
+        dtype=identity.dtype,
+        device=identity.device,
+        sampling=config.sampling,
+        prompts={kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
+        tokens=sum(len(one.answer) for one in continuations),
+        max_new_tokens=config.max_new_tokens,
+        costs=costs,
+        drafters=drafters,
+        context=context,
+    )
+
+
+@asynccontextmanager
+async def _pair(config: AcceptConfig) -> AsyncIterator[tuple[Batcher, Loaded, Loaded | None]]:
+    batcher = Batcher("accept")
+    try:
+        target = await load(config.models, batcher, head=await named_head(config.models))
+        draft = await load_draft(config.models, batcher, target=target)
+        await load_adapters(config.models, target, draft)
+        target.engine.adapters.check(config.adapter)
+        draft = drafts_for(Request(adapter=config.adapter), draft)
+        if draft:
+            same_tokens(draft.tokenizer, target.tokenizer.sha256)
+        yield batcher, target, draft
+    finally:
+        await batcher.close()
+
+
+async def _continuations(config: AcceptConfig, target: Loaded, show: Show) -> list[Continuation]:
+    """The target's continuations by plain decoding."""
+    generator = plain_generator(target)
+    continuations: list[Continuation] = []
+    for number, prompt in enumerate(config.prompts, 1):
+        show(f"the target continues {prompt.name} ({number} of {len(config.prompts)})")
+        request = GenerationRequest(
+            text=prompt.text,
+            chat=bool(prompt.chat),
+            sampling=config.sampling,
+            max_new_tokens=config.max_new_tokens,
+            adapter=config.adapter,
+        )
+        answer: list[int] = []
+        async for part in generator.generate(request):
+            answer += part.token_ids if isinstance(part, Chunk) else ()
+        tokens = await generator.prompt_tokens(request)
+        continuations.append(Continuation(prompt.kind, tuple(tokens), tuple(answer), config.sampling))
+    return continuations
+
+
+def _drafters(model: MemoizedDrafter | None) -> dict[str, Callable[[], Drafter]]:
+    """A maker of each kind of drafter for this pair."""
+    if model is None:
+        return {"ngram": NgramDrafter}
+    return {
+        "ngram": NgramDrafter,
+        "model": lambda: model,
+        "hybrid": lambda: HybridDrafter(PolicedLookup(Estimate()), model),
+    }
+
+
+async def _replayed(
+    config: AcceptConfig, continuations: Sequence[Continuation], target: Loaded, draft: Loaded | None, show: Show
+) -> tuple[DrafterFigures, ...]:
+    found: dict[str, DrafterFigures] = {}
+    for number, one in enumerate(continuations, 1):
+        show(f"replaying the drafters ({number} of {len(continuations)})")
+        request = Request(one.sampling, adapter=config.adapter)
+        inner = ModelDrafter(draft.engine, request, target.runner.limits.vocab_size) if draft else None
+        model = MemoizedDrafter(inner, one, config.longest) if inner else None
+        read = await _features(target, one, request) if draft and is_head(draft) else None
+        try:
+            for name, made in _drafters(model).items():
+                figures = found.setdefault(name, DrafterFigures(name))
+                agreed = await agreement(made(), one)
+                for kind in (one.kind, ALL):
+                    figures.agreement[kind] = figures.agreement.get(kind, Agreement()) + agreed
+                for k in range(1, config.longest + 1):
+                    before = model.asked if model else 0
+                    stats = await replay(made(), one, k)
+                    figures.rounds.setdefault(k, RoundFigures()).add(
+                        len(one.answer), stats, (model.asked if model else 0) - before
+                    )
+        finally:
+            if inner:
+                await inner.close()
+            if read:
+                read.close()
+    return tuple(found.values())
+
+
+async def _features(target: Loaded, one: Continuation, request: Request) -> TargetSequence:
+    """Has the target process a continuation, in the slot of the number that the head gets, for its features."""
+    sequence = await TargetSequence.admitted(target.engine, request, len(one.prompt))
+    await sequence.fill((*one.prompt, *one.answer))
+    return sequence

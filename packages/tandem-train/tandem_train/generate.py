@@ -1,0 +1,246 @@
+"""Generates training data: the target's continuations of prompts, with its distribution at every token.
+
+    python -m tandem_train.generate --output DIR [--target_model T] [--tokens 2000000]
+
+It can be interrupted and started again: whole shards are kept. More data makes a better draft.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tandem.checkpoints.gguf_cache import unpacked
+from tandem.checkpoints.locate import find, weights_revision
+from tandem.runners.making import end_ids
+from tandem_train.prompts import OwnTexts, TrainingPrompt, training_prompt, words
+from tandem_train.shards import ShardFolder, TrainingSequence, join
+
+TEMPERATURES = (0.0, 0.6, 0.9)  # one continuation of each prompt at each
+SHOWN_EVERY = 15.0  # seconds between lines of progress
+_OWN_FILE, _RAW_FILE = "own_prompts.json", "own_texts.json"
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateConfig:
+    """tokens: how many the target generates in all. own: instructions that the target writes. own_raw: texts that it
+    writes without a template. shard: sequences per file."""
+
+    output: Path
+    target: str | None = None
+    tokens: int = 2_000_000
+    own: int = 1500
+    own_raw: int = 1500
+    shard: int = 768
+    seed: int = 1
+    rows: int = 128
+    max_prompt: int = 192
+    max_new_tokens: int = 128
+    device: str = "auto"
+    dtype: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "shard", "rows", "max_prompt", "max_new_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name.replace('_', '-')}: {getattr(self, name)} is below 1")
+        for name in ("own", "own_raw"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name.replace('_', '-')}: {getattr(self, name)} is below 0")
+
+
+def generate(config: GenerateConfig, show: Callable[[str], None]) -> int:
+    """Writes shards until they hold config.tokens generated tokens; returns how many they hold."""
+    target = _Target(config)
+    folder = ShardFolder(config.output)
+    folder.claim(_meta(config))
+    own = _own_texts(config, target, show)
+    done = {number: folder.read(number).answered for number in folder.numbers()}
+    total = sum(done.values())
+    progress = Progress(total, config.tokens, show)
+    pending: dict[int, list[TrainingSequence]] = {}
+    asks = target.asks(config, own, set(done))
+    for index, answered in target.run(asks):
+        number = index // config.shard
+        pending.setdefault(number, []).append(answered)
+        progress.note(len(answered.answer))
+        if len(pending[number]) < config.shard:
+            continue
+        shard = join(pending.pop(number))
+        folder.write(number, shard)
+        total += shard.answered
+        if total >= config.tokens:
+            break
+    return total
+
+
+class Progress:
+    """Shows every SHOWN_EVERY seconds how many tokens there are, those of unfinished shards among them."""
+
+    def __init__(
+        self, done: int, wanted: int, show: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._done, self._wanted, self._show, self._clock = done, wanted, show, clock
+        self._began = self._shown = clock()
+        self._fresh = 0
+
+    def note(self, tokens: int) -> None:
+        """Counts `tokens` tokens that were generated."""
+        self._fresh += tokens
+        now = self._clock()
+        if now - self._shown < SHOWN_EVERY:
+            return
+        self._shown = now
+        total, rate = self._done + self._fresh, max(self._fresh, 1) / (now - self._began)
+        left = max(0, self._wanted - total) / rate / 60
+        self._show(f"{total:,} of {self._wanted:,} tokens, {rate:.0f} tokens/s, {left:.0f} min left")
+
+
+def _meta(config: GenerateConfig) -> dict[str, Any]:
+    skipped = {"output", "tokens", "rows", "device", "dtype", "target"}
+    meta = {name: value for name, value in asdict(config).items() if name not in skipped}
+    return meta | {"target": weights_revision(unpacked(find(config.target)))}
+
+
+class _Target:
+    """The target, its tokenizer and the sampler."""
+
+    def __init__(self, config: GenerateConfig) -> None:
+        from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
+
+        from tandem.runners.loading import choose_dtype, transformers_logging
+        from tandem.runners.torch.platforms import choose_platform
+        from tandem_train.sampling import ATTENTION, BatchSampler, SamplerConfig, batch_attention
+
+        transformers_logging()
+        AttentionInterface.register(ATTENTION, batch_attention)
+        source = unpacked(find(config.target)).source
+        device = choose_platform(config.device).name
+        dtype = choose_dtype(config.dtype, device)
+        module: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=dtype, attn_implementation=ATTENTION)
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(**source)
+        self._ends = frozenset(end_ids(module))
+        top = min(24, module.config.vocab_size)
+        settings = SamplerConfig(
+            config.rows, config.max_prompt, config.max_new_tokens, top, min(64, module.config.vocab_size), config.seed
+        )
+        self._sampler = BatchSampler(module.to(device).requires_grad_(False), settings, self._ends, device)
+        self._kinds: dict[int, str] = {}
+
+    def asks(self, config: GenerateConfig, own: OwnTexts, done: set[int]) -> Iterator[Any]:
+        """Yields the prompts of every shard that is not done, without end."""
+        from tandem_train.sampling import SampleRequest
+
+        number = 0
+        while True:
+            if number not in done:
+                for index in range(number * config.shard, (number + 1) * config.shard):
+                    which, nth = divmod(index, len(TEMPERATURES))
+                    prompt = training_prompt(config.seed, which, own)
+                    self._kinds[index] = prompt.kind
+                    ids = self.encode(prompt)[-config.max_prompt :]
+                    yield SampleRequest(index, ids, TEMPERATURES[nth])
+            number += 1
+
+    def run(self, asks: Iterator[Any]) -> Iterator[tuple[int, TrainingSequence]]:
+        """Yields (index, continuation) as continuations end."""
+        for c in self._sampler.run(asks):
+            kind = self._kinds.pop(c.ask.index, "")
+            prompt = np.array(c.ask.prompt, np.int32)
+            yield c.ask.index, TrainingSequence(kind, c.ask.temperature, prompt, c.tokens, c.ids, c.logprobs)
+
+    def encode(self, prompt: TrainingPrompt) -> tuple[int, ...]:
+        if prompt.chat and self.tokenizer.chat_template:
+            return tuple(self.tokenizer(self._chat(prompt.text), add_special_tokens=False)["input_ids"])
+        return tuple(self.tokenizer(prompt.text)["input_ids"])
+
+    def _chat(self, text: str) -> str:
+        turn = [{"role": "user", "content": text}]
+        return str(self.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
+
+    def write_prompts(self, count: int) -> list[str]:
+        """Returns instructions that the target writes when given only the start of a user turn (Magpie, Xu et al.
+
+        2024).
+        """
+        mark = "\u241f"
+        begin = self._chat(mark).split(mark)[0]
+        texts = self._continued([begin] * count, 2**40)
+        return sorted({text.strip() for text in texts if 12 < len(text.strip()) < 400})
+
+    def write_texts(self, count: int) -> list[str]:
+        """Returns texts that the target writes without a template, from openings of many kinds."""
+        separator = self.tokenizer.bos_token or self.tokenizer.eos_token
+        starts = words("starts")
+        begins = [starts[i % len(starts)] or separator for i in range(count)]
+        own = {separator: ""}
+        texts = {own.get(b, b) + text for b, text in zip(begins, self._continued(begins, 2**41), strict=True)}
+        return sorted(text for text in texts if len(text.strip()) > 12)
+
+    def _continued(self, begins: Sequence[str], first: int) -> list[str]:
+        """What the target writes after each of `begins` at temperature 1. first: the index of the first one's noise."""
+        from tandem_train.sampling import SampleRequest
+
+        ids = {begin: tuple(self.tokenizer(begin, add_special_tokens=False)["input_ids"]) for begin in set(begins)}
+        asks = (SampleRequest(first + i, ids[begin], 1.0) for i, begin in enumerate(begins))
+        found = {c.ask.index - first: c.tokens for c in self._sampler.run(asks)}
+        return [str(self.tokenizer.decode(found[i], skip_special_tokens=True)) for i in range(len(begins))]
+
+
+def _own_texts(config: GenerateConfig, target: _Target, show: Callable[[str], None]) -> OwnTexts:
+    instructions: tuple[str, ...] = ()
+    if target.tokenizer.chat_template and config.own:
+        instructions = _made_once(config.output / _OWN_FILE, config.own, "prompts", target.write_prompts, show)
+    raw: tuple[str, ...] = ()
+    if config.own_raw:
+        raw = _made_once(config.output / _RAW_FILE, config.own_raw, "raw texts", target.write_texts, show)
+    return OwnTexts(instructions, raw)
+
+
+def _made_once(
+    file: Path, count: int, what: str, make: Callable[[int], list[str]], show: Callable[[str], None]
+) -> tuple[str, ...]:
+    if not file.exists():
+        show(f"generating {count} {what} with the target")
+        partial_file = file.with_suffix(".partial")
+        partial_file.write_text(json.dumps(make(count), indent=0))
+        partial_file.rename(file)
+    return tuple(json.loads(file.read_text()))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Generates training data: the target's continuations of prompts.")
+    parser.add_argument("--output", type=Path, required=True, help="folder for the shards")
+    parser.add_argument("--target_model", "--target-model", help="target (default: the embedded one)")
+    parser.add_argument("--tokens", type=int, default=2_000_000, help="tokens to generate in all (default 2000000)")
+    parser.add_argument("--own", type=int, default=1500, help="prompts that the target writes itself (default 1500)")
+    parser.add_argument(
+        "--own-raw", type=int, default=1500, help="raw texts that the target writes itself (default 1500)"
+    )
+    parser.add_argument("--shard", type=int, default=768, help="sequences per file (default 768)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rows", type=int, default=128, help="sequences at a time (default 128)")
+    parser.add_argument("--max-prompt", type=int, default=192, help="prompt tokens kept (default 192)")
+    parser.add_argument("--max-new-tokens", type=int, default=128, help="tokens per prompt (default 128)")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="auto")
+    args = vars(parser.parse_args())
+    try:
+        config = GenerateConfig(target=args.pop("target_model"), **args)
+        total = generate(config, lambda line: print(line, file=sys.stderr, flush=True))
+    except ValueError as error:
+        print(f"generate: {error}", file=sys.stderr)
+        return 2
+    print(f"{config.output} holds {total:,} tokens of the target's")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,180 @@
+"""Generates the target's hidden states beside the tokens that `tandem_train.generate` wrote.
+
+    python -m tandem_train.heads.features --data DIR [--target_model T]
+
+It can be interrupted and started again: whole shards are kept. A feature takes 6 bytes per unit of the target's hidden
+size, for every token: 3.5 kB for the embedded target, so 700,000 tokens and their prompts take several GB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tandem.checkpoints.gguf_cache import unpacked
+from tandem.checkpoints.head_config import default_layers
+from tandem.checkpoints.locate import find, weights_revision
+from tandem_train.shards import ShardFolder, split
+
+FOLDER = "features"
+
+
+@dataclass(frozen=True, slots=True)
+class FeaturesConfig:
+    """data: the folder that generate wrote. layers: after how many of the target's layers features are taken; None: as
+    vLLM and SGLang take them by default. batch: tokens of a step."""
+
+    data: Path
+    target: str | None = None
+    layers: tuple[int, ...] | None = None
+    batch: int = 2048
+    device: str = "auto"
+    dtype: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise ValueError(f"batch: {self.batch} is below 1")
+
+
+class FeatureFolder:
+    """The features of a data folder's shards: of each, bfloat16 [tokens, 3 * hidden], as the tokens lie."""
+
+    def __init__(self, data: Path) -> None:
+        self.shards, self.claims = ShardFolder(data), ShardFolder(data / FOLDER)
+
+    def meta(self) -> dict[str, Any]:
+        """Target, layers and hidden size. Raises ValueError if there are no features."""
+        return self.claims.meta()
+
+    def missing(self) -> list[int]:
+        """The shards without features."""
+        return [number for number in self.shards.numbers() if not self._file(number).exists()]
+
+    def write(self, number: int, features: Tensor) -> None:
+        """Writes the features of a shard, whole."""
+        bits: NDArray[np.int16] = features.to(torch.bfloat16).view(torch.int16).numpy()
+        partial = self._file(number).with_name(f".features-{number:05d}.npy")
+        np.save(partial, bits)
+        os.replace(partial, self._file(number))
+
+    def read(self, number: int) -> Tensor:
+        """The features of a shard, in memory that the system may drop."""
+        bits = np.load(self._file(number), mmap_mode="c")
+        return torch.from_numpy(bits).view(torch.bfloat16)
+
+    def _file(self, number: int) -> Path:
+        return self.claims.folder / f"features-{number:05d}.npy"
+
+
+def make_features(config: FeaturesConfig, show: Callable[[str], None]) -> int:
+    """Writes the features of every shard that has none; returns for how many shards there are features."""
+    folder = FeatureFolder(config.data)
+    checkpoint = unpacked(find(config.target))
+    revision, of = weights_revision(checkpoint), folder.shards.meta()["target"]
+    if of != revision:
+        raise ValueError(f"{config.data}: holds data of the target {of}, not {revision}")
+    target = FeatureTarget(checkpoint.source, config.layers, config.device, config.dtype, config.batch)
+    folder.claims.claim({"target": revision, **target.meta})
+    missing = folder.missing()
+    for done, number in enumerate(missing, 1):
+        started = time.monotonic()
+        shard = folder.shards.read(number)
+        features = torch.cat(target.features([np.concatenate((s.prompt, s.answer)) for s in split(shard)]))
+        folder.write(number, features.to("cpu", torch.bfloat16))
+        seconds = time.monotonic() - started
+        show(f"shard {number}: {len(features):,} tokens in {seconds:.1f} s, {len(missing) - done} left")
+    return len(folder.shards.numbers())
+
+
+class FeatureTarget:
+    """The target as transformers has it, with taps after three of its layers.
+
+    layers, device and dtype as in FeaturesConfig. batch: tokens of a step, about. Raises ValueError.
+    """
+
+    def __init__(
+        self, source: dict[str, object], layers: Sequence[int] | None, device: str, dtype: str, batch: int
+    ) -> None:
+        from transformers import AutoModelForCausalLM
+
+        from tandem.runners.eagle.hidden_states import Taps, decoder_layers
+        from tandem.runners.loading import choose_dtype, transformers_logging
+        from tandem.runners.torch.platforms import choose_platform
+
+        transformers_logging()
+        self.device = choose_platform(device).name
+        self._type: torch.dtype = choose_dtype(dtype, self.device)
+        module: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=self._type)
+        self._module = module.to(self.device).eval().requires_grad_(False)
+        count = len(decoder_layers(module))
+        self.layers = tuple(layers or default_layers(count))
+        if len(self.layers) != 3 or not all(1 <= layer <= count for layer in self.layers):
+            raise ValueError(f"layers: {list(self.layers)} are not three of the target's {count}, counted from 1")
+        self.dtype, self.hidden = str(self._type).removeprefix("torch."), int(module.config.hidden_size)
+        self._taps, self._batch = Taps(module, self.layers, torch.empty(0)), batch
+
+    @property
+    def meta(self) -> dict[str, object]:
+        """What a folder of its features says of them."""
+        return {"layers": list(self.layers), "hidden": self.hidden, "dtype": self.dtype}
+
+    @torch.inference_mode()
+    def features(self, sequences: Sequence[NDArray[np.int32]]) -> list[Tensor]:
+        """Features [tokens, 3 * hidden] of each sequence of tokens, on the target's device, in its number format."""
+        made: list[Tensor] = [torch.empty(0)] * len(sequences)
+        order = sorted(range(len(sequences)), key=lambda i: (len(sequences[i]), i))
+        while order:
+            longest = len(sequences[order[-1]])
+            group = [order.pop() for _ in range(min(len(order), max(1, self._batch // longest)))]
+            padded = torch.zeros(len(group), longest, dtype=torch.int64)
+            for row, i in enumerate(group):  # padding stands behind, where no token sees it
+                padded[row, : len(sequences[i])] = torch.from_numpy(sequences[i].astype(np.int64))
+            self._module.base_model(input_ids=padded.to(self.device), use_cache=False)
+            caught = self._taps.caught()
+            for row, i in enumerate(group):
+                made[i] = caught[row, : len(sequences[i])].clone()
+        return made
+
+
+def parse_layers(text: str | None) -> tuple[int, ...] | None:
+    """Reads a list like 2,15,27. Raises ValueError."""
+    try:
+        return None if text is None else tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"layers: {text!r} is not a list like 2,15,27") from None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Generates the hidden states that EAGLE-3 heads learn from.")
+    parser.add_argument("--data", type=Path, required=True, help="folder that tandem_train.generate wrote")
+    parser.add_argument("--target_model", "--target-model", help="target (default: the embedded one)")
+    parser.add_argument("--layers", help="take features after so many layers, such as 2,15,27 (default: as vLLM does)")
+    parser.add_argument("--batch", type=int, default=2048, help="tokens of a step (default 2048)")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="auto")
+    args = parser.parse_args(argv)
+    try:
+        config = FeaturesConfig(
+            args.data, args.target_model, parse_layers(args.layers), args.batch, args.device, args.dtype
+        )
+        count = make_features(config, lambda line: print(line, file=sys.stderr, flush=True))
+    except ValueError as error:
+        print(f"features: {error}", file=sys.stderr)
+        return 2
+    print(f"{args.data / FOLDER} holds the features of {count} shards")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

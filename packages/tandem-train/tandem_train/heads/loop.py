@@ -1,0 +1,125 @@
+"""Trains an EAGLE-3 head with the training-time test, and measures it on held-out sequences."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from tandem.runners.eagle.module import EagleHead
+from tandem_train.heads.data import HeadData, Placed
+from tandem_train.heads.loss import StepLoss, make_head_batch, step_losses
+from tandem_train.heads.settings import HeadTrainConfig
+from tandem_train.loop import Resumable
+
+
+class HeadTraining(Resumable):
+    """Trains an EAGLE-3 head. embedding: the target's, which stays as it is; on the head's device."""
+
+    def __init__(
+        self,
+        config: HeadTrainConfig,
+        head: EagleHead,
+        embedding: Tensor,
+        data: HeadData,
+        total: int,
+        show: Callable[[str], None],
+    ) -> None:
+        self.config, self.head, self.embedding, self.data = config, head, embedding, data
+        optimizer = torch.optim.AdamW(
+            head.parameters(), lr=config.rate, betas=(0.9, 0.95), weight_decay=config.weight_decay
+        )
+        super().__init__(config, head, optimizer, total, show)
+
+    def run(self) -> float:
+        """Trains to the last step; returns the seconds that it took, including runs before an interruption."""
+        self.head.train()
+        for group in self.groups([one.sequence for one in self.data.train]):
+            self.train_group(group)
+        self.head.eval()
+        return self.seconds
+
+    def train_group(self, group: list[int]) -> None:
+        """One step, on the samples of a batch."""
+        began = time.monotonic()
+        self.set_rate()
+        losses = self._losses([self.data.train[i] for i in group])
+        loss = torch.stack([self.config.decay**i * one.loss for i, one in enumerate(losses)]).sum()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.head.parameters(), 0.5)
+        self.optimizer.step()
+        self.count(began)
+        if self.step % 50 == 0 or self.step == self.total:
+            described = _described(losses)
+            self.show(f"step {self.step:,} of {self.total:,}: {described}, {self.minutes_left:.0f} min left")
+        if self.due:
+            self.save()
+
+    def _losses(self, placed: list[Placed]) -> list[StepLoss]:
+        with working_in(self.device):
+            batch = make_head_batch(self.data.with_features(placed), self.device)
+            return step_losses(self.head, self.embedding, batch, self.config.steps, self.config.hard)
+
+
+def _described(losses: Sequence[StepLoss]) -> str:
+    hits = ", ".join(f"{float(one.hits.float().mean()):.3f}" for one in losses)
+    return f"loss {float(losses[0].loss.detach()):.3f}, agreement by step {hits}"
+
+
+@torch.no_grad()
+def acceptance(head: EagleHead, embedding: Tensor, data: HeadData, steps: int, batch: int) -> dict[str, list[float]]:
+    """By kind of the held-out sequences, and "all": the share of tokens whose first 1, 2, ... guesses are all right.
+
+    What follows is the target's own text, so the mean number of accepted tokens of a round is close to their sum.
+    """
+    hits: dict[str, Tensor] = {}
+    for group in _groups(data.held_out, batch):
+        device = embedding.device.type
+        with working_in(device):
+            made = make_head_batch(data.with_features(group), device)
+            right, of = _right(step_losses(head, embedding, made, steps), len(made.of)), made.of.cpu()
+        for kind in {one.sequence.kind for one in group}:
+            mine = torch.tensor([group[i].sequence.kind == kind for i in of.tolist()])
+            for name in (kind, "all"):
+                hits[name] = hits.get(name, torch.zeros(2, steps)) + _counted(right[:, mine], of[mine])
+    return {name: [round(float(h / max(1.0, float(n))), 4) for h, n in zip(*one, strict=True)]
+            for name, one in sorted(hits.items())}  # fmt: skip
+
+
+def working_in(device: str) -> AbstractContextManager[object]:
+    """Products in bfloat16 on an accelerator; as the weights are on the CPU."""
+    return nullcontext() if device == "cpu" else torch.autocast(device, torch.bfloat16)
+
+
+def _groups(placed: Sequence[Placed], tokens: int) -> list[list[Placed]]:
+    most = max(1, tokens // max((one.length for one in placed), default=1))
+    return [list(placed[i : i + most]) for i in range(0, len(placed), most)]
+
+
+def _right(losses: Sequence[StepLoss], count: int) -> Tensor:
+    """Whether each step guesses each answered token, bool [steps, answered]."""
+    right = torch.zeros(len(losses), count, dtype=torch.bool)
+    for step, one in enumerate(losses):
+        right[step, one.rows.cpu()] = one.hits.cpu()
+    return right
+
+
+def _counted(right: Tensor, of: Tensor) -> Tensor:
+    """Of drafts that begin at each token: how many have the first 1, 2, ... tokens right, and how many there are.
+
+    The s-th token of a draft that begins at answered token i is guessed by step s at token i + s of its sequence.
+    """
+    counted = torch.zeros(2, len(right))
+    together = torch.ones(right.shape[1], dtype=torch.bool)
+    for step in range(len(right)):
+        ahead = torch.zeros_like(together)
+        count = max(0, len(of) - step)
+        same = of[step:] == of[:count]
+        ahead[:count] = right[step, step:] & same
+        together = together & ahead
+        counted[0, step], counted[1, step] = together.sum(), same.sum()
+    return counted

@@ -1,0 +1,155 @@
+"""Trains an EAGLE-3 head on tokens and features, and writes a folder that Tandem, vLLM and SGLang load.
+
+    python -m tandem_train.heads.train --data DIR --output HEAD [--held-out-kinds code,prose]
+
+It can be interrupted and started again with the same arguments: it resumes from the last saved step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tandem.checkpoints.gguf_cache import unpacked
+from tandem.checkpoints.head_config import HeadConfig
+from tandem.checkpoints.locate import find, weights_revision
+from tandem.runners.eagle.files import write_head
+from tandem.runners.eagle.module import EagleHead
+from tandem_train.heads.data import HeadData, read_head_data
+from tandem_train.heads.features import FeatureTarget, parse_layers
+from tandem_train.heads.loop import HeadTraining, acceptance
+from tandem_train.heads.settings import HeadTrainConfig
+
+
+def new_head(target: Any, config: HeadTrainConfig, data: HeadData) -> EagleHead:
+    """A head before its first step: its output rows are the target's, its layer is random by `config.seed`."""
+    theirs = target.config
+    output = target.get_output_embeddings().weight.detach().float()
+    ids = data.counts.argsort(descending=True, stable=True)[: config.vocabulary]
+    ids = ids[data.counts[ids] > 0].sort().values
+    layers = data.meta["layers"]
+    assert isinstance(layers, list)
+    torch.manual_seed(config.seed)
+    head = EagleHead(
+        HeadConfig(
+            hidden_size=theirs.hidden_size,
+            num_attention_heads=theirs.num_attention_heads,
+            num_key_value_heads=getattr(theirs, "num_key_value_heads", None) or theirs.num_attention_heads,
+            head_dim=getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads,
+            intermediate_size=config.intermediate or theirs.intermediate_size,
+            vocab_size=theirs.vocab_size,
+            draft_vocab_size=len(ids),
+            target_hidden_size=theirs.hidden_size,
+            layers=tuple(layers),
+            rms_norm_eps=theirs.rms_norm_eps,
+            max_position_embeddings=theirs.max_position_embeddings,
+            rope={"rope_type": "default", "rope_theta": float(_theta(theirs))},
+        )
+    )
+    head.narrow_to(ids)
+    head.lm_head.weight.data.copy_(output[ids])
+    head.norm.weight.data.copy_(target.base_model.norm.weight.detach().float())
+    return head
+
+
+def _theta(config: Any) -> float:
+    return float((getattr(config, "rope_parameters", None) or {}).get("rope_theta", 10000.0))
+
+
+def train(config: HeadTrainConfig, show: Callable[[str], None]) -> dict[str, Any]:
+    """Trains, writes config.output, and returns the content of its training.json. Raises ValueError."""
+    from transformers import AutoModelForCausalLM
+
+    from tandem.runners.loading import transformers_logging
+    from tandem.runners.torch.platforms import choose_platform
+
+    transformers_logging()
+    checkpoint = unpacked(find(config.target))
+    revision = weights_revision(checkpoint)
+    target: Any = AutoModelForCausalLM.from_pretrained(**checkpoint.source, dtype=torch.float32)
+    device = choose_platform(config.device).name
+    taps = None
+    if config.features == "computed":
+        taps = FeatureTarget(checkpoint.source, config.feature_layers, device, "auto", max(config.batch, 2048))
+    data = read_head_data(config, revision, target.config.vocab_size, taps)
+    head = new_head(target, config, data).to(device)
+    embedding: Tensor = target.get_input_embeddings().weight.detach().to(device)
+    del target
+    steps = max(1, round(config.epochs * data.tokens / config.batch))
+    show(f"{data.tokens:,} tokens in {len(data.train):,} sequences, {head.config.draft_vocab_size:,} columns, "
+         f"{sum(p.numel() for p in head.parameters()):,} parameters, about {steps:,} steps")  # fmt: skip
+    seconds = HeadTraining(config, head, embedding, data, steps, show).run()
+    report = {
+        "config": json.loads(json.dumps(asdict(config), default=str)),
+        "target": revision,
+        "target_name": checkpoint.name,
+        "train_tokens": data.tokens,
+        "train_sequences": len(data.train),
+        "columns": head.config.draft_vocab_size,
+        "layers": data.meta["layers"],
+        "steps": steps,
+        "device": device if device == "cpu" else torch.cuda.get_device_name(),
+        "seconds": round(seconds, 1),
+        "held_out_kinds": list(config.held_out_kinds),
+        "held_out_acceptance": acceptance(head, embedding, data, config.steps, config.batch),
+    }
+    write_head(config.output, head.to("cpu", getattr(torch, config.dtype)), config.layout, verifier=checkpoint.name)
+    (config.output / "training.json").write_text(json.dumps(report, indent=2) + "\n")
+    config.state.unlink(missing_ok=True)
+    return report
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Trains an EAGLE-3 head on what generate and features wrote.")
+    default = {one.name: one.default for one in fields(HeadTrainConfig)}
+    parser.add_argument("--data", type=Path, required=True, help="folder that generate and features wrote")
+    parser.add_argument("--output", type=Path, required=True, help="folder for the head")
+    parser.add_argument("--target_model", "--target-model", help="target (default: the embedded one)")
+    parser.add_argument(
+        "--vocabulary", type=int, default=default["vocabulary"], help="most columns of the narrowed head"
+    )
+    parser.add_argument("--intermediate", type=int, help="feed-forward width (default: the target's)")
+    parser.add_argument("--steps", type=int, default=default["steps"], help="steps of the training-time test")
+    parser.add_argument("--decay", type=float, default=default["decay"], help="weight of each step over the one before")
+    parser.add_argument("--epochs", type=float, default=default["epochs"])
+    parser.add_argument("--batch", type=int, default=default["batch"], help="answered tokens per step")
+    parser.add_argument("--rate", type=float, default=default["rate"], help="learning rate")
+    parser.add_argument("--max-tokens", type=int, help="the most tokens of the data to use, for a learning curve")
+    parser.add_argument("--held-out-kinds", default="", help="kinds of prompts to keep out, such as code,prose")
+    parser.add_argument("--layout", default=default["layout"], help="specforge (vLLM, SGLang) or speculators (vLLM)")
+    parser.add_argument("--dtype", default=default["dtype"], help="of the file: bfloat16, float16 or float32")
+    parser.add_argument("--hard", type=float, default=default["hard"], help="weight of the target's first choice")
+    parser.add_argument("--device", default=default["device"])
+    parser.add_argument(
+        "--features",
+        default=default["features"],
+        help="stored (by tandem_train.heads.features) or computed",
+    )
+    parser.add_argument("--layers", help="with --features computed: the target's layers to read, such as 2,15,27")
+    parser.add_argument("--save-minutes", type=float, default=default["save_minutes"], help="between saved states")
+    parser.add_argument("--seed", type=int, default=default["seed"])
+    args = vars(parser.parse_args(argv))
+    try:
+        args["feature_layers"] = parse_layers(args.pop("layers"))
+        kinds = tuple(filter(None, args.pop("held_out_kinds").split(",")))
+        config = HeadTrainConfig(target=args.pop("target_model"), held_out_kinds=kinds, **args)
+        report = train(config, lambda line: print(line, file=sys.stderr, flush=True))
+    except ValueError as error:
+        print(f"train: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(report["held_out_acceptance"]))
+    measuring = "python main.py --role accept --draft eagle --draft_model"
+    print(f"wrote {config.output}; measure it with: {measuring} {config.output}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""Runs the training loop: steps in a seeded order, saved every few minutes and resumed after an interruption."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from tandem_train.distill import Softmax, agreement, batch_groups, copies, loss_of, make_batch
+from tandem_train.settings import TrainConfig
+from tandem_train.shards import TrainingSequence
+
+if TYPE_CHECKING:
+    from tandem_train.heads.settings import HeadTrainConfig
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingData:
+    """The training sequences. counts [vocabulary]: how often each token was among the target's four best."""
+
+    train: list[TrainingSequence]
+    held_out: list[TrainingSequence]
+    tokens: int
+    counts: torch.Tensor
+
+
+def rate_at(step: int, steps: int, warm_up: int) -> float:
+    """Returns the learning rate of a step: linear warm-up, then a cosine decay to a fiftieth."""
+    if step < warm_up:
+        return (step + 1) / warm_up
+    along = (step - warm_up) / max(1, steps - warm_up)
+    return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, along)))
+
+
+class Resumable:
+    """A run of `total` steps in a seeded order, saved every few minutes and resumed after an interruption.
+
+    trained: what is saved, on its device. seconds: those that the steps took, including runs before.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig | HeadTrainConfig,
+        trained: Any,
+        optimizer: torch.optim.Optimizer,
+        total: int,
+        show: Callable[[str], None],
+    ) -> None:
+        self._run, self._trained, self.optimizer, self.total, self.show = config, trained, optimizer, total, show
+        self.device = next(trained.parameters()).device.type
+        self.step, self.seconds, self.saved = 0, 0.0, time.monotonic()
+        config.output.mkdir(parents=True, exist_ok=True)
+        if config.state.exists():
+            self._take_up(torch.load(config.state, weights_only=True, map_location=self.device))
+
+    def _take_up(self, state: dict[str, Any]) -> None:
+        if state["total"] != self.total:
+            raise ValueError(f"{self._run.state}: of a run of {state['total']} steps, not {self.total}; remove it")
+        self._trained.load_state_dict(state["trained"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step, self.seconds = state["step"], state["seconds"]
+        self.show(f"resuming from step {self.step}")
+
+    def save(self) -> None:
+        """Writes what a later run resumes from, whole."""
+        state = {"trained": self._trained.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step,
+                 "total": self.total, "seconds": self.seconds}  # fmt: skip
+        partial = self._run.state.with_suffix(".partial")
+        torch.save(state, partial)
+        partial.replace(self._run.state)
+        self.saved = time.monotonic()
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to save."""
+        return time.monotonic() - self.saved > 60 * self._run.save_minutes
+
+    @property
+    def minutes_left(self) -> float:
+        return self.seconds / self.step * (self.total - self.step) / 60
+
+    def groups(self, sequences: Sequence[TrainingSequence]) -> Iterator[list[int]]:
+        """The batches of the steps that are left, each to be counted before the next."""
+        lengths = [(len(one.prompt), len(one.answer)) for one in sequences]
+        epoch = first = 0
+        while self.step < self.total:
+            groups = batch_groups(lengths, self._run.batch, np.random.default_rng([self._run.seed, epoch]))
+            yield from groups[max(0, self.step - first) : self.total - first]
+            first += len(groups)
+            epoch += 1
+
+    def set_rate(self) -> None:
+        """Gives the optimizer the learning rate of this step."""
+        for part in self.optimizer.param_groups:
+            part["lr"] = rate_at(self.step, self.total, self._run.warm_up) * self._run.rate
+
+    def count(self, began: float) -> None:
+        """Counts a step that began at this time."""
+        self.step += 1
+        self.seconds += time.monotonic() - began
+
+
+class Training(Resumable):
+    """Trains a draft."""
+
+    def __init__(self, config: TrainConfig, student: Any, softmax: Softmax, data: TrainingData, steps: int,
+                 show: Callable[[str], None]) -> None:  # fmt: skip
+        decayed = [p for p in student.parameters() if p.ndim > 1]
+        other = [p for p in student.parameters() if p.ndim <= 1]
+        groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": other, "weight_decay": 0.0}]
+        optimizer = torch.optim.AdamW(groups, lr=config.rate, betas=(0.9, 0.98), fused=True)
+        self.config, self.student, self.softmax, self.data = config, student, softmax, data
+        super().__init__(config, student, optimizer, steps, show)
+
+    def run(self) -> float:
+        """Trains to the last step; returns the seconds that it took, including runs before an interruption."""
+        self.student.train()
+        last_show = time.monotonic()
+        loss_sum = agreed = tokens = 0.0
+        for group in self.groups(self.data.train):
+            began = time.monotonic()
+            loss, hits, n = self.train_group(group)
+            self.count(began)
+            now = time.monotonic()
+            loss_sum, agreed, tokens = loss_sum + loss * n, agreed + hits, tokens + n
+            if now - last_show > 20 or self.step == self.total:
+                rate = tokens / (now - last_show)
+                self.show(
+                    f"step {self.step:,} of {self.total:,}: loss {loss_sum / tokens:.3f}, agreement"
+                    f" {agreed / tokens:.3f}, {rate:,.0f} tokens/s, {self.minutes_left:.0f} min left"
+                )
+                loss_sum = agreed = tokens = 0.0
+                last_show = now
+            if self.due:
+                self.save()
+                self._show_held_out()
+                last_show = time.monotonic()
+        return self.seconds
+
+    def _show_held_out(self) -> None:
+        counts = agreement(self.student, self.data.held_out[:400])
+        self.show("held out: " + ", ".join(f"{k} {h / n:.3f}" for k, (h, n) in counts.items()))
+
+    def train_group(self, group: list[int]) -> tuple[float, int, int]:
+        """One step, on the samples of a batch. Returns the loss, the hits and the tokens."""
+        self.set_rate()
+        torch.manual_seed(self.config.seed * 1_000_003 + self.step)
+        said = [self.data.train[i] for i in group]
+        rng = np.random.default_rng([self.config.seed, self.step])
+        twice = copies(said, round(self.config.copies * len(said)), rng)
+        batch = make_batch([*said, *twice]).to(self.device)
+        with torch.autocast(self.device, torch.bfloat16):
+            loss, agreed = loss_of(self.student, batch, self.softmax, self.config.hard)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.student.parameters(), 1.0)
+        self.optimizer.step()
+        return float(loss.detach()), int(agreed), len(batch.ids)

@@ -1,0 +1,60 @@
+"""Summarizes a metric over requests, as LLMPerf does: linear percentiles, a sample's standard deviation."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+DISTRIBUTIONS: tuple[str, ...] = (
+    "ttft_s",
+    "tpot_s",
+    "inter_token_latency_s",
+    "end_to_end_latency_s",
+    "request_output_throughput_token_per_s",
+    "number_input_tokens",
+    "number_output_tokens",
+)
+"""The metrics of a request whose distributions are reported."""
+
+
+def ratio(numerator: float, denominator: float) -> float | None:
+    """Returns the quotient, or None if it is not finite: nothing was counted, or a time was almost 0."""
+    value = numerator / denominator if denominator else math.inf
+    return value if math.isfinite(value) else None
+
+
+PERCENTS = (25, 50, 75, 90, 95, 99)
+"""The percentiles of a Distribution."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricDistribution:
+    """The distribution of a metric over requests; every value is None if nothing was measured."""
+
+    p25: float | None = None
+    p50: float | None = None
+    p75: float | None = None
+    p90: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    mean: float | None = None
+    min: float | None = None
+    max: float | None = None
+    stddev: float | None = None
+
+
+STATISTICS: tuple[str, ...] = tuple(field.name for field in fields(MetricDistribution))
+
+
+def distribution(values: Iterable[float | None]) -> MetricDistribution:
+    """Summarizes the values that are not None."""
+    import numpy as np  # lazy: --help and the tables read names from this file
+
+    known = [value for value in values if value is not None]
+    if not known:
+        return MetricDistribution()
+    stddev = statistics.stdev(known) if len(known) > 1 else None
+    found = np.percentile(known, PERCENTS).tolist()
+    return MetricDistribution(*[*found, statistics.fmean(known), min(known), max(known), stddev])
