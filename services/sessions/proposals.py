@@ -20,9 +20,8 @@ from tandem.services.sessions.checkout import Checkout
 from tandem.services.sessions.proposal_limits import ProposalCounts
 from tandem.services.sessions.proposal_stream import ProposalStream
 from tandem.services.sessions.table import Session, SessionConflict, SessionKey, SessionTable, session_key
-from tandem.speculation.draft_store import MAX_NODES
 from tandem.speculation.drafters import Drafter
-from tandem.speculation.types import InvalidField, ModelInfo, Request, TooLong
+from tandem.speculation.types import MAX_DRAFTED, InvalidField, ModelInfo, Request, TooLong
 from tandem.v1 import draft_worker_pb2 as pb
 
 SLOT_SECONDS = 0.2
@@ -161,8 +160,8 @@ class Proposals:
 
     def _check_message(self, request: pb.ProposeStreamRequest, known: int) -> None:
         """Checks a message of a stream whose session has `known` tokens."""
-        if request.draft_ahead > MAX_NODES:
-            raise InvalidField("draft_ahead", f"{request.draft_ahead} is above {MAX_NODES}")
+        if request.draft_ahead > MAX_DRAFTED:
+            raise InvalidField("draft_ahead", f"{request.draft_ahead} is above {MAX_DRAFTED}")
         self._check_tokens(known, request.tokens)
 
     def _check_tokens(self, known: int, tokens: Sequence[int]) -> None:

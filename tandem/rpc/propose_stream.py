@@ -18,11 +18,10 @@ from tandem.rpc.remote_drafter import DraftClient
 from tandem.rpc.request_context import outgoing
 from tandem.speculation.acceptance import known_prefix
 from tandem.speculation.ahead import DraftingAhead
-from tandem.speculation.draft_store import MAX_NODES
 from tandem.speculation.fallible import Attempt
 from tandem.speculation.outcomes import REQUESTS_OWN
 from tandem.speculation.retry import Backoff
-from tandem.speculation.types import Draft, ModelInfo, Request, SpeculationStats
+from tandem.speculation.types import MAX_DRAFTED, Draft, ModelInfo, Request, SpeculationStats
 from tandem.v1 import draft_worker_pb2 as pb
 
 MOST_DRAFTED = 2**14
@@ -153,7 +152,7 @@ class ProposeStream(Duplex[pb.ProposeStreamRequest, pb.ProposeStreamResponse]):
     def check(self, reply: pb.ProposeStreamResponse) -> None:
         """Checks what a reply says of the messages and drafts of this call. Raises InvalidField."""
         check.count("base_length", reply.base_length, self.told, 1)
-        check.count("draft_tokens", len(reply.draft_tokens), MAX_NODES)
+        check.count("draft_tokens", len(reply.draft_tokens), MAX_DRAFTED)
         check.count("drafted", reply.drafted, min(MOST_DRAFTED, check.MOST_TOKENS - self._ahead.drafted))
         check.count("messages_read", reply.messages_read, self.trips.sent)
         check.seconds("server_seconds", reply.server_seconds)
@@ -168,7 +167,8 @@ class ProposeStream(Duplex[pb.ProposeStreamRequest, pb.ProposeStreamResponse]):
             return None
         request, self._request = self._request, pb.ProposeStreamRequest()
         request.tokens.extend(known[self.told :])
-        request.draft_ahead, request.send_first, request.send_more = min(plan.depth, MAX_NODES), plan.fresh, plan.width
+        request.draft_ahead = min(plan.depth, MAX_DRAFTED)
+        request.send_first, request.send_more = plan.fresh, plan.width
         self.told = len(known)
         self.trips.sending()
         return request

@@ -13,10 +13,10 @@ from tandem.rpc.wire_sampling import logprobs_from_wire, logprobs_to_wire
 from tandem.rpc.wire_sampling import sampling_from_wire as sampling_from_wire
 from tandem.rpc.wire_sampling import sampling_to_wire as sampling_to_wire
 from tandem.speculation.acceptance import known_prefix
-from tandem.speculation.draft_store import MAX_NODES
 from tandem.speculation.model_info import Rehearsal
 from tandem.speculation.request import Drafts
 from tandem.speculation.types import (
+    MAX_DRAFTED,
     MAX_LOGPROBS,
     SAMPLING_FIELDS,
     Chunk,
@@ -295,8 +295,8 @@ MOST_LISTED = 2**14
 _INFO_BOUNDS = (
     ("vocab_size", 1, check.MOST_TOKENS),
     ("max_sequence_length", 2, check.MOST_TOKENS),
-    ("max_speculation_length", 0, MAX_NODES),
-    ("default_speculation_length", 0, MAX_NODES),
+    ("max_speculation_length", 0, MAX_DRAFTED),
+    ("default_speculation_length", 0, MAX_DRAFTED),
     ("kv_slots", 0, check.MOST_ROWS),
     ("plain_width", 0, check.MOST_ROWS),
     ("feature_size", 0, check.MOST_ROWS),

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from tandem.speculation.draft_store import MAX_NODES
 from tandem.speculation.run_on import RunMessage
-from tandem.speculation.types import InvalidField
+from tandem.speculation.types import MAX_DRAFTED, InvalidField
 from tandem.v1 import target_verifier_pb2 as pb
 
 STEPS_TOGETHER = 32
@@ -22,8 +21,8 @@ def run_message_to_wire(message: RunMessage, request: pb.VerifyRequest) -> pb.Ve
 
 def run_message_from_wire(request: pb.VerifyRequest, most: int) -> RunMessage:
     """Raises InvalidField naming the field. Token ids are not checked. `most`: draft tokens that a step can verify."""
-    if len(request.draft_tokens) > MAX_NODES:
-        raise InvalidField("draft_tokens", f"{len(request.draft_tokens)} tokens are above {MAX_NODES}")
+    if len(request.draft_tokens) > MAX_DRAFTED:
+        raise InvalidField("draft_tokens", f"{len(request.draft_tokens)} tokens are above {MAX_DRAFTED}")
     draft, width = tuple(request.draft_tokens), min(request.max_step_drafts, most)
     copies = min(request.max_step_copies, most)
     return RunMessage(request.base_length, request.last_token, draft, request.run_until, width, copies)

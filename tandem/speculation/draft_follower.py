@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from tandem.speculation.ahead import DraftingAhead
 from tandem.speculation.drafters import Drafter
+from tandem.speculation.estimate import Estimate
 from tandem.speculation.lookahead import DraftPlan
 from tandem.speculation.run_on import RunMessage
 from tandem.speculation.types import Proposer, SpeculationStats

@@ -20,7 +20,7 @@ PRIOR_AHEAD = 0.6
 """Acceptance of a token drafted ahead, for its place alone, before anything was drafted."""
 PROCESS_FADING, REQUEST_FADING = 0.998, 0.96
 """Factors by which a draft fades the drafts before it: in what a process knows, and in what a request does."""
-PRIOR_TRIALS = 8.0
+PRIOR_TRIALS = 12.0
 """The weight of prior acceptance, in trials: at all positions together, and at each."""
 LOWEST, HIGHEST = 0.02, 0.99
 """Bounds of an estimated acceptance."""
@@ -90,7 +90,7 @@ class Line:
 
     def __init__(self, growing_share: float) -> None:
         self._growing_share = growing_share
-        self._sums = (0.0,) * 5  # of weights, sizes, seconds, size * size, size * seconds
+        self._sums: tuple[float, ...] = (0.0,) * 5  # of weights, sizes, seconds, size * size, size * seconds
         self._fit = (0.0, 0.0)
 
     @property
@@ -103,7 +103,8 @@ class Line:
         if self._sums[0] > PRIOR_STEPS:
             seconds = min(seconds, SLOW * self.at(size))
         new = (1.0, size, seconds, size * size, size * seconds)
-        self._sums = n, x, y, xx, xy = tuple(STEP_FADING * old + each for old, each in zip(self._sums, new, strict=True))
+        self._sums = tuple(STEP_FADING * old + each for old, each in zip(self._sums, new, strict=True))
+        n, x, y, xx, xy = self._sums
         expected = self._growing_share * y / x if x else 0.0
         slope = max(0.0, (xy - x * y / n + PRIOR_STEPS * expected) / (xx - x * x / n + PRIOR_STEPS))
         self._fit = max(0.0, (y - slope * x) / n), slope
@@ -141,9 +142,10 @@ class Smoothed:
 class Estimate:
     """What the requests of a process that share a target measured.
 
-    `target`: seconds of target steps by the tokens of all their rows; `draft`: of drafts by their tokens; `rest`: of
-    what a round takes beside both, 1 if it asked for a draft (which may take a round trip of its own), else 0.
-    `copies`: acceptance of copies, used or not; `ahead`: of tokens drafted ahead. `rows`, `others`: other rows that share a row's step, and their tokens.
+    `acceptance`: of drafts that rounds waited for, by source; `copies`: of copies, used or not; `ahead`: of each token
+    drafted ahead. `target`: seconds of target steps by the tokens of all their rows; `draft`: a row's share of drafts, by
+    their tokens; `rest`: what a round takes beside both, by whether it asked for a draft, which may take a round trip.
+    `rows`, `others`: other rows that share a row's step, and their tokens.
     """
 
     def __init__(self) -> None:

@@ -25,8 +25,8 @@ MOST_COPIED = 32
 class PolicedLookup:
     """Prompt lookup for one request. A `prediction` is looked up in place of the text.
 
-    Beside a draft model `copy` is called alone. Where nothing else drafts, `copy_alone` chooses lengths by what the
-    caller reports with `learn` and `stepped`. Another thread may ask for copies.
+    Beside a draft model `copy` is called alone. Where nothing else drafts, `copy_alone` chooses lengths by what copies
+    would have gained, used or not, and by the steps that the caller reports. Another thread may ask for copies.
     """
 
     def __init__(
@@ -36,15 +36,15 @@ class PolicedLookup:
         self._acceptance = Acceptance(estimate.copies, REQUEST_FADING)
         self._lookup = prediction or NgramDrafter(LONGEST, only_grows=only_grows)
         self._lock = threading.Lock()
-        self._learned = 0
-        self._expected: tuple[int, ...] = ()  # what a copy would say after the tokens learned
+        self._expected: tuple[int, ...] = ()  # the copy found after the first `_matched` tokens, used or not
+        self._matched = 0
 
     async def open(self, prompt: Sequence[int]) -> None:
         await self._lookup.open(prompt)
         for end in range(AT_ONCE, len(prompt), AT_ONCE):  # others of the event loop have their turns between
             self._lookup.note(prompt[:end])
             await asyncio.sleep(0)
-        self._learned, self._expected = len(prompt), ()
+        self._expected = ()
 
     def copy(self, tokens: Sequence[int], k: int) -> Draft:
         """Returns a copy of at most `k` tokens, or nothing after a short match."""
@@ -53,11 +53,17 @@ class PolicedLookup:
 
     def copy_alone(self, tokens: Sequence[int], most: int) -> tuple[int, ...]:
         """Returns the copy of at most `most` tokens by which a step without a draft gains most; empty if by none."""
-        copied = self._match(tokens, min(most, MOST_COPIED))
+        new = tokens[self._matched : self._matched + len(self._expected)]
+        if new:
+            right = common(new, self._expected)
+            self._acceptance.note(len(new), right)
+            self._estimate.copies.note(len(new), right)
+        self._matched, self._expected = len(tokens), self._match(tokens, MOST_COPIED)
+        copied = self._expected[:most]
         if not copied or not self._estimate.target.known:
             return copied
-        tokens_by_length = expected_by_length(self._acceptance.rates(len(copied)))
-        return copied[: best_length(tokens_by_length, self._estimate.steps(len(copied)), self._estimate.rows)]
+        expected = expected_by_length(self._acceptance.rates(len(copied)))
+        return copied[: best_length(expected, self._estimate.steps(len(copied)), self._estimate.rows)]
 
     def _match(self, tokens: Sequence[int], k: int) -> tuple[int, ...]:
         with self._lock:
@@ -70,12 +76,3 @@ class PolicedLookup:
     def stepped(self, drafted: int, seconds: float, rows: int = 1) -> None:
         """Records that a step of the target took `seconds`: one of its `rows` rows verified `drafted` draft tokens."""
         self._estimate.stepped(drafted + 1, Verdict((), 0, 0.0, seconds, rows=rows, step_tokens=drafted + rows))
-
-    def learn(self, tokens: Sequence[int]) -> None:
-        """Records that all of `tokens` is committed, and scores the copy that was expected, whether used or not."""
-        new = tokens[self._learned :]
-        if self._expected and new:
-            expected = self._expected[: len(new)]
-            for known in (self._acceptance, self._estimate.copies):
-                known.note(len(expected), common(expected, new))
-        self._learned, self._expected = len(tokens), self._match(tokens, MOST_COPIED)

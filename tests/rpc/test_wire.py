@@ -14,10 +14,10 @@ from tandem.rpc import wire
 from tandem.rpc.wire_checks import MOST_ROWS, MOST_TOKENS
 from tandem.rpc.wire_verdicts import VerdictBounds, answer_from_wire
 from tandem.speculation.chat import ChatMessage, ToolCall
-from tandem.speculation.draft_store import MAX_NODES
 from tandem.speculation.model_info import Rehearsal
 from tandem.speculation.request import Drafts
 from tandem.speculation.types import (
+    MAX_DRAFTED,
     SAMPLING_FIELDS,
     Chunk,
     FinishReason,
@@ -135,13 +135,13 @@ infos = st.builds(
     tokenizer_sha256=names,
     vocab_size=st.integers(2**20, MOST_TOKENS),
     max_sequence_length=st.integers(2, MOST_TOKENS),
-    max_speculation_length=st.integers(0, MAX_NODES),
+    max_speculation_length=st.integers(0, MAX_DRAFTED),
     kv_slots=st.integers(0, MOST_ROWS),
     dtype=names,
     device=names,
     backend=names,
     draft_name=names,
-    default_speculation_length=st.integers(0, MAX_NODES),
+    default_speculation_length=st.integers(0, MAX_DRAFTED),
     adaptive_speculation_length=st.booleans(),
     plain_width=st.integers(0, MOST_ROWS),
     bit_exact=st.booleans(),

@@ -15,7 +15,7 @@ import pytest
 from tandem.speculation.common_prefix import common
 from tandem.speculation.drafters import NgramDrafter
 from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
-from tandem.speculation.run_on import RunMessage, RunOn
+from tandem.speculation.run_on import RunMessage, SelfPacedRun
 
 MOST, DEPTH, PROMPT, WRONG = 3, 12, 40, -7
 DRAFT_STEP = 0.002
@@ -69,18 +69,19 @@ def running(text: Sequence[int], link: Callable[[float], float], right: float, p
     drafted = [token if noise.random() < right else WRONG for token in text]
     lookup = PolicedLookup(policy)
     asyncio.run(lookup.open(text[:PROMPT]))
-    run = RunOn(text[:PROMPT], lookup=lookup)
+    run = SelfPacedRun(text[:PROMPT], lookup=lookup)
     now, last_arrival, under_way = 0.0, 0.0, list[tuple[float, RunMessage]]()
-    run.hear(RunMessage(PROMPT, text[PROMPT - 1], (), len(text), MOST, MOST))
-    while run.length < len(text):
+    run.receive(RunMessage(PROMPT, text[PROMPT - 1], (), len(text), MOST, MOST))
+    while len(run.tokens) < len(text):
         while under_way and under_way[0][0] <= now:
-            run.hear(under_way.pop(0)[1])
+            run.receive(under_way.pop(0)[1])
         draft = run.next_draft()
         assert draft is not None
-        right_ones = common(draft, text[run.length :])
-        run.commit(text[run.length : run.length + right_ones + 1], len(draft), step(len(draft)))
+        right_ones = common(draft, text[len(run.tokens) :])
+        run.follow(text[len(run.tokens) : len(run.tokens) + right_ones + 1])
+        run.learn(run.tokens, len(draft), step(len(draft)), 1)
         now += step(len(draft))
-        base = run.length
+        base = len(run.tokens)
         message = RunMessage(base, text[base - 1], tuple(drafted[base : base + DEPTH]), len(text), MOST, MOST)
         last_arrival = max(last_arrival, now + link(now) + MOST * DRAFT_STEP)
         under_way.append((last_arrival, message))

@@ -1,4 +1,4 @@
-"""Fused rounds that the device thread begins by itself: the rows are those that the event loop would have asked for."""
+"""Fused rounds that the device begins by itself: the rows are those of rounds that the event loop asks for."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import pytest
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
+from tandem.engine.fused_stepper import FusedStepper
 from tandem.engine.generators import fused_generator
 from tandem.engine.loading import Loaded
 from tandem.engine.model_config import DraftChoice
-from tandem.runners.protocol import FusedResult, FusedRow, Proposal
+from tandem.runners.protocol import FusedRow
 from tandem.runners.toy import ToyConfig, ToyRunner, ToyTokenizer
 from tandem.speculation.length import LengthPlan
 from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
@@ -34,6 +35,11 @@ def read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def once(k: int) -> LengthPlan:
     return LengthPlan(k, k, lasts=False)
+
+
+def stepper(rounds: FusedRounds) -> FusedStepper:
+    assert rounds.stepper
+    return rounds.stepper
 
 
 class Copies(PolicedLookup):
@@ -59,17 +65,12 @@ class Site:
         self.pair = FusedPair(self.target, self.draft)
         self.rows, self.gaps, inner = list[FusedRow](), list[float](), self.pair.step
         self.planned: FusedRounds | None = None
-        self.foreseen, self.lookup = 0, lookup
+        self.begun, self.lookup = 0, lookup
 
         def step(rows: Sequence[FusedRow]) -> Any:
             self.rows += rows
             given_up = time.perf_counter() + 5
-            while (
-                self.planned
-                and self.planned.ahead
-                and self.planned.ahead.plan is None
-                and time.perf_counter() < given_up
-            ):
+            while self.planned and stepper(self.planned).plan is None and time.perf_counter() < given_up:
                 time.sleep(0.0005)  # a step takes longer than its plan
             return inner(rows)
 
@@ -91,8 +92,7 @@ class Site:
             if ahead:
                 rounds.plan(once(plans[at % len(plans)]))
             tokens += (await under_way)[1].token_ids
-            assert rounds.ahead
-            self.foreseen += rounds.ahead.foreseen(tokens) is not None
+            self.begun += not stepper(rounds).target.device_waits
         return tokens[len(PROMPT) :]
 
 
@@ -108,8 +108,7 @@ def test_the_device_makes_the_rows_that_the_loop_would_ask_for(
     async def of(ahead: bool) -> Site:
         site = Site(lookup)
         rounds = await site.opened(sampling)
-        assert rounds.ahead
-        rounds.ahead.draft.keeps_drafts = not reprocesses
+        stepper(rounds).draft.keeps_drafts = not reprocesses
         tokens = await site.rounds(rounds, plans, ahead)
         assert tuple(tokens[:COUNT]) == oracle(PROMPT, sampling, COUNT, past_the_end=True)
         await rounds.close()
@@ -118,7 +117,7 @@ def test_the_device_makes_the_rows_that_the_loop_would_ask_for(
 
     async def test() -> None:
         asked, ahead = await of(False), await of(True)
-        assert asked.foreseen == 0 and ahead.foreseen >= len(ahead.rows) - 4  # the first, and where the model fills
+        assert asked.begun == 0 and ahead.begun >= len(ahead.rows) - 4  # the first, and where the model fills
         assert ahead.rows == asked.rows
 
     run(test())
@@ -144,28 +143,6 @@ def test_no_round_runs_past_a_stop_token_or_the_length() -> None:
             assert tuple(tokens[len(PROMPT) :][: last + 1]) == expected[: last + 1]
             await rounds.close()
             await site.batcher.close()
-
-    run(test())
-
-
-@pytest.mark.usefixtures("read_at_once")
-def test_a_round_of_another_length_than_foreseen_is_exact_and_runs_once() -> None:
-    """The caller may go on elsewhere than the device did, such as after another sequence of tokens."""
-
-    async def test() -> None:
-        site = Site()
-        rounds = site.planned = await site.opened()
-        under_way = asyncio.create_task(rounds.round(PROMPT, 3))
-        await asyncio.sleep(0)
-        rounds.plan(once(3))
-        verdict = (await under_way)[1]
-        assert rounds.ahead and rounds.ahead.foreseen([*PROMPT, *verdict.token_ids])
-        site.planned = None
-        other = [*PROMPT, *verdict.token_ids, *oracle([*PROMPT, *verdict.token_ids], GREEDY, 2, past_the_end=True)]
-        _, found = await rounds.round(other, 2)
-        assert found.token_ids == oracle(other, GREEDY, len(found.token_ids), past_the_end=True)
-        await rounds.close()
-        await site.batcher.close()
 
     run(test())
 
@@ -268,11 +245,9 @@ def test_a_trial_serves_one_round_and_another_plan_all_that_follow(plan: LengthP
     async def test() -> None:
         site = Site()
         rounds = await site.opened()
-        draft, verdict = await rounds.round(PROMPT, 3)
-        assert rounds.ahead
-        rounds.ahead.plan = plan
-        row, result = site.rows[-1], FusedResult(Proposal(draft.token_ids), verdict)
-        begun = [rounds.ahead.follow(row, result) for _ in range(5)]
+        await rounds.round(PROMPT, 3)
+        stepper(rounds).plan = plan
+        begun = [stepper(rounds).next_row() for _ in range(5)]
         assert [each is not None for each in begun] == [i < rounds_begun for i in range(5)]
         await rounds.close()
         await site.batcher.close()
