@@ -30,7 +30,7 @@ from tandem.runners.toy import VOCAB_SIZE, ToyRunner
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.length import FixedLength
-from tandem.speculation.loop import speculate
+from tandem.speculation.loop import Rounds, speculate
 from tandem.speculation.stopping import Stopping, StopRules
 from tandem.speculation.types import Draft, ModelInfo, SpeculationStats, Verdict
 from tandem.v1 import target_verifier_pb2 as pb
@@ -215,15 +215,13 @@ async def draft_rows(count: int) -> list[Row]:
     return rows
 
 
-class _Nothing:
+class _Nothing(Rounds):
     """Drafts and verifies without any work."""
 
     async def open(self, prompt: Sequence[int]) -> None: ...
 
     async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
         return Draft((66,) * k), Verdict((65,), 0)
-
-    drafter: object = None
 
     async def close(self) -> None: ...
 

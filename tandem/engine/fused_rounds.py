@@ -121,7 +121,7 @@ class FusedRounds(Rounds):
             assert found is not None, "the draft model has caught up, or does not draft"
             row, done = found
             if row.propose.k and not row.copied:
-                self._report(attempt or Attempt(self._pair.health), self._draft, tokens, done.value)
+                self._report(attempt or Attempt(self._pair.health), self._draft, done.value)
             if skipped or done.value.draft_failed:
                 self._pair.health.skipped(self._stats)
             return self._read(target, tokens, row, done)
@@ -164,7 +164,7 @@ class FusedRounds(Rounds):
         draft = Draft(proposed.token_ids, 0.0, proposed.seconds, proposers, proposed.distributions, done.rows)
         return draft, verdict
 
-    def _report(self, attempt: Attempt, draft: DraftSequence, tokens: Sequence[int], result: FusedResult) -> None:
+    def _report(self, attempt: Attempt, draft: DraftSequence, result: FusedResult) -> None:
         """Reports the outcome of the draft in a step."""
         if result.draft_failed:
             attempt.failed(RuntimeError(result.draft_failed))

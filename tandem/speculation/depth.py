@@ -39,5 +39,5 @@ class Depth:
             return 1
         if times is None or self._most == 1 or times.rtt < SHORT_NETWORK * times.verify:
             return self._least
-        filled = 1 + math.ceil((times.rtt + times.verify) / max(1e-9, (k + 1) * times.draft))
-        return max(self._least, min(self._most, filled))
+        meanwhile = (times.rtt + times.verify) / max(1e-9, (k + 1) * times.draft)
+        return max(self._least, math.floor(min(self._most, 1 + meanwhile)))

@@ -16,6 +16,8 @@ from tandem.speculation.types import Draft, Proposer, Verdict
 
 PRIOR = {Proposer.MODEL: 0.7, Proposer.NGRAM: 0.7}
 """Acceptance of a draft token before anything was drafted."""
+PRIOR_COPIES = {1: 0.2, 2: 0.4, 3: 0.55, 4: 0.64, 5: 0.84}
+"""The same of a copy, by the tokens of the match before it; 5: at least so many."""
 PRIOR_AHEAD = 0.6
 """Acceptance of a token drafted ahead, for its place alone, before anything was drafted."""
 PROCESS_FADING, REQUEST_FADING = 0.998, 0.96
@@ -24,7 +26,7 @@ PRIOR_TRIALS = 12.0
 """The weight of prior acceptance, in trials: at all positions together, and at each."""
 LOWEST, HIGHEST = 0.02, 0.99
 """Bounds of an estimated acceptance."""
-STEP_FADING, SHARE_FADING, SMOOTHING = 0.99, 0.8, 0.2
+STEP_FADING, SHARE_FADING, SMOOTHING = 0.999, 0.8, 0.2
 """Factors by which a step fades the times before it, and those it shared with; weight of a new smoothed time."""
 PRIOR_STEPS = 4.0
 """The weight, in steps, of the slope that is assumed until sizes differ."""
@@ -142,15 +144,15 @@ class Smoothed:
 class Estimate:
     """What the requests of a process that share a target measured.
 
-    `acceptance`: of drafts that rounds waited for, by source; `copies`: of copies, used or not; `ahead`: of each token
-    drafted ahead. `target`: seconds of target steps by the tokens of all their rows; `draft`: a row's share of drafts, by
-    their tokens; `rest`: what a round takes beside both, by whether it asked for a draft, which may take a round trip.
-    `rows`, `others`: other rows that share a row's step, and their tokens.
+    `acceptance`: of drafts that rounds waited for, by source; `copies`: of copies, used or not, by the tokens of the
+    match before them; `ahead`: of each token drafted ahead. `target`: seconds of target steps by the tokens of all
+    their rows; `draft`: a row's share of drafts, by their tokens; `rest`: of a round beside both, by whether it asked
+    for a draft. `rows`, `others`: other rows that share a row's step, and their tokens.
     """
 
     def __init__(self) -> None:
         self.acceptance = {source: Acceptance(rate, PROCESS_FADING) for source, rate in PRIOR.items()}
-        self.copies = Acceptance(PRIOR[Proposer.NGRAM], PROCESS_FADING)
+        self.copies = {size: Acceptance(rate, PROCESS_FADING) for size, rate in PRIOR_COPIES.items()}
         self.ahead = Acceptance(PRIOR_AHEAD, PROCESS_FADING)
         self.target, self.draft, self.rest = Line(0.1), Line(1.0), Line(0.0)
         self.rows = self.others = 0.0

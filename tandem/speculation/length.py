@@ -13,7 +13,8 @@ FIRST = 3
 TRIED = 8
 """The number of first rounds of a process that try widely different lengths, to measure costs."""
 TRIED_AGAIN = 32
-"""Rounds without a draft after which one of a token is tried: other text may be drafted better."""
+"""Rounds without a draft, times the rows of a step, after which one token is drafted: the text may have become easier.
+"""
 LONGEST_OF_MODEL = 8
 """Most tokens of a model's draft, each of which costs time; a copy is free and may be as long as drafts may be."""
 
@@ -82,8 +83,8 @@ class AdaptiveLength:
             return LengthPlan(first, first, lasts=False)
         copied = self._best(Proposer.NGRAM, most)
         model = self._best(Proposer.MODEL, min(LONGEST_OF_MODEL, most))
-        if not copied and not model and self._undrafted >= TRIED_AGAIN:
-            return LengthPlan(1, 1, lasts=False)
+        if not model and self._undrafted >= TRIED_AGAIN * (1 + self._estimate.rows):
+            return LengthPlan(max(1, copied), 1, lasts=False)
         return LengthPlan(copied, model)
 
     def _best(self, source: Proposer, most: int) -> int:

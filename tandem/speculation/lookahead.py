@@ -108,7 +108,7 @@ def gain(rate: float, width: int, late: int, seconds: list[float]) -> float:
     After a token that was not drafted, the target steps plainly until `late` tokens in succession were; then its steps
     verify `width` draft tokens, until one is rejected.
     """
-    if not width:
+    if not width or not seconds[0]:
         return 1.0
     reached = max(1e-9, rate**late)
     plain, drafted = (1 / reached - 1) / (1 - rate), 1 / (1 - rate ** (width + 1))

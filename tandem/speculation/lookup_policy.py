@@ -8,14 +8,21 @@ from collections.abc import Sequence
 
 from tandem.speculation.common_prefix import common
 from tandem.speculation.drafters import NgramDrafter
-from tandem.speculation.estimate import REQUEST_FADING, Acceptance, Estimate, best_length, expected_by_length
+from tandem.speculation.estimate import (
+    PRIOR_COPIES,
+    REQUEST_FADING,
+    Acceptance,
+    Estimate,
+    best_length,
+    expected_by_length,
+)
 from tandem.speculation.prediction import PredictionDrafter
 from tandem.speculation.types import Draft, Proposer, Verdict
 
 LONGEST = 8
 """Longest match to look for, in tokens."""
 LEAST = 3
-"""Shortest match whose copy is taken. In replays no rule that learned it was 3 % better in the median."""
+"""Shortest match whose copy takes the place of a model's draft. In replays, learning it gained less than 2 %."""
 AT_ONCE = 512
 """Tokens of a prompt that are indexed at once: some milliseconds."""
 MOST_COPIED = 32
@@ -33,11 +40,11 @@ class PolicedLookup:
         self, estimate: Estimate, only_grows: bool = False, prediction: PredictionDrafter | None = None
     ) -> None:
         self._estimate = estimate
-        self._acceptance = Acceptance(estimate.copies, REQUEST_FADING)
+        self._acceptance = {size: Acceptance(known, REQUEST_FADING) for size, known in estimate.copies.items()}
         self._lookup = prediction or NgramDrafter(LONGEST, only_grows=only_grows)
         self._lock = threading.Lock()
-        self._expected: tuple[int, ...] = ()  # the copy found after the first `_matched` tokens, used or not
-        self._matched = 0
+        self._expected: tuple[int, ...] = ()  # after `_matched` tokens, of which `_size` matched
+        self._matched = self._size = 0
 
     async def open(self, prompt: Sequence[int]) -> None:
         await self._lookup.open(prompt)
@@ -48,7 +55,8 @@ class PolicedLookup:
 
     def copy(self, tokens: Sequence[int], k: int) -> Draft:
         """Returns a copy of at most `k` tokens, or nothing after a short match."""
-        copied = self._match(tokens, k)
+        size, copied = self._match(tokens, k)
+        copied = copied if size >= LEAST else ()
         return Draft(copied, proposed_by=(Proposer.NGRAM,) * len(copied))
 
     def copy_alone(self, tokens: Sequence[int], most: int) -> tuple[int, ...]:
@@ -56,19 +64,19 @@ class PolicedLookup:
         new = tokens[self._matched : self._matched + len(self._expected)]
         if new:
             right = common(new, self._expected)
-            self._acceptance.note(len(new), right)
-            self._estimate.copies.note(len(new), right)
-        self._matched, self._expected = len(tokens), self._match(tokens, MOST_COPIED)
+            for known in (self._acceptance, self._estimate.copies):
+                known[self._size].note(len(new), right)
+        size, self._expected = self._match(tokens, MOST_COPIED)
+        self._matched, self._size = len(tokens), min(size, max(PRIOR_COPIES))
         copied = self._expected[:most]
         if not copied or not self._estimate.target.known:
             return copied
-        expected = expected_by_length(self._acceptance.rates(len(copied)))
+        expected = expected_by_length(self._acceptance[self._size].rates(len(copied)))
         return copied[: best_length(expected, self._estimate.steps(len(copied)), self._estimate.rows)]
 
-    def _match(self, tokens: Sequence[int], k: int) -> tuple[int, ...]:
+    def _match(self, tokens: Sequence[int], k: int) -> tuple[int, tuple[int, ...]]:
         with self._lock:
-            size, copied = self._lookup.match(tokens, k)
-        return copied if size >= LEAST else ()
+            return self._lookup.match(tokens, k)
 
     async def close(self) -> None:
         await self._lookup.close()

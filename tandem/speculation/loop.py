@@ -51,6 +51,7 @@ class Rounds(Protocol):
 
     def plan(self, length: LengthPlan) -> None:
         """Sets the lengths of the rounds after the one that has begun."""
+        return
 
     async def open(self, prompt: Sequence[int]) -> None:
         """Prepares for a request whose prompt is `prompt`."""

@@ -141,10 +141,9 @@ class NeverWaitingRounds(Rounds):
             return draft, found.verdict
 
     async def suspend(self, tokens: Sequence[int]) -> None:
-        """Ends the run, so that the session holds `tokens` and the drafter is open."""
+        """Ends the run, so that the session holds `tokens`."""
         await self._leave()
         await self.verifier.resume(tokens, OutOfStep("the run was ended"))
-        await self._open_drafter()
 
     async def close(self) -> None:
         try:

@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tandem.speculation.depth import Depth
@@ -118,12 +118,9 @@ class PipelinedRounds(Rounds):
             else:
                 if answer.verdict is not None:
                     flight = self._flights.popleft()
-                    decided = replace(flight, draft=_decided(flight.draft, answer.verdict))
-                    undecided = len(flight.draft.token_ids) - len(decided.draft.token_ids)
-                    self.stats.stale_drafts += undecided
-                    if not self._follows(tokens, decided, answer.verdict, answer.network_seconds) or undecided:
+                    if not self._follows(tokens, flight, answer.verdict, answer.network_seconds):
                         await self._drop_in_flight()
-                    return decided.draft, answer.verdict
+                    return flight.draft, answer.verdict
                 held = answer.committed_length
                 error = OutOfStep(f"round at {len(tokens)} is stale: the verifier holds {held} tokens")
                 stale += 1
@@ -221,12 +218,3 @@ class PipelinedRounds(Rounds):
             self.stats.stale(flight.draft, flight.ahead)
             flight.answer.cancel()
         self._flights.clear()
-
-
-def _decided(draft: Draft, verdict: Verdict) -> Draft:
-    """Returns the part of a draft that a verdict decides: one that is replayed may be a step of a run that was left."""
-    n = verdict.accepted
-    if n >= len(draft.token_ids) or verdict.token_ids[n] != draft.token_ids[n]:
-        return draft
-    kept: dict[str, Any] = {name: getattr(draft, name)[:n] for name in ("token_ids", "proposed_by", "distributions")}
-    return replace(draft, **kept)
