@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bars import AUTOREGRESSIVE, DISTRIBUTED, FUSED, Bar
+from benchmarks.bars import Bar
+from benchmarks.formats import AUTOREGRESSIVE, DISTRIBUTED, FUSED
 from benchmarks.links_judged import measured as is_complete
 from tandem.cli import compare
 from tandem.comparison.report.reading import base, links, read_comparison

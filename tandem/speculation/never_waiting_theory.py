@@ -11,7 +11,7 @@ a step: s = (R + T_d) / t_E of them pass, at least one, s E tokens are to be the
 N / E. On average no whole number of them passes: they verify copies of any length, and so take any time around t_E.
 
 It assumes the same acceptance at every position, and drafts that are long enough. Tests compare it with a simulation
-(benchmarks/run_simulation.py). Times are in seconds.
+(tests/speculation/run_simulation.py). Times are in seconds.
 """
 
 from __future__ import annotations

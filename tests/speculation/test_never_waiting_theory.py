@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.run_simulation import simulate_never_waiting, simulate_stop_and_wait
 from tandem.speculation.never_waiting_theory import RunCosts, Undrafted, plain_steps, steps_late, tpot_never_waiting
 from tandem.speculation.theory import StepCosts, tpot_pipelined
 from tests.daily import daily
+from tests.speculation.run_simulation import simulate_never_waiting, simulate_stop_and_wait
 
 RANKS = Path(__file__).resolve().parent / "ranks"
 EMBEDDED = (9.0, 0.3, 0.6)  # milliseconds: a step, a draft token, a row beyond eight

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.foreign_draft import write_foreign
 from tandem import Client
 from tandem.checkpoints.locate import embedded_draft, find
 from tandem.checkpoints.tokenizers import HuggingFaceTokenizer
@@ -17,6 +16,7 @@ from tandem.vllm import RemoteDrafter
 from tandem.vllm.settings import Form, Settings
 from tests.support import HANG, ServerProcess
 from tests.vllm.engine import LONGEST, vllm_config
+from tests.vocabularies.foreign import write_foreign
 
 TARGET = str(embedded_draft())
 TEXT = "Count from one to thirty: one, two, three, four, five, six, seven, eight, nine, ten, eleven, twelve, thirteen"

@@ -16,11 +16,11 @@ import pytest
 
 from benchmarks import vllm_peer
 from benchmarks.contenders import encode
-from benchmarks.foreign_draft import write_foreign
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import find
 from tandem.comparison.measuring.workloads import built_in_prompts
 from tests.support import REPOSITORY, ServerProcess
+from tests.vocabularies.foreign import write_foreign
 
 PYTHON = os.environ.get(vllm_peer.VARIABLE) or str(REPOSITORY / ".venv-vllm/bin/python")
 ABSENT = vllm_peer.absence(PYTHON)
