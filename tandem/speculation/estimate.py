@@ -7,7 +7,8 @@ their tokens. Seconds are arguments; no clock is read.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from operator import mul
 from typing import NamedTuple
@@ -22,16 +23,16 @@ PRIOR_AHEAD = 0.6
 """Acceptance of a token drafted ahead, for its place alone, before anything was drafted."""
 PROCESS_FADING, REQUEST_FADING = 0.998, 0.96
 """Factors by which a draft fades the drafts before it: in what a process knows, and in what a request does."""
-PRIOR_TRIALS = 12.0
+TOGETHER, EACH = 6.0, 20.0
 """The weight of prior acceptance, in trials: at all positions together, and at each."""
 LOWEST, HIGHEST = 0.02, 0.99
 """Bounds of an estimated acceptance."""
-STEP_FADING, SHARE_FADING, SMOOTHING = 0.999, 0.8, 0.2
-"""Factors by which a step fades the times before it, and those it shared with; weight of a new smoothed time."""
+SHARE_FADING, SMOOTHING = 0.8, 0.2
+"""Factor by which a step fades what steps before it were shared with; weight of a new smoothed time."""
+KEPT, FEW, REFRESH, MOST_SIZES = 25, 8, 4, 256
+"""Steps of a size whose median is taken; those that are few; steps after which the line is fitted again; sizes kept."""
 PRIOR_STEPS = 4.0
 """The weight, in steps, of the slope that is assumed until sizes differ."""
-SLOW = 2.0
-"""A step counts as at most so many times as long as expected: most that take longer were disturbed."""
 LEAST_GAIN = 1.03
 """How much faster than plain steps drafts must be expected to be: no expectation is quite right."""
 
@@ -60,12 +61,12 @@ class Acceptance:
         prior = [self._prior] * most if isinstance(self._prior, float) else self._prior.rates(most)
         counts = self._counts
         excess = sum(hits - trials * rate for (trials, hits), rate in zip(counts, prior, strict=False))
-        shift = excess / (sum(trials for trials, _ in counts) + PRIOR_TRIALS)
+        shift = excess / (sum(trials for trials, _ in counts) + TOGETHER)
         found = []
         for i, rate in enumerate(prior):
             trials, hits = counts[i] if i < len(counts) else (0.0, 0.0)
             moved = min(HIGHEST, max(LOWEST, rate + shift))
-            found.append((hits + PRIOR_TRIALS * moved) / (trials + PRIOR_TRIALS))
+            found.append((hits + EACH * moved) / (trials + EACH))
         return found
 
 
@@ -85,42 +86,53 @@ def best_length(tokens: Sequence[float], seconds: Sequence[float], company: floa
 
 
 class Line:
-    """Seconds of steps by size: fixed + slope * size, a least-squares fit in which steps fade those before them.
+    """Seconds of steps by size, as fixed + slope * size: a fit to the medians of the last steps of each size.
 
-    `growing_share`: the share of a step's time that is assumed to grow with its size until sizes differ.
+    Disturbances only make steps longer, so of few steps of a size the lower quartile counts. `growing_share`: the share
+    of a step's time that is assumed to grow with its size until sizes differ.
     """
 
     def __init__(self, growing_share: float) -> None:
         self._growing_share = growing_share
-        self._sums: tuple[float, ...] = (0.0,) * 5  # of weights, sizes, seconds, size * size, size * seconds
+        self._seconds: dict[float, deque[float]] = {}
+        self._steps = 0
         self._fit = (0.0, 0.0)
+        self.fixed_share = 1.0
+        """The part of a mean step that does not grow with its size."""
 
     @property
     def known(self) -> bool:
         """Whether a step was measured."""
-        return self._sums[0] > 0
+        return self._steps > 0
 
     def note(self, size: float, seconds: float) -> None:
         """Records that a step of this size took `seconds`."""
-        if self._sums[0] > PRIOR_STEPS:
-            seconds = min(seconds, SLOW * self.at(size))
-        new = (1.0, size, seconds, size * size, size * seconds)
-        self._sums = tuple(STEP_FADING * old + each for old, each in zip(self._sums, new, strict=True))
-        n, x, y, xx, xy = self._sums
+        self._seconds.setdefault(size, deque(maxlen=KEPT)).append(seconds)
+        if len(self._seconds) > MOST_SIZES:
+            del self._seconds[next(iter(self._seconds))]
+        self._steps += 1
+        if self._steps <= FEW or self._steps % REFRESH == 0:
+            self._refit()
+
+    def _refit(self) -> None:
+        points = [(len(all_), size, _middle(all_)) for size, all_ in self._seconds.items()]
+        total = sum(n for n, _, _ in points)
+        x, y = sum(n * size for n, size, _ in points) / total, sum(n * time for n, _, time in points) / total
+        together = sum(n * (size - x) * (time - y) for n, size, time in points)
+        spread = sum(n * (size - x) ** 2 for n, size, _ in points)
         expected = self._growing_share * y / x if x else 0.0
-        slope = max(0.0, (xy - x * y / n + PRIOR_STEPS * expected) / (xx - x * x / n + PRIOR_STEPS))
-        self._fit = max(0.0, (y - slope * x) / n), slope
+        slope = max(0.0, (together + PRIOR_STEPS * expected) / (spread + PRIOR_STEPS))
+        self._fit = max(0.0, y - slope * x), slope
+        self.fixed_share = min(1.0, self._fit[0] / y) if y else 1.0
 
     def at(self, size: float) -> float:
         """Returns the expected seconds of a step of this size."""
         fixed, slope = self._fit
         return fixed + slope * size
 
-    @property
-    def fixed_share(self) -> float:
-        """The part of a mean step that does not grow with its size, as a share; 1 before any was measured."""
-        mean = self._sums[2] / self._sums[0] if self.known else 0.0
-        return min(1.0, self._fit[0] / mean) if mean else 1.0
+
+def _middle(seconds: Collection[float]) -> float:
+    return sorted(seconds)[(len(seconds) - 1) // (4 if len(seconds) < FEW else 2)]
 
 
 class Times(NamedTuple):

@@ -12,7 +12,7 @@ FIRST = 3
 """Draft tokens of the first round of a process."""
 TRIED = 8
 """The number of first rounds of a process that try widely different lengths, to measure costs."""
-TRIED_AGAIN = 32
+TRIED_AGAIN = 16
 """Rounds without a draft, times the rows of a step, after which one token is drafted: the text may have become easier.
 """
 LONGEST_OF_MODEL = 8

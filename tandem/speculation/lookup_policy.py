@@ -25,6 +25,8 @@ LEAST = 3
 """Shortest match whose copy takes the place of a model's draft. In replays, learning it gained less than 2 %."""
 AT_ONCE = 512
 """Tokens of a prompt that are indexed at once: some milliseconds."""
+TRIED, TRIED_AGAIN = 2, 64
+"""Tokens of a copy that is tried after so many plain steps in a row: late steps may have ended copies by themselves."""
 MOST_COPIED = 32
 """Most tokens of a copy whose length is chosen by what steps take."""
 
@@ -44,7 +46,7 @@ class PolicedLookup:
         self._lookup = prediction or NgramDrafter(LONGEST, only_grows=only_grows)
         self._lock = threading.Lock()
         self._expected: tuple[int, ...] = ()  # after `_matched` tokens, of which `_size` matched
-        self._matched = self._size = 0
+        self._matched = self._size = self._plain = 0
 
     async def open(self, prompt: Sequence[int]) -> None:
         await self._lookup.open(prompt)
@@ -72,7 +74,11 @@ class PolicedLookup:
         if not copied or not self._estimate.target.known:
             return copied
         expected = expected_by_length(self._acceptance[self._size].rates(len(copied)))
-        return copied[: best_length(expected, self._estimate.steps(len(copied)), self._estimate.rows)]
+        length = best_length(expected, self._estimate.steps(len(copied)), self._estimate.rows)
+        if not length and self._plain >= TRIED_AGAIN:
+            length = TRIED
+        self._plain = 0 if length else self._plain + 1
+        return copied[:length]
 
     def _match(self, tokens: Sequence[int], k: int) -> tuple[int, tuple[int, ...]]:
         with self._lock:
