@@ -107,6 +107,8 @@ class Line:
 
     def note(self, size: float, seconds: float) -> None:
         """Records that a step of this size took `seconds`."""
+        if self._steps == 1:
+            self._seconds.clear()  # the first step of a process takes longer than those after it
         self._seconds.setdefault(size, deque(maxlen=KEPT)).append(seconds)
         if len(self._seconds) > MOST_SIZES:
             del self._seconds[next(iter(self._seconds))]
