@@ -75,14 +75,16 @@ def expected_by_length(rates: Sequence[float]) -> list[float]:
     return [1.0, *(1.0 + sum_ for sum_ in itertools.accumulate(itertools.accumulate(rates, mul)))]
 
 
-def best_length(tokens: Sequence[float], seconds: Sequence[float], company: float = 0.0) -> int:
-    """Returns the draft length that commits most tokens per second; 0 unless one is LEAST_GAIN as fast as none.
+def best_length(
+    tokens: Sequence[float], seconds: Sequence[float], company: float = 0.0, least_gain: float = LEAST_GAIN
+) -> int:
+    """Returns the draft length that commits most tokens per second; 0 unless one is `least_gain` as fast as none.
 
     `tokens[n]`, `seconds[n]`: those of a round of n draft tokens. `company`: tokens of other rows that wait for it.
     """
     rates = [(t + company) / max(s, 1e-9) for t, s in zip(tokens, seconds, strict=False)]
     best = rates.index(max(rates))
-    return best if rates[best] > LEAST_GAIN * rates[0] else 0
+    return best if rates[best] > least_gain * rates[0] else 0
 
 
 class Line:

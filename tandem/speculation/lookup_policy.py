@@ -74,7 +74,7 @@ class PolicedLookup:
         if not copied or not self._estimate.target.known:
             return copied
         expected = expected_by_length(self._acceptance[self._size].rates(len(copied)))
-        length = best_length(expected, self._estimate.steps(len(copied)), self._estimate.rows)
+        length = best_length(expected, self._estimate.steps(len(copied)), self._estimate.rows, 1.0)
         if not length and self._plain >= TRIED_AGAIN:
             length = TRIED
         self._plain = 0 if length else self._plain + 1

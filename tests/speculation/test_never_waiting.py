@@ -9,7 +9,6 @@ import pytest
 
 from tandem.speculation.estimate import Times
 from tandem.speculation.lookahead import MOST_AHEAD, RESTING, LookaheadPolicy
-from tandem.speculation.never_waiting_theory import RunCosts, tpot_never_waiting
 from tests.daily import daily
 from tests.speculation.run_simulated import Ran, RunningTarget, generate, measurements
 from tests.speculation.simulated import PROMPT, SimulatedDraft, said
@@ -59,13 +58,6 @@ def test_drafts_that_come_late_or_are_nonsense_cost_no_time_beside_plain_decodin
         plain = 80 * 0.009 + rtt
         found = run(acceptance, rtt=rtt)
         assert found.seconds <= plain * (1 + 1e-9), (acceptance, rtt)
-
-
-def test_the_time_per_token_is_the_theorys_within_an_eighth() -> None:
-    for acceptance, rtt in itertools.product((0.6, 0.9), (0.0, 0.02, 0.05)):
-        found = run(acceptance, 500, rtt=rtt, fixed=6)
-        costs = RunCosts(0.0003, lambda tokens: 0.009, rtt)
-        assert found.tpot == pytest.approx(tpot_never_waiting(costs, acceptance, 6), rel=1 / 8), (acceptance, rtt)
 
 
 def test_a_caller_who_reads_slowly_stops_the_target_and_gets_every_token() -> None:
