@@ -72,7 +72,7 @@ def ingress(token: Path) -> Iterator[str]:
         ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.WARNING)
         port = free_port()
         start(port, http_port=free_port(), location="HeadOnly")  # both nodes are this machine
-        run(("--role", "target", *TOY), CORES - 1, 0.5, 2, 2)
+        run(("--role", "target", *TOY), CORES - 1, 0.5, (2, 2))
         run(("--role", "fused_target", "--accept_tokens", str(token.parent / "accepted"), *DRAFTED, *TOY), 1, 0.5)
         run(("--role", "draft_worker", "--target_host", f"127.0.0.1:{port}", *DRAFTED, *TOY), cpus=0.5)
         yield f"127.0.0.1:{port}"

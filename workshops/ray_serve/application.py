@@ -2,8 +2,7 @@
 
     python -m tandem.workshops.ray_serve.application --neuron_cores 32 -- --role target --model DIR --batch 8
 
-The flags after `--` are main.py's. Run it once for each role; all roles share one cluster and one port. Needs the extra
-`ray`, and this repository importable on every node.
+The flags after `--` are main.py's. Run it once for each role; all share one cluster and port. Needs the extra `ray`.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from tandem.cli import main as launcher
 from tandem.cli.configuration import role_config
 from tandem.installing import install_command
 from tandem.workshops.ray_serve import calls
-from tandem.workshops.ray_serve.calls import SERVICES, replica_of
 
 
 def parser() -> argparse.ArgumentParser:
@@ -39,24 +37,22 @@ def start(port: int, http_port: int = 8000, location: str = "EveryNode") -> None
     serve.start(proxy_location=location, http_options={"host": "127.0.0.1", "port": http_port}, grpc_options=grpc)
 
 
-def run(
-    flags: Sequence[str], neuron_cores: int = 0, cpus: float = 1.0, min_replicas: int = 1, max_replicas: int = 1
-) -> None:
+def run(flags: Sequence[str], neuron_cores: int = 0, cpus: float = 1.0, replicas: tuple[int, int] = (1, 1)) -> None:
     """Deploys a role and waits until a replica is ready. Raises ValueError."""
     args = launcher.parser().parse_args(flags)
-    if args.role not in SERVICES:
-        raise ValueError(f"role: {args.role} is not one of {', '.join(SERVICES)}")
+    if args.role not in calls.SERVICES:
+        raise ValueError(f"role: {args.role} is not one of {', '.join(calls.SERVICES)}")
     slots = role_config(args, args.model).models.shape.slots
     from ray import serve
     from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
-    replica = replica_of(args.role)
+    replica = calls.replica_of(args.role)
     deployment = serve.deployment(
         name=replica.__name__,
         ray_actor_options={"num_cpus": cpus, "resources": {"neuron_cores": neuron_cores} if neuron_cores else {}},
         max_ongoing_requests=16 * slots,  # the slots run out first
         autoscaling_config=AutoscalingConfig(
-            min_replicas=min_replicas, max_replicas=max_replicas, target_ongoing_requests=0.75 * slots
+            min_replicas=replicas[0], max_replicas=replicas[1], target_ongoing_requests=0.75 * slots
         ),
         # Hashing the session's id keeps its calls on one replica. There is no fallback if it is busy, since no other
         # replica has the session: a full replica answers RESOURCE_EXHAUSTED, and clients wait.
@@ -74,8 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Deploys a role. Returns 0, or 2 if it cannot start, with the reason in one line on stderr."""
     args = vars(parser().parse_args(argv))
     try:
-        start(args.pop("grpc_port"))
-        run(**args)
+        start(args["grpc_port"])
+        run(args["flags"], args["neuron_cores"], args["cpus"], (args["min_replicas"], args["max_replicas"]))
     except (ValueError, ConnectionError, ImportError) as error:
         why = f"ray is not installed: {install_command('ray')}" if isinstance(error, ImportError) else error
         print(f"ray_serve: {' '.join(str(why).split())}", file=sys.stderr)

@@ -33,7 +33,6 @@ SERVICES = {
     "draft_worker": draft_worker_pb2.DESCRIPTOR.services_by_name["DraftWorker"],
     "prefill": prefill_worker_pb2.DESCRIPTOR.services_by_name["PrefillWorker"],
 }
-"""Each role's service."""
 OTHER_HOST = "Serve's gRPC port has no TLS and answers its own host alone: put a proxy with TLS in front"
 DETAILS = "grpc-status-details-bin"
 FORWARDED = ("authorization", "x-request-id", "traceparent", "tracestate")
@@ -118,8 +117,7 @@ class Replica:
         with tempfile.TemporaryDirectory() as folder:
             ready = Path(folder, "ready")
             command = [*LAUNCH, *flags, "--host=127.0.0.1", "--port=0", f"--ready_file={ready}"]
-            # PR_SET_PDEATHSIG: a server never outlives its replica.
-            ending = partial(ctypes.CDLL(None).prctl, 1, signal.SIGKILL)
+            ending = partial(ctypes.CDLL(None).prctl, 1, signal.SIGTERM)  # PR_SET_PDEATHSIG: it ends with its replica
             self._server = subprocess.Popen(command, env=environment(), preexec_fn=ending)
             while not ready.exists():
                 await self.check_health()
@@ -130,12 +128,6 @@ class Replica:
         """Raises an error if the server has ended. Serve calls it every few seconds and replaces the replica then."""
         if self._server.poll() is not None:
             raise RuntimeError(f"the server ended with code {self._server.returncode}, see its log")
-
-    async def __del__(self) -> None:
-        """Has the server drain and end. Serve calls it once no request is running."""
-        self._server.terminate()
-        while self._server.poll() is None:
-            await asyncio.sleep(0.05)
 
     async def replies(self, kind: str, path: str, answer: Any, request: Any, context: Any) -> AsyncGenerator[Any, None]:
         """Passes a call on. A failure comes with an empty reply."""
