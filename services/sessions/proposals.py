@@ -18,7 +18,7 @@ from tandem.services.security.limits import ServerLimits
 from tandem.services.security.names import check_name
 from tandem.services.sessions.proposal_limits import ProposalCounts
 from tandem.services.sessions.proposal_stream import ProposalStream
-from tandem.speculation.drafters import Drafter, teach
+from tandem.speculation.drafters import Drafter
 from tandem.speculation.types import MAX_DRAFTED, InvalidField, ModelInfo, Rule, TooLong
 from tandem.v1 import draft_worker_pb2 as pb
 
@@ -120,7 +120,6 @@ class Proposals:
             try:
                 self._keep(session, first)
                 await session.drafter.open(session.tokens[: first.prompt_length or len(session.tokens)])
-                teach(session.drafter, session.tokens)
                 yield session
             finally:
                 self._counts.grow(owner, -len(session.tokens))
@@ -146,7 +145,6 @@ class Proposals:
             incoming.busy(True)
             request, arrived = item
             self._extend(session, request)
-            teach(session.drafter, session.tokens)
 
     async def _follows(
         self,

@@ -300,26 +300,6 @@ def test_who_makes_no_trial_takes_none_from_others(why: str) -> None:
     run(test())
 
 
-def test_a_request_that_changes_its_way_holds_one_slot_of_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem.speculation.verification_mode.RECONSIDERED", 7)
-    monkeypatch.setattr("tandem.speculation.verification_mode.ModeChoice.runs", lambda _, now: not now)
-
-    async def test() -> None:
-        async with (
-            worker_site(None, "miss=0.2", slots=1) as site,
-            remote_draft(site.address, toy(SLOW, slots=1), pipeline=Pipeline.AUTO) as (generator, client),
-        ):
-            for sampling in (GREEDY, SAMPLED):
-                got = await answer(generator.generate, long(140, sampling))
-                assert list(got.token_ids) == truth(140, sampling)
-                stats = got.completion.stats
-                assert 7 < stats.run_steps < stats.rounds - 7
-                assert stats.accepted > 20 and stats.undrafted_rounds == 0 and client.health.failures == 0
-                await until(lambda: idle(site, 1))
-
-    run(test())
-
-
 def test_a_text_too_long_for_the_worker_goes_on_without_it() -> None:
     async def test() -> None:
         async with worker_site(None, max_length=60) as site, running(site.address, toy(SLOW)) as (generator, client):
