@@ -13,8 +13,7 @@ from benchmarks.arguments import Parser, positive
 from benchmarks.formats import BASE, FORMATS, Format
 from tandem.comparison.measuring import architectures
 from tandem.comparison.measuring.config import ComparisonConfig
-from tandem.comparison.measuring.prompts import BUILT_IN
-from tandem.comparison.measuring.workloads import Prompt, built_in_prompts
+from tandem.comparison.measuring.workloads import BUILT_IN, Prompt, built_in_prompts
 
 PARTS = ("bandwidth", "single", "peers", "prompts", "concurrency", "compare")
 PEER_LENGTH = 3

@@ -251,7 +251,7 @@ if TYPE_CHECKING:
     import torch
 def later():
     import tandem.rpc.channel
-    importlib.import_module("tandem.comparison.report.files")
+    importlib.import_module("tandem.comparison.report.page")
 """
     module, tree = Path("speculation/drafters/ngram.py"), ast.parse(hiding)
     everywhere = {name for name, _ in imports_in(tree, module)}
@@ -260,7 +260,7 @@ def later():
         "tandem.runners.protocol",
         "torch",
         "tandem.rpc.channel",
-        "tandem.comparison.report.files",
+        "tandem.comparison.report.page",
     }
     assert "speculation.services.session" in everywhere  # relative: still inside speculation
     at_import = {name for name, _ in imports_in(tree, module, deferred=False)}

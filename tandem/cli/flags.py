@@ -25,7 +25,7 @@ from tandem.cli.role_names import (
     ALONE,
     APART,
     ASKING,
-    CREDENTIALED,
+    CALLING,
     DRAFTING,
     EVERY,
     FUSING,
@@ -271,20 +271,20 @@ class Options(ToolOptions):
 
     tls_ca: FILE | None = option(
         "call with TLS; one of these CAs signed the server's certificate",
-        CREDENTIALED,
+        CALLING,
         only=_CALLING,
         group="security of outgoing calls",
     )
     tls_client_cert: FILE | None = option(
-        "the caller's own certificate, for a server with mTLS", CREDENTIALED, only=_CALLING
+        "the caller's own certificate, for a server with mTLS", CALLING, only=_CALLING
     )
-    tls_client_key: FILE | None = option("its private key", CREDENTIALED, only=_CALLING)
+    tls_client_key: FILE | None = option("its private key", CALLING, only=_CALLING)
     tls_server_name: NAME | None = option(
-        "the name in the server's certificate, if it is not its host", CREDENTIALED, only=_CALLING
+        "the name in the server's certificate, if it is not its host", CALLING, only=_CALLING
     )
-    token_file: FILE | None = option("a file with the token to send with every call", CREDENTIALED, only=_CALLING)
+    token_file: FILE | None = option("a file with the token to send with every call", CALLING, only=_CALLING)
     token_env: NAME | None = option(
-        "the environment variable with that token, instead of a file", CREDENTIALED, only=_CALLING
+        "the environment variable with that token, instead of a file", CALLING, only=_CALLING
     )
 
     prompt: tuple[str, ...] = option(

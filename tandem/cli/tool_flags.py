@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tandem.cli.option import ADDRESSES, FILE, LIST, choice, option, switch
+from tandem.cli.option import FILE, LIST, choice, option, switch
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -16,15 +16,9 @@ class ToolOptions:
         ("accept", "convert"),
         group="measuring and advice",
     )
-    report: str | None = option("the comparison.json, or prefill_apart.json, to use", ("advise",))
+    report: str | None = option("the comparison.json to use", ("advise",))
     rtt_ms: float | None = option("round trip between client and target (default: as measured)", ("advise",))
-    ping: ADDRESSES | None = option(
-        "rank these servers by round trips measured from this machine, where the draft would run", ("advise",)
-    )
-    link_mbps: float | None = option(
-        "on prefill apart: bandwidth between target and PrefillWorker in Mbit/s (default: no limit)", ("advise",)
-    )
-    clients: int = option("concurrent clients of one target", ("advise",), default=1)
+    clients: int = option("clients of one target at once", ("advise",), default=1)
 
     receipt: FILE | None = option(
         "the receipt; also without --receipt, after the role", ("check",), group="receipts (role check)"

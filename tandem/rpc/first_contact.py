@@ -29,6 +29,8 @@ _CONNECT_SECONDS = 2.0
 _ASK_AGAIN_SECONDS = 0.25
 _NONE = "none of Tandem's services that generate: is it a health port or a prefill worker?"
 
+_MAY_START = ("", "UNKNOWN_HOST", "CONNECTION_REFUSED", "UNREACHABLE", "NOT_ANSWERING", "NO_GRPC")
+"""Reasons of servers that may be starting."""
 _OTHER = "OTHER_PROTOCOL", "port is not one of gRPC, but perhaps of HTTP: give that of gRPC (--port, 50051 by default)"
 # gRPC's own words for mistakes that no waiting mends: their reason, and what to do.
 _MISTAKES = {
@@ -181,7 +183,7 @@ def _with_a_way_to_wait(error: TandemError) -> TandemError:
 
 def _may_start(error: TandemError) -> bool:
     """Whether a server that is starting may still answer."""
-    return error.outcome in SILENT and error.reason not in [reason for reason, _ in _MISTAKES.values()]
+    return error.outcome in SILENT and error.reason in _MAY_START
 
 
 def together(failures: list[TandemError]) -> TandemError:

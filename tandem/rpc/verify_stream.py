@@ -146,7 +146,6 @@ class RoundStream(SessionStream):
         self._session.take_features(reply)
         if answer.verdict is not None:
             self._session.retry_budget.progress()
-        self._session.client.times.answered(self._heard - asked.sent)
         self._unanswered.popleft()
         if not asked.answer.done():
             asked.answer.set_result(answer)

@@ -542,15 +542,13 @@ def test_a_workers_draft_knows_where_the_prompt_ends_also_when_it_comes_late() -
 
         tokens, _ = reference(FEATURES["choice"], 24)
         async with worker_site(None, "salt=0") as worker, raw_stub(worker.address, DRAFT) as stub:
-            reply = await stub.Propose(
-                worker_pb.ProposeRequest(
-                    session_id="late",
-                    tokens=[*PROMPT, *tokens[:1]],
-                    speculation_length=2,
-                    sampling=wire.sampling_to_wire(FEATURES["choice"]),
-                    prompt_length=len(PROMPT),
-                )
+            message = worker_pb.ProposeRequest(
+                tokens=[*PROMPT, *tokens[:1]],
+                speculation_length=2,
+                sampling=wire.sampling_to_wire(FEATURES["choice"]),
+                prompt_length=len(PROMPT),
             )
+            reply = await stub.Propose(iter([message])).read()
             assert tuple(reply.draft_tokens) == tokens[1:3]
 
     run(test())
