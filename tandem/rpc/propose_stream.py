@@ -119,10 +119,10 @@ class StreamedDrafts:
         queued = check.seconds("queue_seconds", reply.queue_seconds, stream.seconds)
         computed = check.seconds("compute_seconds", reply.compute_seconds, stream.seconds)
         tokens = check.token_ids("draft_tokens", reply.draft_tokens, vocab_size)
-        times = ahead.reach.measured.times
-        times.drafted(reply.drafted, computed)
+        estimate = ahead.reach.estimate
+        estimate.drafted(reply.drafted, computed)
         if (rtt := stream.trips.answered(reply.messages_read, reply.server_seconds)) is not None:
-            times.travelled(rtt)
+            estimate.travelled(rtt)
         self._stats.spent(Draft((), queued, computed))
         ahead.drafted += reply.drafted
         tokens = known_prefix(tokens, self._vocab_size)

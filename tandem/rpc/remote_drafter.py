@@ -15,9 +15,9 @@ from tandem.rpc.duplex import Duplex
 from tandem.rpc.errors import BrokenContract, TandemError
 from tandem.rpc.generation_client import GenerationClient
 from tandem.rpc.request_context import outgoing
+from tandem.speculation.estimate import Estimate
 from tandem.speculation.fallible import DrafterHealth, DrafterLate, DrafterRefused
 from tandem.speculation.outcomes import REQUESTS_OWN, Outcome
-from tandem.speculation.step_times import MeasuredTimes
 from tandem.speculation.types import Draft, InvalidField, ModelInfo, Request, SpeculationStats, model_part
 from tandem.v1 import draft_worker_pb2 as pb
 
@@ -87,7 +87,7 @@ class RemoteDrafter:
     A call takes at most the client's `seconds`, and a share of the time until the request's deadline. Raises
     DrafterLate if that was too short to blame the worker, DrafterRefused if the worker refused the request, and
     TandemError if the worker failed. Counts bytes and the network time of answered calls into `stats`, and records the
-    times of drafts and round trips in `times`.
+    times of drafts and round trips in `estimate`.
     """
 
     def __init__(
@@ -96,10 +96,10 @@ class RemoteDrafter:
         request: Request,
         vocab_size: int,
         stats: SpeculationStats,
-        times: MeasuredTimes | None = None,
+        estimate: Estimate | None = None,
     ) -> None:
         self._client, self._request, self._vocab_size = client, request, vocab_size
-        self._stats, self._times = stats, times
+        self._stats, self._estimate = stats, estimate
         self._stream: AnsweredStream | None = None
         self._prompt_length = 0
 
@@ -184,9 +184,9 @@ class RemoteDrafter:
         draft = wire.draft_from_wire(reply, vocab_size, self._vocab_size, k, self._request.rule, took)
         if measured:
             self._stats.network_seconds += network_seconds
-        if measured and self._times:
-            self._times.drafted(len(draft.token_ids), draft.compute_seconds)
-            self._times.travelled(network_seconds)
+        if measured and self._estimate:
+            self._estimate.drafted(len(draft.token_ids), draft.compute_seconds)
+            self._estimate.travelled(network_seconds)
         return draft
 
 

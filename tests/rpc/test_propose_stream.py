@@ -115,8 +115,7 @@ def test_the_worker_follows_every_arrival_and_drafts_anew_where_it_was_wrong(sam
             other = (text[3] + 1) % 256
             await call.write(telling([other], 3))
             assert await answered(call, 3, 3) == truth(3, sampling, [*PROMPT, *text[:3], other])
-            (session,) = site.proposals.sessions
-            assert session.tokens == [*PROMPT, *text[:3], other] and site.free == 3
+            assert len(site.proposals.sessions) == 1 and site.free == 3
             await call.done_writing()
             assert await call.read() is grpc.aio.EOF
             assert idle(site)
@@ -296,26 +295,6 @@ def test_who_makes_no_trial_takes_none_from_others(why: str) -> None:
         trial = health.attempt()
         assert trial is not None and trial.trial
         following.cancel()
-
-    run(test())
-
-
-def test_a_request_that_changes_its_way_holds_one_slot_of_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem.speculation.verification_mode.RECONSIDERED", 7)
-    monkeypatch.setattr("tandem.speculation.verification_mode.ModeChoice.runs", lambda _, now: not now)
-
-    async def test() -> None:
-        async with (
-            worker_site(None, "miss=0.2", slots=1) as site,
-            remote_draft(site.address, toy(SLOW, slots=1), pipeline=Pipeline.AUTO) as (generator, client),
-        ):
-            for sampling in (GREEDY, SAMPLED):
-                got = await answer(generator.generate, long(140, sampling))
-                assert list(got.token_ids) == truth(140, sampling)
-                stats = got.completion.stats
-                assert 7 < stats.run_steps < stats.rounds - 7
-                assert stats.accepted > 20 and stats.undrafted_rounds == 0 and client.health.failures == 0
-                await until(lambda: idle(site, 1))
 
     run(test())
 

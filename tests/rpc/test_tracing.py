@@ -17,7 +17,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from tandem.rpc.errors import TandemError
 from tandem.rpc.request_context import Request, begin, outgoing
-from tandem.rpc.traced import Traced as WithSpans
 from tandem.rpc.traced import traced as with_spans
 from tandem.rpc.traced import traced_run
 from tandem.rpc.tracing import Tracing, open_tracing
@@ -25,8 +24,6 @@ from tandem.runners.toy import ToyConfig
 from tandem.services.observability.calls import CallLayer
 from tandem.services.observability.spans import CallSpans
 from tandem.speculation.depth import Pipeline
-from tandem.speculation.drafters import teach
-from tandem.speculation.lookup_policy import LONG, LookupPolicy, PolicedLookup
 from tandem.v1 import target_verifier_pb2 as pb
 from tests import support
 from tests.support import Answer, answer, distributed, forget, ids, launch, raw_stub, run, server_process, target_site
@@ -366,13 +363,3 @@ def test_a_session_that_is_lost_is_opened_again_within_the_trace(monkeypatch: py
     assert resumed.attributes["base_length"] > 3
     again = [s for s in traced.named("OpenSession", "target") if "client:resume" in traced.path(s)]
     assert len(again) == 1
-
-
-def test_a_drafter_that_is_traced_learns_as_one_that_is_not() -> None:
-    trust = LookupPolicy()
-    lookup: Any = PolicedLookup(trust)
-    before = trust.rates(LONG, 1)
-    run(lookup.open([1, 2, 3]))
-    span: Any = None
-    teach(WithSpans(lookup, span), [1, 2, 3, *[4, 1, 2, 3, 4] * 3])
-    assert trust.rates(LONG, 1) > before

@@ -214,7 +214,8 @@ def test_a_target_that_asks_a_draft_worker_counts_proposals_and_rounds_without_a
     with server_process(
         tmp_path, "--role", "draft_worker", "--propose_only", "--metrics_port", "0", ready_file="worker.json"
     ) as worker:
-        arguments = ("--role", "target", "--draft_host", worker.wait_ready(), "--metrics_port", "0")
+        waiting = ("--pipeline", "off", "--draft_host", worker.wait_ready())
+        arguments = ("--role", "target", "--metrics_port", "0", *waiting)
         with server_process(tmp_path, *arguments) as target:
             address = target.wait_ready()
             done = run(ask(address))
