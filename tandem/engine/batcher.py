@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar
 
 from tandem.engine.batch_window import BatchWindow
 from tandem.engine.slots import SlotPool
-from tandem.engine.stepper import SteppedRows, Waiting, next_rows
+from tandem.engine.stepper import Stepper, Waiting, next_rows
 from tandem.runners.protocol import RowFailed
 from tandem.speculation.loop import TOGETHER
 
@@ -161,11 +161,11 @@ class Batcher:
         limit: int,
         size: int = 1,
         prefill: bool = False,
-        stepped: SteppedRows | None = None,
+        stepper: Stepper | None = None,
     ) -> asyncio.Future[TimedResult[Result]]:
         """Runs `row` in the next `step` that has room: sizes add up to at most `limit`, those of `prefill` rows apart.
 
-        With `stepped`, the device thread begins the next row by itself while no other row comes, goes or waits.
+        With a `stepper`, the device thread begins its next row while no other row comes, goes or waits.
 
         After a step of `prefill` rows alone, others that wait come first. Raises RowFailed, StepHung or DeviceLost.
         """
@@ -173,7 +173,7 @@ class Batcher:
             raise StepHung(self._hung)
         future: asyncio.Future[TimedResult[Result]] = asyncio.get_running_loop().create_future()
         now = time.perf_counter()
-        self._ready.append(Waiting(step, row, limit, now, prefill, future, stepped, size))
+        self._ready.append(Waiting(step, row, limit, now, prefill, future, stepper, size))
         if not prefill:
             self._window.returned(now, bool(self._running))
         self._begin_if_ready()
@@ -236,7 +236,7 @@ class Batcher:
                     return
                 self._unread.append((rows, ran))
                 self._running = new
-                if ran.ended - told >= TOGETHER or any(r.stepped and r.stepped.stepper.notify_each_step() for r in new):
+                if ran.ended - told >= TOGETHER or any(r.stepper and r.stepper.notifies_each_step for r in new):
                     told = ran.ended
                     tell(self._read)
                 rows = new

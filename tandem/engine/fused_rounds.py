@@ -78,15 +78,17 @@ class FusedRounds:
         if self.drafter:
             await self.drafter.open(prompt)
         self._stats.cached_prompt_tokens = await self._target.fill(prompt[:-1])
-        self._end = request.most_tokens(len(prompt)) or pair.target.runner.limits.max_length
+        self._end = self._target.most_tokens(len(prompt))
         self._step_from(prompt)
 
     def _step_from(self, tokens: Sequence[int]) -> None:
         """Begins with a new stepper, and nothing begun."""
         if self._target and self._draft:
-            health, lookup = self._pair.health, self.drafter
-            self.stepper = FusedStepper(self._target, self._draft, lookup, health, tokens, self._stops, self._end)
-            self._target.set_stepper(self.stepper, self._pair.step)
+            pair, lookup = self._pair, self.drafter
+            self.stepper = FusedStepper(
+                pair.step, self._target, self._draft, lookup, pair.health, tokens, self._stops, self._end
+            )
+            self._target.set_stepper(self.stepper)
 
     def plan(self, length: LengthPlan) -> None:
         """Sets the lengths of the rounds that the device begins by itself, after the round that has begun."""
