@@ -9,7 +9,7 @@ from tandem.engine.sequences import LocalVerifier, RunStepper, TargetSequence
 from tandem.speculation.length import FixedLength
 from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
 from tandem.speculation.never_waiting import OnStep, RunStep
-from tandem.speculation.pipeline import OutOfStep
+from tandem.speculation.rounds import OutOfStep
 from tandem.speculation.run_on import MAX_UNREAD, RunMessage, SelfPacedRun
 from tandem.speculation.types import Draft, Proposer, Verdict
 

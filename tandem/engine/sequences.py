@@ -15,6 +15,7 @@ from tandem.runners.protocol import PrefillRow, ProposeRow, RowFailed, Structure
 from tandem.speculation.common_prefix import common
 from tandem.speculation.features import FeatureSpec
 from tandem.speculation.processing import Processing, Processor
+from tandem.speculation.rounds import VerifierHere
 from tandem.speculation.run_on import SelfPacedRun
 from tandem.speculation.types import Request, SparseDistribution, SpeculationStats, Verdict
 
@@ -297,7 +298,7 @@ class RunStepper(Stepper):
         return None if draft is None else self._sequence.verify_row(self.tokens, draft, copied=self._run.copied)
 
 
-class LocalVerifier:
+class LocalVerifier(VerifierHere):
     """A local target for one request; `open` waits for a slot if all are taken. `stats` gets what was cached."""
 
     def __init__(self, engine: Engine, request: Request, stats: SpeculationStats | None = None) -> None:

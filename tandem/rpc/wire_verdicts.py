@@ -12,7 +12,7 @@ from tandem.rpc.wire_features import feature_request
 from tandem.rpc.wire_sampling import logprobs_from_wire, logprobs_to_wire, sampling_from_wire, sampling_to_wire
 from tandem.speculation.features import FeatureInbox, FeatureSpec
 from tandem.speculation.never_waiting import RunStep
-from tandem.speculation.pipeline import Answer
+from tandem.speculation.rounds import Answer
 from tandem.speculation.types import InvalidField, ModelInfo, Request, Rule, Verdict
 from tandem.v1 import target_verifier_pb2 as pb
 

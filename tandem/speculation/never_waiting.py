@@ -16,7 +16,7 @@ from typing import Protocol
 from tandem.speculation.ahead import DraftingAhead
 from tandem.speculation.drafters import Drafter
 from tandem.speculation.lookahead import LookaheadPolicy
-from tandem.speculation.pipeline import ATTEMPTS, OutOfStep, RoundsLost
+from tandem.speculation.rounds import ATTEMPTS, OutOfStep, RoundsLost
 from tandem.speculation.run_on import RunMessage
 from tandem.speculation.types import Draft, Proposer, SpeculationStats, Verdict
 

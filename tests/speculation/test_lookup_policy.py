@@ -25,7 +25,7 @@ from tandem.speculation.lookup_policy import (
     LookupPolicy,
     PolicedLookup,
 )
-from tandem.speculation.loop import DraftThenVerify
+from tandem.speculation.rounds import DraftedRounds, VerifierHere
 from tandem.speculation.step_times import REFRESH
 from tandem.speculation.types import Draft, Proposer, SamplingParams, Verdict
 
@@ -54,7 +54,7 @@ class Model:
         self.calls.append("close")
 
 
-class Known:
+class Known(VerifierHere):
     """A target that is known to say `text`."""
 
     def __init__(self, text: Sequence[int]) -> None:
@@ -78,7 +78,7 @@ def proposers(text: Sequence[int], prompt: int, trust: LookupPolicy, model: Mode
     """Who drafted, round by round, over all of `text`."""
 
     async def run() -> list[Proposer | None]:
-        rounds = DraftThenVerify(Known([*text, *[0] * (k + 1)]), HybridDrafter(PolicedLookup(trust), model))
+        rounds = DraftedRounds(Known([*text, *[0] * (k + 1)]), HybridDrafter(PolicedLookup(trust), model))
         tokens, found = list(text[:prompt]), []
         await rounds.open(tokens)
         while len(tokens) < len(text):
