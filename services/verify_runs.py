@@ -1,4 +1,4 @@
-"""Runs sessions of the TargetVerifier whose client asked it never to wait, over VerifyStream."""
+"""Runs sessions of the TargetVerifier that never wait, over VerifyStream."""
 
 from __future__ import annotations
 

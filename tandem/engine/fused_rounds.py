@@ -44,11 +44,10 @@ class FusedPair:
 
 
 class FusedRounds:
-    """Composes a sequence of the target and one of the draft model, which share their slot's number and their steps.
+    """Rounds of a target and a draft model whose sequences share their slot's number and their steps.
 
-    With a `lookup`, a round that it can answer verifies the copy without running the draft model. If the draft model
-    fails, rounds go undrafted and are counted in `stats`; the model is tried again later. `stops`: the tokens that end
-    the text, if only they or its length end it: then the device begins rounds by itself.
+    A copy of `lookup` is verified without running the draft model. If that fails, rounds go undrafted and are counted
+    in `stats`, until a trial succeeds. `stops`: the tokens that end the text; None if a stop string may end it.
     """
 
     def __init__(

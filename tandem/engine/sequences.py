@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 class KVSequence:
     """The KV cache of one request's sequence in one slot. `held`: the tokens whose keys and values it holds.
 
-    Its rows have `request`, `adapter` (the number of the request's, taken for it; `release` gives it back) and what
-    `processing` makes of their tokens. It looks prefixes up, and inserts them, in the scope of the caller, among those
-    of the same adapter; not if `cacheable` is false, because the cache may be corrupt.
+    `adapter`: the number of the request's, until `release`. Prefixes are looked up and inserted in the caller's scope,
+    among those of the same adapter; not inserted if `cacheable` is false, because the cache may be corrupt.
     """
 
     cacheable = True
@@ -71,10 +70,7 @@ class KVSequence:
         return self.processing.after(tokens) if self.processing else None
 
     def truncate_to(self, tokens: Sequence[int], start: int = 0) -> int:
-        """Drops what is not the common prefix with `tokens`; returns its length.
-
-        Positions below `start` are known to agree.
-        """
+        """Keeps the common prefix with `tokens`, and returns its length. Positions below `start` agree."""
         length = common(self.held, tokens, start)
         del self.held[length:]
         return length
@@ -131,7 +127,7 @@ class KVSequence:
         return total
 
     def invalidate(self) -> None:
-        """Forgets what is held, since it may be unsound: it is processed again, not copied."""
+        """Forgets the tokens held, which may be unsound: they are processed again, not copied."""
         self.held.clear()
         self._invalid = True
 
@@ -141,10 +137,7 @@ class KVSequence:
         self.engine.slots.release(self.slot)
 
     def release(self) -> None:
-        """Leaves what is held to later sequences, without waiting, and gives back the adapter. Call it once.
-
-        The slot may be given to others at once.
-        """
+        """Schedules insertion into the prefix cache and releases the adapter; does not block. Call it once."""
         self.set_stepper(None)
         self.engine.adapters.give_back(self.adapter)
         prefixes, batcher = self.engine.prefixes, self.engine.batcher
@@ -254,10 +247,7 @@ class TargetSequence(KVSequence):
         return found
 
     def lacks(self, tokens: Sequence[int]) -> bool:
-        """Drops what is not of all `tokens` but the last, which extend those of the round before.
-
-        Returns whether some of them are missing, and must be filled before the next row.
-        """
+        """Drops what is not of tokens[:-1], which extend those of the round before; returns whether some are missing."""
         position = len(tokens) - 1
         self.truncate_to(tokens, start=max(0, position - 1))
         del self.held[position:]

@@ -1,9 +1,9 @@
-"""Runs rounds of a drafter and a verifier: draft, verify, and meanwhile draft ahead if several rounds may be in flight.
+"""Runs rounds of a drafter and a verifier, one at a time or several in flight.
 
-A round is [last token, d1..dk]. If all of it is accepted, it commits one token more, the bonus. Drafting ahead, the
-drafter drafts that token (with the noise of the target's own draw) and k more after it, and sends these as a round of
-their own, and so on. If a bonus or draft token was wrong, every round sent after it is stale: the verifier answers it
-without computing, and drafting starts again from what was committed. No verdict depends on this, so no token does.
+A round is [last token, d1..dk]. If all of it is accepted, it commits one token more, the bonus. To have another round
+in flight, the drafter drafts that token too (with the noise of the target's draw) and k more after it. If a bonus or
+draft token was wrong, the rounds after it are stale: the verifier computes nothing for them, and drafting starts again
+from the committed tokens. No verdict depends on this, so no token does.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +22,7 @@ from tandem.speculation.types import Draft, SparseDistribution, SpeculationStats
 
 MAX_IN_FLIGHT = 8
 ATTEMPTS = 3
-"""How many times one round may be stale, although the session was reopened, before the request fails."""
+"""Times that a round may be stale, its session reopened each time, before the request fails."""
 
 
 class RoundsLost(Exception):
@@ -47,36 +46,34 @@ class Answer:
     network_seconds: float = 0.0
 
 
-class Verifier(Protocol):
-    """The target model for one request, in this process or remote. It answers rounds in order."""
+class TargetSession(Protocol):
+    """The target model's session of one request, in this process or remote."""
 
     async def open(self, prompt: Sequence[int]) -> None:
         """Takes a KV slot and processes the prompt."""
 
-    def send(self, tokens: Sequence[int], draft: Draft) -> asyncio.Future[Answer]:
-        """Sends a round that extends `tokens`, which stay as they are. The answer may raise RoundsLost."""
-
     async def resume(self, tokens: Sequence[int], cause: Exception) -> None:
-        """Reopens the session after RoundsLost (or OutOfStep) with this `cause`, with the committed `tokens`.
-
-        Raises after too many attempts.
-        """
+        """Reopens the session with the committed `tokens`, after RoundsLost or OutOfStep. May raise `cause`."""
 
     async def close(self) -> None:
         """Frees the slot. May be called at any time, and more than once."""
 
 
-class VerifierHere(ABC):
+class Verifier(TargetSession, Protocol):
+    """Answers rounds in order."""
+
+    def send(self, tokens: Sequence[int], draft: Draft) -> asyncio.Future[Answer]:
+        """Sends a round that extends `tokens`, which stay as they are. The answer may raise RoundsLost."""
+
+
+class VerifierHere(Verifier):
     """A verifier in this process, which loses no rounds."""
 
-    @abstractmethod
-    async def open(self, prompt: Sequence[int]) -> None: ...
-
-    @abstractmethod
     async def verify(
         self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()
     ) -> Verdict:
         """Runs one pass over [last of tokens, draft...] and returns what the target commits after `tokens`."""
+        raise NotImplementedError
 
     def send(self, tokens: Sequence[int], draft: Draft) -> asyncio.Future[Answer]:
         return asyncio.ensure_future(self._answer(tokens, draft))
@@ -86,9 +83,6 @@ class VerifierHere(ABC):
 
     async def resume(self, tokens: Sequence[int], cause: Exception) -> None:
         raise cause
-
-    @abstractmethod
-    async def close(self) -> None: ...
 
 
 @dataclass(slots=True)
