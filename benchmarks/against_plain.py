@@ -9,12 +9,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from benchmarks.bars import AUTOREGRESSIVE, DISTRIBUTED, FUSED, Bar
+from benchmarks.bars import Bar
+from benchmarks.formats import AUTOREGRESSIVE, DISTRIBUTED, FUSED
 from benchmarks.links_judged import measured as is_complete
 from tandem.cli import compare
-from tandem.comparison.report.reading import base, links, read_comparison
+from tandem.comparison.analysis.comparison import Comparison, Measured, read_comparison
 
 RUNNING = "never_waiting"
 RAW_PROMPTS = Path(__file__).with_name("raw_prompts.txt")
@@ -33,13 +33,13 @@ class Incomplete(RuntimeError):
     """A comparison failed or was interrupted. The message says which."""
 
 
-def measured(folder: Path) -> dict[str, dict[str, Any]]:
+def measured(folder: Path) -> dict[str, Comparison]:
     """Returns the complete comparisons in `folder`, by name."""
     files = {name: folder / name / "comparison.json" for name in COMPARISONS}
     return {name: read_comparison(file) for name, file in files.items() if is_complete(file)}
 
 
-def measure(folder: Path, extra: tuple[str, ...] = ()) -> dict[str, dict[str, Any]]:
+def measure(folder: Path, extra: tuple[str, ...] = ()) -> dict[str, Comparison]:
     """Runs the comparisons that are missing, with `extra` flags; returns all. Raises Incomplete."""
     for name in COMPARISONS.keys() - measured(folder).keys():
         if (code := compare.main([*COMPARISONS[name], *extra, "--output-dir", str(folder / name)])) not in (0, 1):
@@ -50,7 +50,7 @@ def measure(folder: Path, extra: tuple[str, ...] = ()) -> dict[str, dict[str, An
     return found
 
 
-def plain_ratio_bars(comparisons: Mapping[str, Mapping[str, Any]]) -> list[Bar]:
+def plain_ratio_bars(comparisons: Mapping[str, Comparison]) -> list[Bar]:
     """Returns the bars on speed over plain decoding; `comparisons`: as measured, by name."""
     built_in, raw = comparisons.get("built-in"), comparisons.get("raw")
     return [
@@ -63,36 +63,41 @@ def plain_ratio_bars(comparisons: Mapping[str, Mapping[str, Any]]) -> list[Bar]:
     ]
 
 
-def _speedup(comparison: Mapping[str, Any] | None, name: str) -> float | None:
-    return None if comparison is None else base(comparison)["architectures"][name]["speedup_vs_autoregressive"]
+def _speedup(comparison: Comparison | None, name: str) -> float | None:
+    return None if comparison is None else _ratio(comparison.base, name)
 
 
-def _worst_workload(comparison: Mapping[str, Any] | None, name: str) -> float | None:
-    if comparison is None:
-        return None
-    kinds = base(comparison)["architectures"][name]["workloads"].values()
-    return min((kind["speedup_vs_autoregressive"] for kind in kinds), default=None)
+def _ratio(measured: Measured, name: str) -> float | None:
+    summary = measured.of(name)
+    return summary.speedup.ratio if summary else None
 
 
-def _worst_prompt(comparison: Mapping[str, Any] | None, name: str) -> float | None:
+def _worst_workload(comparison: Comparison | None, name: str) -> float | None:
+    summary = comparison.base.of(name) if comparison else None
+    ratios = [kind.speedup.ratio for kind in summary.workloads.values()] if summary else []
+    return min((ratio for ratio in ratios if ratio is not None), default=None)
+
+
+def _worst_prompt(comparison: Comparison | None, name: str) -> float | None:
     """Returns the least ratio of median times per token of plain decoding and of `name`, prompt by prompt."""
     if comparison is None:
         return None
-    under = base(comparison)["name"]
 
     def times(architecture: str) -> dict[str, float]:
         found: dict[str, list[float]] = {}
-        for record in comparison["records"]:
-            if (record["condition"], record["architecture"]) == (under, architecture) and record["tpot_s"]:
-                found.setdefault(record["prompt"], []).append(record["tpot_s"])
+        for record in comparison.records:
+            measurement = record.measurement
+            named = (record.condition, record.architecture) == (comparison.base.name, architecture)
+            if named and measurement and measurement.tpot_s:
+                found.setdefault(record.prompt, []).append(measurement.tpot_s)
         return {prompt: statistics.median(own) for prompt, own in found.items()}
 
     plain, mine = times(AUTOREGRESSIVE), times(name)
     return min((plain[prompt] / mine[prompt] for prompt in plain.keys() & mine.keys()), default=None)
 
 
-def _worst_link(comparison: Mapping[str, Any] | None, name: str) -> float | None:
+def _worst_link(comparison: Comparison | None, name: str) -> float | None:
     if comparison is None:
         return None
-    away = [condition["architectures"] for condition in links(comparison) if condition["link"]["rtt_ms"] > 0]
-    return min((found[name]["speedup_vs_autoregressive"] for found in away), default=None)
+    away = [_ratio(measured, name) for measured in comparison.links if measured.rtt_ms > 0]
+    return min((ratio for ratio in away if ratio is not None), default=None)

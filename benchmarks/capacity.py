@@ -14,17 +14,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks.arguments import Parser, positive
 from benchmarks.links_judged import how_measured, late_steps, measured
 from benchmarks.links_page import CAPACITY, write
 from tandem.cli import compare
 from tandem.cli.values import numbers
-from tandem.comparison.report.reading import read_comparison
+from tandem.comparison.analysis.comparison import Comparison, read_comparison
 from tandem.host.device_times import DeviceTimes, ModelTimes, StepTime, StepTimes, text_of
 
 DRAFTED = 3
@@ -81,13 +80,13 @@ def times_of(ratio: float, step_ms: float) -> DeviceTimes:
     )
 
 
-def knee_of(ratio: float, comparison: Mapping[str, Any]) -> Knee:
+def knee_of(ratio: float, comparison: Comparison) -> Knee:
     """Reads a comparison. Raises ValueError if an architecture was within the bound with all clients, or with none."""
-    found = comparison["capacity"]
-    if not found or found["gain"] is None or found["law"] is None:
+    found = comparison.capacity
+    if not found or found.gain is None or found.law is None:
         raise ValueError(f"t_d / t_v {ratio:g}: no knee of both, or no law: see the report")
-    clients = {one["architecture"]: one["clients"] for one in found["served"]}
-    return Knee(ratio, clients["fused"], clients["distributed"], found["gain"], found["law"], late_steps(comparison))
+    clients = {one.architecture: one.clients for one in found.served}
+    return Knee(ratio, clients["fused"], clients["distributed"], found.gain, found.law, late_steps(comparison))
 
 
 def measure(ratio: float, args: argparse.Namespace, folder: Path) -> int:

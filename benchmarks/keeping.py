@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.comparison.measuring.attempt import format_error
-from tandem.comparison.report.write import write_atomically
+from tandem.comparison.report.publish import write_atomically
 
 
 @contextmanager

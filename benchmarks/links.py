@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -26,8 +25,8 @@ from benchmarks.arguments import Parser, positive
 from benchmarks.links_judged import LOOKUP, PLAIN, RUNNING, WAITING, bars_of, cells_of, how_measured, measured, table_of
 from benchmarks.links_page import publish
 from tandem.cli import compare
+from tandem.comparison.analysis.comparison import Comparison, read_comparison
 from tandem.comparison.links.trace import read_trace
-from tandem.comparison.report.reading import read_comparison
 from tandem.host.published_times import times_named
 from tests.comparison.reference_queue import generated
 
@@ -157,7 +156,7 @@ def expected_s(cell: Asked, args: argparse.Namespace) -> float:
 
 def took_s(file: Path) -> float:
     """The seconds from the start of a comparison to its file."""
-    return file.stat().st_mtime - datetime.fromisoformat(read_comparison(file)["started_at"]).timestamp()
+    return file.stat().st_mtime - datetime.fromisoformat(read_comparison(file).started_at).timestamp()
 
 
 def measure(cell: Asked, args: argparse.Namespace) -> int:
@@ -181,7 +180,7 @@ def list_cells(cells: Sequence[Asked], files: Mapping[str, Path], args: argparse
     print(f"left: about {left / 60:.0f} minutes")
 
 
-def how(comparisons: Sequence[Mapping[str, Any]], args: argparse.Namespace) -> str:
+def how(comparisons: Sequence[Comparison], args: argparse.Namespace) -> str:
     """Says what was measured, where and when."""
     return (
         f"Times per token over plain decoding's, `{args.rehearse}` rehearsed, {WORKLOADS * args.prompts_per_workload}"

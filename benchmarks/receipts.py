@@ -22,7 +22,7 @@ from pathlib import Path
 
 from benchmarks.arguments import Parser, positive
 from tandem.comparison.measuring.workloads import built_in_prompts
-from tandem.comparison.report.write import write_atomically
+from tandem.comparison.report.publish import write_atomically
 from tandem.engine.batcher import Batcher
 from tandem.engine.generator import Generator
 from tandem.engine.generators import plain_generator

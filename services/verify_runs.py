@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 from tandem.engine.generator import check_tokens
 from tandem.engine.sequences import RunStepper, TargetSequence
-from tandem.rpc.wire_runs import STEPS_TOGETHER, run_message_from_wire
-from tandem.rpc.wire_verdicts import verdict_to_wire
+from tandem.rpc.wire_sessions import STEPS_TOGETHER, run_message_from_wire, verdict_to_wire
 from tandem.services.duplex import Duplex, Incoming
 from tandem.services.security.identity import caller
 from tandem.services.sessions.table import (
@@ -23,7 +22,8 @@ from tandem.services.sessions.table import (
     SessionTable,
     session_key,
 )
-from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
+from tandem.speculation.estimate import Estimate
+from tandem.speculation.lookup_policy import PolicedLookup
 from tandem.speculation.run_on import RunMessage, SelfPacedRun
 from tandem.speculation.types import (
     InvalidField,
@@ -146,7 +146,7 @@ class VerifyRuns:
         using: Callable[[VerifySession], AbstractAsyncContextManager[None]],
     ) -> None:
         self._sessions, self._info, self._using = sessions, info, using
-        self._policy = LookupPolicy()
+        self._estimate = Estimate()
         sessions.on_end.append(_session_ended)
 
     async def replies(
@@ -190,7 +190,7 @@ class VerifyRuns:
             async def step() -> pb.VerifyResponse | None:
                 return await self._step(session, run)
 
-            lookup = PolicedLookup(self._policy, only_grows=True)
+            lookup = PolicedLookup(self._estimate, only_grows=True)
             await lookup.open(session.tokens)
             paced = SelfPacedRun(session.tokens, request.stop_token_ids, lookup=lookup)
             together = STEPS_TOGETHER if request.takes_several and session.request.features is None else 1
@@ -215,7 +215,7 @@ class VerifyRuns:
             reply = commit(session, row.draft, verdict)
             reply.drafted, reply.copied, reply.messages_read = len(row.draft), row.copied, run.run.messages
             reply.server_seconds = time.perf_counter() - run.received
-            run.run.learn(session.tokens, len(row.draft), verdict.compute_seconds, verdict.rows)
+            run.run.stepped(len(row.draft), verdict.compute_seconds, verdict.rows)
             return reply
 
     def _check_first(self, session: VerifySession, request: pb.VerifyRequest) -> RunMessage:

@@ -149,8 +149,6 @@ def words(role: str, backend: str, name: str | None = None) -> list[str]:
     told += WITH.get(name, [])
     if role == "target" and name in CALLS:
         told += ["--draft_host", "127.0.0.1:9"]
-    if role == "advise" and name in CALLS:
-        told += ["--ping", "127.0.0.1:9"]
     if role == "fused_target" and name in CALLS and backend != "nxdi":
         told += ["--prefill", "127.0.0.1:9"]
     if "action" in flag.options and flag.options["action"] == "store_true":

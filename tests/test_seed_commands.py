@@ -187,4 +187,4 @@ def test_the_comparison(place: Place) -> None:
     done = place.run(COMPARISON, "comparison", 590)
     assert done.returncode == 0, done.stderr
     (written,) = (place.folder / "comparison").glob("results/*/comparison.json")
-    assert json.loads(written.read_text())["settings"]["num_runs"] == 3
+    assert json.loads(written.read_text())["config"]["num_runs"] == 3

@@ -45,18 +45,7 @@ MAY_IMPORT = {
         "workshops",
     },
     "vllm": {"speculation", "rpc", "checkpoints", "clients"},  # clients: the event loop in a thread alone
-    "workshops": {
-        "speculation",
-        "engine",
-        "rpc",
-        "checkpoints",
-        "runners",
-        "services",
-        "comparison",
-        "host",
-        "cli",
-        "v1",
-    },
+    "workshops": {"rpc", "checkpoints", "runners", "host", "cli", "v1"},
 }
 TOPS = ("services", "clients", "workshops")
 WIRE = {"grpc", "grpc_health", "grpc_reflection", "grpc_status", "google", "tandem.v1"}
@@ -262,7 +251,7 @@ if TYPE_CHECKING:
     import torch
 def later():
     import tandem.rpc.channel
-    importlib.import_module("tandem.comparison.report.files")
+    importlib.import_module("tandem.comparison.report.page")
 """
     module, tree = Path("speculation/drafters/ngram.py"), ast.parse(hiding)
     everywhere = {name for name, _ in imports_in(tree, module)}
@@ -271,7 +260,7 @@ def later():
         "tandem.runners.protocol",
         "torch",
         "tandem.rpc.channel",
-        "tandem.comparison.report.files",
+        "tandem.comparison.report.page",
     }
     assert "speculation.services.session" in everywhere  # relative: still inside speculation
     at_import = {name for name, _ in imports_in(tree, module, deferred=False)}

@@ -113,25 +113,30 @@ def add_bundle(bundle: Path, table: Path) -> str:
 
 
 def _cells(about: dict[str, Any], figures: dict[str, Any]) -> Iterator[str]:
-    model = figures["servers"]["autoregressive"]["model"]
+    models = {each["architecture"]["name"]: each["model"] for each in figures["endpoints"]}
+    model = models["autoregressive"]
     yield f"{about.get('plan')} ({model['device']})"
     yield f"{about.get('pair')}, {model['dtype']}"
     packages = figures["versions"]["packages"]
     yield ", ".join(
         f"{name} {packages[name]}" for name in ("torch", "torch-neuronx", "neuronx-cc") if packages.get(name)
     )
-    at = {c["link"]["rtt_ms"]: c["architectures"] for c in figures["conditions"] if c["varies"] in ("base", "link")}
+    at = {
+        c["link"]["rtt_ms"] or 0.0: {one["architecture"]: one for one in c["summaries"]}
+        for c in figures["conditions"]
+        if c["varies"] in ("base", "link")
+    }
     yield _ms(at, 0.0, "autoregressive")
     yield _ms(at, 0.0, "fused")
     for architecture in ("distributed", "never_waiting"):
         yield " / ".join(_ms(at, rtt, architecture) for rtt in (0.0, 20.0, 50.0))
     others = [one for each in at.values() for name, one in each.items() if name != "autoregressive"]
-    counted = [same for one in others if (same := one["identical_to_autoregressive"])]
+    counted = [same for one in others if (same := one["identical"])]
     yield f"{sum(one['count'] for one in counted)} of {sum(one['total'] for one in counted)}"
-    yield ", ".join(sorted({str(server["model"]["bit_exact"]).lower() for server in figures["servers"].values()}))
+    yield ", ".join(sorted({str(each["bit_exact"]).lower() for each in models.values()}))
     yield str(figures["versions"].get("git_commit", "unknown"))
 
 
 def _ms(at: dict[float, dict[str, Any]], rtt: float, architecture: str) -> str:
-    seconds = at.get(rtt, {}).get(architecture, {}).get("tpot_s", {}).get("mean")
+    seconds = at.get(rtt, {}).get(architecture, {}).get("distributions", {}).get("tpot_s", {}).get("mean")
     return "-" if seconds is None else f"{1000 * seconds:.1f}"

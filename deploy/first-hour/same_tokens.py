@@ -13,8 +13,8 @@ def differing(figures: Any) -> Iterator[str]:
     """A line for each architecture with answers that differ. Raises KeyError or TypeError for other figures."""
     compared = 0
     for condition in figures["conditions"]:
-        for name, figure in condition["architectures"].items():
-            same = figure["identical_to_autoregressive"]
+        for figure in condition["summaries"]:
+            name, same = figure["architecture"], figure["identical"]
             itself = name == "autoregressive" and condition["varies"] != "load"
             if same is None or itself:
                 continue

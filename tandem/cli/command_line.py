@@ -15,7 +15,7 @@ from tandem.cli.option import Flag, OptionParser
 from tandem.cli.role_names import (
     ASKING,
     BACKENDS,
-    CREDENTIALED,
+    CALLING,
     LISTENING,
     PROMPTED,
     SERVE,
@@ -98,7 +98,7 @@ class Need(NamedTuple):
     why: str
 
 
-SECURING = tuple(name for name, flag in FLAGS.items() if flag.roles == CREDENTIALED)
+SECURING = tuple(name for name, flag in FLAGS.items() if flag.roles == CALLING)
 PROPOSING = (
     *("target_host", "target_port", "connect_seconds", "reconnect_seconds", "pipeline", "queue", "profile"),
     *("max_requests_per_identity", "max_new_tokens", "http_port", "draft_adapters"),

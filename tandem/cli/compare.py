@@ -20,9 +20,7 @@ from tandem.cli.values import auto_or_count, credentials, numbers, split_list
 from tandem.comparison.links.settings import LINK_KINDS
 from tandem.comparison.measuring.architectures import HEADED
 from tandem.comparison.measuring.config import ComparisonConfig, parse_connect
-from tandem.comparison.measuring.prompts import BUILT_IN
-from tandem.comparison.measuring.workloads import Prompt, built_in_prompts, given_prompts, read_prompt_file
-from tandem.comparison.report.reading import read_comparison
+from tandem.comparison.measuring.workloads import BUILT_IN, Prompt, built_in_prompts, given_prompts, read_prompt_file
 from tandem.speculation.sampling import member_named
 from tandem.speculation.types import Rule, SamplingParams
 
@@ -112,28 +110,24 @@ def choose_prompts(options: CompareOptions) -> tuple[Prompt, ...]:
 
 
 def render_again(path: Path) -> int:
-    """Writes the report of an earlier comparison again."""
-    from tandem.comparison.report.write import write_report
+    """Writes the page of an earlier comparison again."""
+    from tandem.comparison.analysis.comparison import read_comparison
+    from tandem.comparison.report.publish import write_page
 
-    comparison = read_comparison(path, "render")
-    files = write_report(comparison, path.parent, ("html",))
-    print("wrote " + ", ".join(str(path) for path in files if path.suffix != ".png"))
+    print(f"wrote {write_page(read_comparison(path, 'render'), path.parent)}")
     return 0
 
 
 def report_again(path: Path, options: CompareOptions) -> int:
     """Analyses and reports a run's records again; the run may have been cut short."""
     from tandem.comparison.measuring.record_log import read_records
-    from tandem.comparison.report.publishing import publish
+    from tandem.comparison.report.publish import publish
 
     measured = read_records(path)
     if not measured.records:
         raise ValueError(f"from-records: {path} has no request that was measured")
-    measured.config = replace(
-        measured.config,
-        output_dir=options.output_dir or measured.config.output_dir,
-    )
-    return publish(measured, new=False)
+    measured.config = replace(measured.config, output_dir=options.output_dir or measured.config.output_dir)
+    return publish(measured)
 
 
 def main(argv: Sequence[str] | None = None, program: str = "compare_architectures.py") -> int:
@@ -151,7 +145,7 @@ def main(argv: Sequence[str] | None = None, program: str = "compare_architecture
         parser.error(str(error))
     from tandem.comparison.api import connector  # grpc and rich are imported only now
     from tandem.comparison.measuring.driver import run_comparison
-    from tandem.comparison.report.publishing import publish
+    from tandem.comparison.report.publish import publish
 
     return run_comparison(config, connector(config), publish)
 

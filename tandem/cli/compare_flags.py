@@ -12,7 +12,7 @@ from tandem.cli.role_names import BACKENDS, REAL, TORCH
 from tandem.comparison.links.settings import LINK_KINDS
 from tandem.comparison.measuring.architectures import HEADED, PIPELINED
 from tandem.comparison.measuring.config import CLIENTS, ONE_LENGTH, ComparisonConfig
-from tandem.comparison.measuring.prompts import BUILT_IN, ON_REQUEST
+from tandem.comparison.measuring.workloads import BUILT_IN, ON_REQUEST
 
 PROMPTS_PER_WORKLOAD = 4
 """Keeps the default comparison within a few minutes on two cores."""
@@ -148,7 +148,7 @@ class CompareOptions:
     startup_timeout: SECONDS = option("how long a server may take to start", default=ComparisonConfig.startup_timeout_s)
 
     render: Path | None = option(
-        "measure nothing; write the report of this comparison.json", metavar="FILE", group="files"
+        "measure nothing; write the page of this comparison.json", metavar="FILE", group="files"
     )
     from_records: Path | None = option("measure nothing; analyse and report this records.jsonl", metavar="FILE")
     output_dir: Path | None = option("folder for the files (default: results/<timestamp>)", metavar="DIR")

@@ -53,7 +53,7 @@ ROLES = {
         check="check RECEIPT --prompt FILE: checks what a server signed of an answer, with the model every token",
         compile="compiles the graphs of target, draft and both ahead of time, for servers to share",
         convert="converts a checkpoint for NxD Inference: FP8 range, EAGLE heads, safetensors",
-        advise="recommends an architecture and a length for a link and a load, from a comparison.json",
+        advise="prints the decision of a comparison.json for a round trip and a number of clients",
         plan="computes from config.json files what fits on a Trainium or Inferentia instance",
         doctor="reports what this machine has, where models can run on it, and what to do next",
     ),
@@ -64,6 +64,6 @@ COMPARE_HELP = "compares the architectures on the same prompts; see compare --he
 SERVE_HELP = "serve [MODEL]: a fused_target for OpenAI clients, over HTTP at port 8080"
 COMPLETION = "completion"
 """Not a role: `completion SHELL` prints a script."""
-COMPLETION_HELP = "completion bash|zsh|fish: prints what completes roles, flags and values in that shell"
+COMPLETION_HELP = "completion bash|zsh: prints what completes roles, flags and values in that shell"
 COMMANDS = {SERVE: SERVE_HELP, COMPARE: COMPARE_HELP, COMPLETION: COMPLETION_HELP}
 """What else stands in a role's place, and its help."""

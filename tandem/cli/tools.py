@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tandem.cli.flags import Options
 from tandem.cli.option import built
-from tandem.cli.values import auto_or_count, credentials, split_list
+from tandem.cli.values import auto_or_count, split_list
 
 if TYPE_CHECKING:
     from tandem.engine.compile_ahead import CompileConfig
@@ -77,20 +77,12 @@ def convert(args: Options) -> Run:
 
 
 def advise(args: Options) -> Run:
-    """Advises from the measurements, the link and the load."""
-    from tandem.comparison.analysis.advice import run_advice
+    """Prints the decision of a comparison."""
+    from tandem.comparison.report.advice import run_advice
 
     if args.report is None:
         raise ValueError("report: give --report comparison.json, which compare_architectures.py writes")
-    if args.ping is not None:
-        from tandem.comparison.analysis.placements import run_placements
-        from tandem.rpc.endpoint_pool import parse_addresses
-
-        addresses = parse_addresses(args.ping, "ping")
-        if args.rtt_ms is not None:
-            raise ValueError("rtt_ms: --ping measures it")
-        return run_placements(Path(args.report), addresses, credentials(args), args.clients)
-    return _at_once(run_advice, Path(args.report), args.rtt_ms, args.clients, args.link_mbps)
+    return _at_once(run_advice, Path(args.report), args.rtt_ms, args.clients)
 
 
 def plan_config(args: Options) -> PlanConfig:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from rich.console import Console
 
-from tandem.comparison.analysis.run_analysis import analyse
+from tandem.comparison.analysis.comparison import Comparison, analyse
 from tandem.comparison.measuring.architectures import OPENAI
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.driver import Connect, measure, started
@@ -22,8 +22,7 @@ from tandem.comparison.measuring.openai_client import OpenAIClient
 from tandem.comparison.measuring.progress import Progress
 from tandem.comparison.measuring.record_log import RecordLog
 from tandem.comparison.measuring.workloads import Prompt, built_in_prompts, given_prompts
-from tandem.comparison.report.files import Comparison
-from tandem.comparison.report.publishing import write_files
+from tandem.comparison.report.publish import write_files
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.generation_client import GenerationClient
 
@@ -35,7 +34,7 @@ def compare(
     progress: bool = False,
     **settings: Any,
 ) -> Comparison:
-    """Measures the same prompts on every architecture and returns the comparison; `print` shows it as a table.
+    """Measures the same prompts on every architecture and returns the comparison; `print` shows the decision.
 
     Starts the servers it needs, or uses those named in `connect`, and stops what it started. The settings are the
     fields of `ComparisonConfig`, for instance `model`, `draft_model`, `architectures`, `rtts_ms`, `max_new_tokens`.
@@ -65,7 +64,7 @@ def compare(
     if output_dir is None:
         shutil.rmtree(folder, ignore_errors=True)
     else:
-        write_files(comparison)
+        write_files(comparison, log.measured)
     return comparison
 
 

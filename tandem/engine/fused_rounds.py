@@ -16,7 +16,8 @@ from tandem.runners.protocol import FusedResult, FusedRow, RowFailed, StructureE
 from tandem.speculation.fallible import Attempt, DrafterHealth
 from tandem.speculation.length import LengthPlan
 from tandem.speculation.lookup_policy import PolicedLookup
-from tandem.speculation.types import Draft, Proposer, Request, Rule, SpeculationStats, Verdict, model_part
+from tandem.speculation.loop import Rounds
+from tandem.speculation.types import Draft, Proposer, Request, SpeculationStats, Verdict, model_part
 
 log = logging.getLogger("tandem.engine")
 
@@ -43,7 +44,7 @@ class FusedPair:
             )
 
 
-class FusedRounds:
+class FusedRounds(Rounds):
     """Rounds of a target and a draft model whose sequences share their slot's number and their steps.
 
     A copy of `lookup` is verified without running the draft model. If that fails, rounds go undrafted and are counted
@@ -58,10 +59,8 @@ class FusedRounds:
         stats: SpeculationStats | None = None,
         stops: Collection[int] | None = None,
     ) -> None:
-        self._pair, self._request, self.drafter, self._stops = pair, request, lookup, stops
+        self._pair, self._request, self._lookup, self._stops = pair, request, lookup, stops
         self._stats = stats if stats is not None else SpeculationStats()
-        if lookup:
-            lookup.by_time = request.rule is Rule.AGREEMENT
         self._target: TargetSequence | None = None
         self._draft: DraftSequence | None = None
         self.stepper: FusedStepper | None = None
@@ -74,8 +73,8 @@ class FusedRounds:
         self._draft.only_grows = True
         processing = await pair.target.processing(request, len(prompt))
         self._target.processing = self._draft.processing = processing  # a round's steps run one after the other
-        if self.drafter:
-            await self.drafter.open(prompt)
+        if self._lookup:
+            await self._lookup.open(prompt)
         self._stats.cached_prompt_tokens = await self._target.fill(prompt[:-1])
         self._end = self._target.most_tokens(len(prompt))
         self._step_from(prompt)
@@ -83,7 +82,7 @@ class FusedRounds:
     def _step_from(self, tokens: Sequence[int]) -> None:
         """Begins with a new stepper, and nothing begun."""
         if self._target and self._draft:
-            pair, lookup = self._pair, self.drafter
+            pair, lookup = self._pair, self._lookup
             self.stepper = FusedStepper(
                 pair.step, self._target, self._draft, lookup, pair.health, tokens, self._stops, self._end
             )
@@ -123,7 +122,7 @@ class FusedRounds:
             assert found is not None, "the draft model has caught up, or does not draft"
             row, done = found
             if row.propose.k and not row.copied:
-                self._report(attempt or Attempt(self._pair.health), self._draft, tokens, done.value)
+                self._report(attempt or Attempt(self._pair.health), self._draft, done.value)
             if skipped or done.value.draft_failed:
                 self._pair.health.skipped(self._stats)
             return self._read(target, tokens, row, done)
@@ -162,21 +161,17 @@ class FusedRounds:
         verdict = target.verified(
             tokens[-1], proposed.token_ids, result.verdict, waited, done.compute_seconds - drafting, done.ended
         )
-        if self.drafter and done.rows == 1:
-            self.drafter.stepped(len(proposed.token_ids), verdict.compute_seconds)
         proposers = (Proposer.NGRAM if row.copied else Proposer.MODEL,) * len(proposed.token_ids)
         draft = Draft(proposed.token_ids, 0.0, proposed.seconds, proposers, proposed.distributions, done.rows)
         return draft, verdict
 
-    def _report(self, attempt: Attempt, draft: DraftSequence, tokens: Sequence[int], result: FusedResult) -> None:
+    def _report(self, attempt: Attempt, draft: DraftSequence, result: FusedResult) -> None:
         """Reports the outcome of the draft in a step."""
         if result.draft_failed:
             attempt.failed(RuntimeError(result.draft_failed))
             draft.cacheable = False
             return
         attempt.succeeded()
-        if self.drafter:
-            self.drafter.modelled(tokens, result.proposal.token_ids)
 
     async def close(self) -> None:
         if self._draft:

@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Collection, Sequence
 
 from tandem.engine.sequences import LocalVerifier, RunStepper, TargetSequence
+from tandem.speculation.estimate import Estimate
 from tandem.speculation.length import FixedLength
-from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
+from tandem.speculation.lookup_policy import PolicedLookup
+from tandem.speculation.loop import Rounds
 from tandem.speculation.never_waiting import OnStep, RunStep
 from tandem.speculation.rounds import OutOfStep
 from tandem.speculation.run_on import MAX_UNREAD, RunMessage, SelfPacedRun
@@ -15,12 +17,12 @@ from tandem.speculation.types import Draft, Proposer, Verdict
 
 
 class LocalRunVerifier:
-    """The run of a local target for one request. It ends at a token of `stops`. `policy`: of copies."""
+    """The run of a local target for one request. It ends at a token of `stops`. `estimate`: of what copies gain."""
 
     window = MAX_UNREAD
 
-    def __init__(self, verifier: LocalVerifier, policy: LookupPolicy, stops: Collection[int] = ()) -> None:
-        self._verifier, self._lookup, self._stops = verifier, PolicedLookup(policy, only_grows=True), stops
+    def __init__(self, verifier: LocalVerifier, estimate: Estimate, stops: Collection[int] = ()) -> None:
+        self._verifier, self._lookup, self._stops = verifier, PolicedLookup(estimate, only_grows=True), stops
         self._run: SelfPacedRun | None = None
         self._stepping: asyncio.Task[None] | None = None
 
@@ -48,7 +50,7 @@ class LocalRunVerifier:
                     continue
                 row, verdict = found
                 tokens += verdict.token_ids
-                run.learn(tokens, len(row.draft), verdict.compute_seconds, verdict.rows)
+                run.stepped(len(row.draft), verdict.compute_seconds, verdict.rows)
                 on_step(RunStep(verdict, len(row.draft), copied=row.copied))
         except Exception as error:
             on_step(error)
@@ -74,7 +76,7 @@ class LocalRunVerifier:
             await asyncio.gather(stepping, return_exceptions=True)
 
 
-class UndraftedRounds:
+class UndraftedRounds(Rounds):
     """Rounds of a target beside which nothing drafts: plain ones, and with a `lookup` copies where they pay.
 
     A copy has at most `most` tokens. `stops`: the tokens that end the text, if only they or its length end it: then the
@@ -85,17 +87,17 @@ class UndraftedRounds:
         self, verifier: LocalVerifier, stops: Collection[int] | None, most: int = 0, lookup: PolicedLookup | None = None
     ) -> None:
         self._verifier, self._stops, self._most = verifier, stops, most
-        self.drafter = lookup if most else None
+        self._lookup = lookup if most else None
         self.lengths = FixedLength(most)
 
     async def open(self, prompt: Sequence[int]) -> None:
         await self._verifier.open(prompt)
-        if self.drafter:
-            await self.drafter.open(prompt)
+        if self._lookup:
+            await self._lookup.open(prompt)
         sequence = self._verifier.sequence
         assert sequence is not None
         end = sequence.most_tokens(len(prompt))
-        run = SelfPacedRun(prompt, self._stops or (), end, lookup=self.drafter)
+        run = SelfPacedRun(prompt, self._stops or (), end, lookup=self._lookup)
         run.receive(RunMessage(len(prompt), prompt[-1], (), end, 0, self._most))
         sequence.set_stepper(RunStepper(sequence, run, self_paced=self._stops is not None))
 
@@ -105,8 +107,8 @@ class UndraftedRounds:
         found = await self._verifier.sequence.next_verdict()
         assert found is not None, "the text has ended"
         row, verdict = found
-        if self.drafter:
-            self.drafter.stepped(len(row.draft), verdict.compute_seconds, verdict.rows)
+        if self._lookup:
+            self._lookup.stepped(len(row.draft), verdict.compute_seconds, verdict.rows)
         return Draft(row.draft, proposed_by=(Proposer.NGRAM,) * len(row.draft)), verdict
 
     async def close(self) -> None:

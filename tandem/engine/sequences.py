@@ -247,7 +247,7 @@ class TargetSequence(KVSequence):
         return found
 
     def lacks(self, tokens: Sequence[int]) -> bool:
-        """Drops what is not of tokens[:-1], which extend those of the round before; returns whether some are missing."""
+        """Drops what is not of tokens[:-1], which extend those of the round before; returns if some are missing."""
         position = len(tokens) - 1
         self.truncate_to(tokens, start=max(0, position - 1))
         del self.held[position:]

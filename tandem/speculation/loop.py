@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 from tandem.speculation.cleanup import finish
-from tandem.speculation.length import LengthPolicy
+from tandem.speculation.length import LengthPlan, LengthPolicy
 from tandem.speculation.stopping import Stopping
 from tandem.speculation.types import (
     Chunk,
@@ -23,14 +23,14 @@ of cores that the next steps run on: 1.3 ms, measured on two."""
 
 
 class Rounds(Protocol):
-    """Rounds of draft and verification, wherever the two models run."""
+    """Rounds of draft and verification, wherever the two models run. Implementations inherit what they don't need."""
 
-    @property
-    def drafter(self) -> object:
-        """What drafts, if anything does. If it has a method `learn`, that is told of all tokens committed.
+    lengths: LengthPolicy | None = None
+    """Chooses the draft lengths, where the rounds do not leave that to their caller."""
 
-        Rounds that have a method `plan` are told by it the lengths of the rounds after the one that has begun.
-        """
+    def plan(self, length: LengthPlan) -> None:
+        """Sets the lengths of the rounds after the one that has begun."""
+        return
 
     async def open(self, prompt: Sequence[int]) -> None:
         """Prepares for a request whose prompt is `prompt`."""
@@ -56,8 +56,7 @@ async def speculate(
     generation. What rounds of this process commit that have run already goes together (see TOGETHER). `stats` is
     updated as rounds end. `rounds` is closed in any case.
     """
-    tokens, learn = list(prompt), getattr(rounds.drafter, "learn", lambda tokens: None)  # once for all rounds
-    plan = getattr(rounds, "plan", lambda length: None)
+    tokens = list(prompt)
     under_way: _Round | None = None
     held, since = Chunk(), -1.0  # the first tokens are not held
     try:
@@ -79,11 +78,10 @@ async def speculate(
                 under_way = _Round(rounds, tokens, min(length.k, left - 1), length.model_k, ended)
                 for _ in range(2):  # so that it is submitted before the bookkeeping of the round before
                     await asyncio.sleep(0)
-            learn(tokens)
             lengths.observe(done.k, draft, verdict, ended - done.started)
             if left:
                 length = lengths.choose(left)
-                plan(length)
+                rounds.plan(length)
             stats.spent(draft)
             stats.observe(draft.token_ids, verdict, draft.proposed_by)
             held, since = held + stopping.push(verdict.token_ids, verdict.margins, verdict.logprobs), since or now

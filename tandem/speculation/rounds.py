@@ -13,11 +13,12 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 from tandem.speculation.depth import Depth
 from tandem.speculation.drafters import BonusDrafter, Drafter
+from tandem.speculation.loop import Rounds
 from tandem.speculation.types import Draft, SparseDistribution, SpeculationStats, Verdict
 
 MAX_IN_FLIGHT = 8
@@ -96,7 +97,7 @@ class _Flight:
 
 
 @dataclass(slots=True)
-class DraftedRounds:
+class DraftedRounds(Rounds):
     """Rounds with as many in flight as `depth` chooses; None: each waits for its verdict. No drafter: plain decoding.
 
     Nothing is drafted ahead beyond `most_total` tokens, prompt included, or `most_new` tokens without it.
@@ -122,18 +123,7 @@ class DraftedRounds:
         await self.verifier.open(prompt)
         if self.drafter:
             await self.drafter.open(prompt)
-        await self.resume(prompt)
-
-    async def resume(self, prompt: Sequence[int]) -> None:
-        """Goes on with a session and a drafter that are open (see verification_mode.py)."""
         self._end = self.most_total if self.most_new is None else min(self.most_total, len(prompt) + self.most_new)
-
-    async def suspend(self, tokens: Sequence[int]) -> None:
-        """Drops the rounds in flight, so that the session holds `tokens`."""
-        lost = bool(self._flights)
-        await self._drop_in_flight()
-        if lost:
-            await self.verifier.resume(tokens, OutOfStep("the rounds in flight were dropped"))
 
     async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
         """Returns the verdict on the round that extends `tokens`: one in flight already, or a new one of `k` drafts."""
@@ -150,12 +140,9 @@ class DraftedRounds:
             else:
                 if answer.verdict is not None:
                     flight = self._flights.popleft()
-                    decided = replace(flight, draft=_decided(flight.draft, answer.verdict))
-                    undecided = len(flight.draft.token_ids) - len(decided.draft.token_ids)
-                    self.stats.stale_drafts += undecided
-                    if not self._follows(tokens, decided, answer.verdict, answer.network_seconds) or undecided:
+                    if not self._follows(tokens, flight, answer.verdict, answer.network_seconds):
                         await self._drop_in_flight()
-                    return decided.draft, answer.verdict
+                    return flight.draft, answer.verdict
                 held = answer.committed_length
                 error = OutOfStep(f"round at {len(tokens)} is stale: the verifier holds {held} tokens")
                 stale += 1
@@ -219,7 +206,7 @@ class DraftedRounds:
         else:
             draft = await drafter.propose(path, min(self._k, self._end - len(path) - 1), self._model_k)
         if self.depth:
-            self.depth.times.drafted(len(draft.token_ids), self.clock() - began)
+            self.depth.estimate.drafted(len(draft.token_ids), self.clock() - began)
         return draft
 
     def _send(self, draft: Draft, ahead: bool) -> None:
@@ -243,12 +230,9 @@ class DraftedRounds:
         self._no_bonus = False
         if not self.depth:
             return True
-        self.depth.times.verified(beside_target, network_seconds)
+        self.depth.estimate.verified(beside_target, network_seconds)
         committed = [*tokens, *verdict.token_ids]
         matches = self._path[: len(committed)] == committed
-        self.depth.observe(
-            len(flight.draft.token_ids), verdict.accepted, matches if len(self._path) >= len(committed) else None
-        )
         return matches or not (self._flights or self._ahead)
 
     async def _drop_in_flight(self) -> None:
@@ -261,12 +245,3 @@ class DraftedRounds:
             self.stats.stale(flight.draft, flight.ahead)
             flight.answer.cancel()
         self._flights.clear()
-
-
-def _decided(draft: Draft, verdict: Verdict) -> Draft:
-    """Returns the part of a draft that a verdict decides: one that is replayed may be a step of a run that was left."""
-    n = verdict.accepted
-    if n >= len(draft.token_ids) or verdict.token_ids[n] != draft.token_ids[n]:
-        return draft
-    kept: dict[str, Any] = {name: getattr(draft, name)[:n] for name in ("token_ids", "proposed_by", "distributions")}
-    return replace(draft, **kept)

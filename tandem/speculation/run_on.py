@@ -110,12 +110,10 @@ class SelfPacedRun:
             self.tokens += token_ids
         self.note_stops(token_ids)
 
-    def learn(self, tokens: Sequence[int], drafted: int, seconds: float, rows: int) -> None:
-        """Teaches the lookup, on the event loop, that `tokens` is committed: by a step of `rows` rows and `seconds`."""
-        if self._lookup and self._most_copies:
-            if seconds > 0:  # 0: not known
-                self._lookup.stepped(drafted, seconds, rows)
-            self._lookup.learn(tokens)
+    def stepped(self, drafted: int, seconds: float, rows: int) -> None:
+        """Records a step of `rows` rows, which verified `drafted` draft tokens of this one; 0 seconds: not known."""
+        if self._lookup and self._most_copies and seconds > 0:
+            self._lookup.stepped(drafted, seconds, rows)
 
     def note_stops(self, token_ids: Sequence[int]) -> None:
         """Ends the run if a stop is among these tokens, of a step or of a reply that is replayed."""

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from pathlib import Path
 
-import jsonschema
 import pytest
 
+from tandem.comparison.analysis.comparison import read_comparison
 from tandem.comparison.api import compare
 from tandem.comparison.measuring.driver import Unreachable
-from tandem.comparison.report import reading
+from tandem.comparison.measuring.identity import TokenIdentity
 
 
 def test_settings_are_the_fields_of_the_configuration(tmp_path: Path) -> None:
@@ -39,19 +38,17 @@ def test_a_comparison_is_measured_written_and_returned(tmp_path: Path, capsys: p
         max_new_tokens=8,
     )
     names = ["autoregressive", "distributed", "fused"]
-    assert [summary.architecture for summary in found.summaries["base"]] == names
+    assert [summary.architecture for summary in found.base.summaries] == names
     assert len(found.records) == 12 and not found.failed and found.missing is None
     assert capsys.readouterr() == ("", "")
-    assert "Architectures" in str(found) and "fused" in str(found)
-    written = json.loads((tmp_path / "comparison.json").read_text())
-    jsonschema.validate(written, json.loads((Path(reading.__file__).parent / "comparison.schema.json").read_text()))
-    assert len(written["records"]) == 12
-    for condition, rtt in zip(written["conditions"], (0.0, 0.008), strict=True):
-        assert list(condition["architectures"]) == names and (condition["link"]["round_trip_s"] or 0.0) >= rtt
-        for name in names[1:]:
-            identical = condition["architectures"][name]["identical_to_autoregressive"]
-            assert identical == {"count": 2, "total": 2, "divergences": []}
-    assert [verdict["condition"] for verdict in written["verdicts"]] == ["base", "RTT 8 ms"]
+    assert [verdict.at.condition for verdict in found.verdicts] == ["base", "RTT 8 ms"]
+    assert str(found) == "\n".join(f"{verdict.sentence} ({verdict.sureness})" for verdict in found.verdicts)
+    written = read_comparison(tmp_path / "comparison.json")
+    assert len(written.records) == 12
+    for measured, rtt in zip(written.conditions, (0.0, 0.008), strict=True):
+        assert measured.overhead is not None and measured.overhead.link_p50_s >= rtt
+        for summary in measured.summaries:
+            assert summary.identical == TokenIdentity(2, 2, ())
     assert (tmp_path / "report.html").exists()
 
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any, cast
 
-import jsonschema
 import pytest
 
 from tandem.cli import compare
 from tandem.cli.compare import build_config
 from tandem.cli.compare_flags import build_parser
-from tandem.comparison.analysis.advice import run_advice
-from tandem.comparison.analysis.capacity import Point, most_clients
+from tandem.comparison.analysis.comparison import read_comparison
+from tandem.comparison.analysis.loads import Point, most_clients
 from tandem.comparison.measuring.conditions import plan
 from tandem.comparison.measuring.config import CLIENTS, ComparisonConfig
 from tandem.comparison.measuring.loading import measure_loads
@@ -22,10 +20,8 @@ from tandem.comparison.measuring.loads import Load
 from tandem.comparison.measuring.records import Record
 from tandem.comparison.measuring.run import Contender
 from tandem.comparison.measuring.traffic import Asked
-from tandem.comparison.report import reading
 from tests.comparison.fakes import ASKED, FakeGenerator
 
-SCHEMA = json.loads((Path(reading.__file__).parent / "comparison.schema.json").read_text())
 MEASURED = (Point(1, 0.020, 50.0), Point(4, 0.040, 100.0), Point(8, 0.080, 100.0))
 
 
@@ -85,22 +81,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.thorough
-def test_every_client_has_a_draft_of_its_own_and_the_report_and_advice_say_what_a_target_serves(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found: dict[str, Any] = json.loads((folder / "comparison.json").read_text())
-    jsonschema.validate(found, SCHEMA)
+def test_every_client_has_a_draft_of_its_own_and_the_page_has_what_a_target_serves(folder: Path) -> None:
+    found = read_comparison(folder / "comparison.json")
     logs = {path.stem for path in (folder / "logs").glob("*.log")}
     assert {"distributed", "distributed-2", "distributed-3"} <= logs and "fused-2" not in logs
-    served = {one["architecture"]: one for one in found["capacity"]["served"]}
+    assert found.capacity is not None
+    served = {one.architecture: one for one in found.capacity.served}
     assert set(served) == {"autoregressive", "distributed", "fused"}
-    for one in served.values():
-        assert (one["clients"], one["at_least"]) == (3, True) and one["tokens_per_second"] > 0
+    assert all((one.clients, one.at_least) == (3, True) and one.tokens_per_second for one in served.values())
     page = (folder / "report.html").read_text().replace("\u00a0", " ")
-    assert "How many clients one target serves" in page and "Fused serves ≥ 3 clients at 1000 ms a token" in page
-    capsys.readouterr()
-    assert run_advice(folder / "comparison.json") == 0
-    assert "Fused serves ≥ 3 clients" in capsys.readouterr().out
+    assert "Clients of one target at 1000 ms a token" in page and "≥ 3" in page
 
 
 @pytest.mark.thorough
@@ -110,6 +100,6 @@ def test_one_that_exceeds_the_bound_gets_no_more_clients(tmp_path: Path) -> None
         "--max-new-tokens", "8", "--capacity", "1", "--concurrency", "1,2,4", "--output-dir", str(tmp_path / "run"),
     ]  # fmt: skip
     assert compare.main(arguments) == 0
-    found = json.loads((tmp_path / "run" / "comparison.json").read_text())
-    assert [point["concurrency"] for point in found["under_load"]["points"]] == [1]
-    assert [one["clients"] for one in found["capacity"]["served"]] == [0, 0]
+    found = read_comparison(tmp_path / "run" / "comparison.json")
+    assert [point.load.concurrency for point in found.loads] == [1]
+    assert found.capacity and [one.clients for one in found.capacity.served] == [0, 0]

@@ -16,15 +16,15 @@ from typing import Any
 import matplotlib
 import pytest
 
-from tandem.comparison.analysis import run_analysis
-from tandem.comparison.analysis.run_analysis import analyse
+from tandem.comparison.analysis import comparison
+from tandem.comparison.analysis.comparison import analyse
 from tandem.comparison.measuring import commands, driver
 from tandem.comparison.measuring.calibration import Calibrator
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.record_log import read_records
 from tandem.comparison.measuring.workloads import Prompt, given_prompts
-from tandem.comparison.report import reading, style, tables
-from tandem.comparison.report.publishing import publish
+from tandem.comparison.report import plots, tables
+from tandem.comparison.report.publish import publish
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest
 from tandem.workshops.planning.host_placement import CoreGroup, HostPlacement
 from tests.comparison.fakes import MODEL, FakeError, FakeGenerator, prompt
@@ -86,6 +86,16 @@ def written(config: ComparisonConfig) -> dict[str, Any]:
     return found
 
 
+def servers_of(found: dict[str, Any]) -> list[str]:
+    return [endpoint["architecture"]["name"] for endpoint in found["endpoints"]]
+
+
+def gaps_of(found: dict[str, Any]) -> list[float]:
+    """The logit gaps of fused's divergences under the base."""
+    (fused,) = (each for each in found["conditions"][0]["summaries"] if each["architecture"] == "fused")
+    return [one["logit_gap"] for one in fused["identical"]["divergences"]]
+
+
 def no_server_is_left(config: ComparisonConfig) -> bool:
     pids = [json.loads(path.read_text())["pid"] for path in (config.output_dir / "logs").glob("*.ready.json")]
     assert pids
@@ -106,8 +116,8 @@ def test_a_comparison_starts_servers_measures_writes_and_stops_them(
     assert run_comparison(config, Network().connect) == 0
     found = written(config)
     names = ["autoregressive", "lookup", "distributed", "never_waiting", "fused", "remote_draft"]
-    assert list(found["servers"]) == names
-    assert list(found["conditions"][0]["architectures"]) == names
+    assert servers_of(found) == names
+    assert [summary["architecture"] for summary in found["conditions"][0]["summaries"]] == names
     assert len(found["records"]) == 12
     output = capsys.readouterr()
     assert str(config.output_dir / "comparison.json") in output.out
@@ -128,20 +138,19 @@ def test_placed_servers_run_in_turn_and_plain_decoding_last(
     config = replace(config, placement=PLACEMENT, device="neuron", max_new_tokens=5)
     assert run_comparison(config, network.connect) == 0
     found = written(config)
-    assert list(found["servers"]) == [
+    assert servers_of(found) == [
         *("autoregressive_width_1", "autoregressive", "lookup"),
         *("distributed", "never_waiting", "fused", "remote_draft"),
     ]
-    assert found["baseline"] == {"architecture": "autoregressive_width_1", "plain_width": 1}
+    assert found["baseline"] == "autoregressive_width_1"
     asked = [line["record"]["architecture"] for line in lines_of(config, "record")]
     turns = ["lookup", "distributed", "never_waiting", "fused", "remote_draft"]
     turns += ["autoregressive", "autoregressive_width_1"]
     assert asked == [name for name in turns for _ in config.prompts]
-    assert any("measured in turn, each with all of its cores: plain and fused" in one for one in found["remarks"])
+    assert any("measured in turn, each with all its cores: plain and fused" in one for one in found["remarks"])
     assert any("draft one length, 3 tokens a round: auto, the default" in one for one in found["remarks"])
-    assert found["settings"]["speculation_length"] == 3
-    compared = found["conditions"][0]["architectures"]["fused"]["identical_to_autoregressive"]
-    assert [one["logit_gap"] for one in compared["divergences"]] == [0.5, 0.5]
+    assert found["config"]["speculation_length"] == 3
+    assert gaps_of(found) == [0.5, 0.5]
     calibrations = [line["calibration"] for line in lines_of(config, "calibration")]
     calibrated = {(one["architecture"], one["length"]) for one in calibrations}
     assert {("autoregressive", 0), ("fused", 1), ("distributed", 3)} <= calibrated, "a prediction needs both"
@@ -160,8 +169,8 @@ def lines_of(config: ComparisonConfig, kind: str) -> list[dict[str, Any]]:
 def test_speedups_are_against_width_one_where_the_target_is_wide(config: ComparisonConfig) -> None:
     assert run_comparison(config, Network(wide=True).connect) == 0
     found = written(config)
-    assert found["baseline"] == {"architecture": "autoregressive_width_1", "plain_width": 1}
-    assert list(found["servers"])[:2] == ["autoregressive_width_1", "autoregressive"]
+    assert found["baseline"] == "autoregressive_width_1"
+    assert servers_of(found)[:2] == ["autoregressive_width_1", "autoregressive"]
 
 
 def test_divergences_are_shown_with_the_gap_of_a_second_pass_and_are_no_failure(
@@ -171,12 +180,8 @@ def test_divergences_are_shown_with_the_gap_of_a_second_pass_and_are_no_failure(
     fused = FakeGenerator("fused", chunks=((1, 2, 8, 4, 5),))
     assert run_comparison(config, Network(generators=[plain, fused]).connect) == 0
     shown = capsys.readouterr().out
-    assert "outputs. 2 differ:" in shown
     assert sum(line.split()[:2] == ["fused", "base"] for line in shown.splitlines()) == 2
-    divergences = written(config)["conditions"][0]["architectures"]["fused"]["identical_to_autoregressive"][
-        "divergences"
-    ]
-    assert [one["logit_gap"] for one in divergences] == [0.5, 0.5]
+    assert gaps_of(written(config)) == [0.5, 0.5]
     assert sum(request.margins for _, request in plain.calls) == 2
 
 
@@ -306,13 +311,9 @@ def test_an_interrupt_while_measuring_leaves_a_partial_report_of_what_there_is(
     assert run_comparison(config, Network(generators=[Interrupting("autoregressive")]).connect) == 130
     found = written(config)
     assert 5 <= len(found["records"]) < 12
-    assert found["partial"] == {
-        "reason": "interrupted by SIGINT",
-        "measured": len(found["records"]),
-        "planned": 12,
-    }
+    assert (found["missing"], found["planned"]) == ("interrupted by SIGINT", 12)
     assert "PARTIAL: interrupted by SIGINT; " in capsys.readouterr().out
-    assert "<title>Partial: where should" in (config.output_dir / "report.html").read_text()
+    assert "This run is partial: interrupted by SIGINT" in (config.output_dir / "report.html").read_text()
     assert no_server_is_left(config)
 
 
@@ -336,12 +337,10 @@ def test_an_interrupt_under_load_leaves_the_figures_of_what_was_under_load_befor
     loaded = replace(config, architectures=("autoregressive", "fused"), concurrency=(2,))
     assert run_comparison(loaded, Network(generators=[Interrupting("fused")]).connect) == 130
     found = written(config)
-    (point,) = found["under_load"]["points"]
-    assert list(point["architectures"]) == ["autoregressive"] and point["best"] is None
-    assert point["architectures"]["autoregressive"]["num_completed_requests"] == 8
-    assert found["partial"] == {"reason": "interrupted by SIGINT", "measured": 12, "planned": 20}
-    assert found["under_load"]["headline"] is None
-    assert "No decision under load" in (config.output_dir / "report.html").read_text()
+    (point,) = found["loads"]
+    assert list(point["figures"]) == ["autoregressive"] and point["verdict"] is None
+    assert point["figures"]["autoregressive"]["num_completed_requests"] == 8
+    assert (found["missing"], len(found["records"]), found["planned"]) == ("interrupted by SIGINT", 12, 20)
     assert no_server_is_left(config)
 
 
@@ -355,7 +354,7 @@ def test_a_server_that_dies_while_measuring_leaves_a_partial_report_and_code_4(
 
     assert run_comparison(config, Network(generators=[Dying("autoregressive")]).connect) == 4
     found = written(config)
-    assert str(found["partial"]["reason"]).startswith("server fused was killed by signal 9")
+    assert str(found["missing"]).startswith("server fused was killed by signal 9")
     assert "server fused was killed by signal 9" in capsys.readouterr().err
     assert no_server_is_left(config)
 
@@ -368,7 +367,7 @@ def test_a_server_that_dies_at_the_last_request_is_seen(config: ComparisonConfig
 
     alone = replace(config, architectures=("fused",))
     assert run_comparison(alone, Network(generators=[Last("fused")]).connect) == 4
-    assert written(config)["partial"]["measured"] == 2
+    assert len(written(config)["records"]) == 2
 
 
 def test_what_fails_in_the_measuring_itself_costs_nothing_that_was_measured(
@@ -381,7 +380,7 @@ def test_what_fails_in_the_measuring_itself_costs_nothing_that_was_measured(
     assert run_comparison(config, Network().connect) == 1
     found = written(config)
     assert len(found["records"]) == 6
-    assert str(found["partial"]["reason"]).startswith("OSError: the link's process is gone (test_driver.py:")
+    assert str(found["missing"]).startswith("OSError: the link's process is gone (test_driver.py:")
 
 
 def test_an_analysis_that_fails_is_a_remark_in_a_report_of_all_the_rest(
@@ -391,25 +390,21 @@ def test_an_analysis_that_fails_is_a_remark_in_a_report_of_all_the_rest(
         raise ZeroDivisionError("float division by zero")
 
     monkeypatch.setitem(sys.modules, "matplotlib", matplotlib)
-    for name in ("theory_of", "decide"):
-        monkeypatch.setattr(run_analysis, name, broken)
-    for module, name in ((style, "new_figure"), (reading, "workloads")):
+    for name in ("theory_of", "measured_verdict"):
+        monkeypatch.setattr(comparison, name, broken)
+    for module, name in ((plots, "_figure"), (tables, "cause_table")):
         monkeypatch.setattr(module, name, broken)
-    monkeypatch.setattr(tables, "LINK_KINDS", None)
     assert run_comparison(config, Network().connect) == 0
     found = written(config)
-    assert (found["theory"], found["decision"], found["partial"]) == (None, None, None)
+    assert (found["theory"], found["verdicts"], found["missing"]) == (None, [], None)
     assert found["remarks"][0].startswith("12 of 12 answers ended under 8 tokens")
     assert [str(r).partition(" (")[0] for r in found["remarks"][1:]] == [
         "Theory beside measurement could not be made: ZeroDivisionError: float division by zero",
-        "The decision could not be made: ZeroDivisionError: float division by zero",
+        "The decision under base could not be made: ZeroDivisionError: float division by zero",
     ]
     page = (config.output_dir / "report.html").read_text()
-    assert "Left out: it could not be drawn: ZeroDivisionError" in page
-    assert "Remark: The table of links could not be made: AttributeError" in page
-    shown = capsys.readouterr().out
-    assert "The table of workloads could not be made: ZeroDivisionError" in shown
-    assert "Milliseconds per token, by cause" in shown
+    assert "The picture of speed could not be made: ZeroDivisionError" in page
+    assert "broken could not be made: ZeroDivisionError" in page
 
 
 def test_a_file_that_cannot_be_written_costs_no_other_and_is_told(

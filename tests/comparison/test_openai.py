@@ -91,11 +91,12 @@ def test_an_openai_server_of_ours_is_a_baseline_whose_tokens_are_compared(tmp_pa
             max_new_tokens=12,
             output_dir=tmp_path / "out",
         )
-    records = json.loads((tmp_path / "out" / "comparison.json").read_text())["records"]
-    ours, theirs = (next(r for r in records if r["architecture"] == name) for name in ("autoregressive", "openai"))
-    assert ours["output_token_ids"] == theirs["output_token_ids"] and len(theirs["output_token_ids"]) == 12
-    assert theirs["ttft_s"] > 0 and theirs["tpot_s"] > 0 and theirs["number_input_tokens"] > 0
-    assert found is not None
+    ours, theirs = (
+        next(r.measurement for r in found.records if r.architecture == name) for name in ("autoregressive", "openai")
+    )
+    assert ours and theirs
+    assert ours.output_token_ids == theirs.output_token_ids and len(theirs.output_token_ids) == 12
+    assert theirs.ttft_s > 0 and theirs.tpot_s and theirs.number_input_tokens > 0
 
 
 def test_a_server_that_says_no_ids_is_counted_by_its_usage(stub: str) -> None:

@@ -1,205 +1,199 @@
-"""The files and the table."""
+"""The result of a comparison as a file, on the page and on the terminal."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
+import pytest
 from rich.console import Console
 
-from tandem.comparison.analysis.summary import summarize
-from tandem.comparison.links.overhead import LinkOverhead
-from tandem.comparison.links.settings import LinkSettings
-from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, FUSED
+from benchmarks.chromium import browser, opened
+from tandem.cli import configuration, main
+from tandem.comparison.analysis.comparison import Comparison, analyse, comparison_as_text, read_comparison
+from tandem.comparison.analysis.step_times import step_times
+from tandem.comparison.measuring.commands import server_command
 from tandem.comparison.measuring.config import ComparisonConfig
-from tandem.comparison.measuring.deployment import Endpoint
-from tandem.comparison.measuring.environment import these_versions, this_machine
 from tandem.comparison.measuring.identity import MarginTrace
+from tandem.comparison.measuring.record_log import RunData
 from tandem.comparison.measuring.records import Failure, Record
-from tandem.comparison.report.files import (
-    Comparison,
-    comparison_as_csv,
-    comparison_as_json,
-    text_of,
-)
-from tandem.comparison.report.load_tables import load_table
-from tandem.comparison.report.terminal import print_comparison, rich_table
-from tandem.comparison.report.write import write_atomically
-from tests.comparison.fakes import MODEL, prompt, record
-from tests.comparison.report.example_comparison import example
+from tandem.comparison.report.page import html, page_of
+from tandem.comparison.report.publish import records_as_csv, write_atomically
+from tandem.comparison.report.serving import commands
+from tandem.comparison.report.terminal import print_comparison
+from tandem.host.device_times import text_of
+from tandem.host.published_times import times_named
+from tandem.speculation.model_info import Rehearsal
+from tests.comparison.fakes import prompt, record, run_of
+from tests.comparison.made_up import NAMES, Shape, measured
 
-RECORD_KEYS = {
-    "architecture",
-    "prompt",
-    "run",
-    "output_token_ids",
-    "ttft_s",
-    "tpot_s",
-    "end_to_end_latency_s",
-    "output_tokens",
-    "rounds",
-    "drafted",
-    "accepted",
-    "accepted_per_position",
-    "bytes_up",
-    "bytes_down",
-    "seconds_by_cause",
-}
-FAILED = Record("fused", "code/b", "code", 0, error=Failure("UNAVAILABLE", "gone [away]"))
+FAILED = Record("fused", "code/b", "code", 0, error=Failure("UNAVAILABLE", "gone [away] <b>"))
+BUSY = (0.001, 0.004, 0.009, 0.016, 0.25)
 
 
-def comparison(tmp_path: Path, *records: Record, address: str = "127.0.0.1:1") -> Comparison:
-    traces = {"code/a": MarginTrace((1, 2, 3), (1.0, 0.0625, 1.0))}
-    config = ComparisonConfig(prompts=(prompt("a"), prompt("b")), output_dir=tmp_path / "out")
-    return Comparison(
-        config=config,
-        endpoints=(
-            Endpoint(AUTOREGRESSIVE, "127.0.0.1:1", MODEL),
-            Endpoint(FUSED, address, replace(MODEL, draft_name="ngram")),
-        ),
-        records=list(records),
-        conditions=config.conditions,
-        summaries={"base": summarize(records, "autoregressive", "autoregressive", traces)},
-        ended=True,
-        machine=this_machine(),
-        versions=these_versions(),
-        started_at="2026-01-01T00:00:00+00:00",
-    )
+@pytest.fixture
+def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
 
 
-def shown(of: Comparison, width: int = 200) -> str:
+def made_up(folder: Path) -> RunData:
+    """Every kind of condition that there is, with times drawn at random."""
+    shape = Shape(prompts=4, rtts=(0.0, 20.0), temperatures=(0.0, 0.8), concurrency=(1, 4), load_requests=4)
+    made = measured(shape, BUSY, Random(1), folder)
+    return replace(made, config=replace(made.config, capacity_ms=9.0, max_num_completed_requests=None))
+
+
+def printed(found: Comparison, width: int = 200) -> str:
     console = Console(width=width, file=io.StringIO(), color_system=None)
-    print_comparison(comparison_as_json(of), console)
+    print_comparison(found, console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
-def test_the_json_has_the_promised_keys(tmp_path: Path) -> None:
-    of = comparison(tmp_path, record("autoregressive"), record("fused"), FAILED)
-    found = json.loads(text_of(comparison_as_json(of)))
-    assert found["schema_version"] == 2
-    assert found["baseline"] == {"architecture": "autoregressive", "plain_width": 1}
-    assert found["settings"]["prompts"][0] == {
-        "name": "code/a",
-        "kind": "code",
-        "text": "text of a",
-        "chat": False,
-    }
-    assert found["settings"]["sampling"]["temperature"] == 0
-    assert found["settings"]["rules"] == ["agreement"]
-    assert found["machine"]["usable_cores"] >= 1
-    assert "python" in found["versions"]
-    architectures = found["conditions"][0]["architectures"]
-    assert set(architectures) == {"autoregressive", "fused"}
-    assert found["servers"]["fused"]["model"]["draft_name"] == "ngram"
-    assert architectures["fused"]["identical_to_autoregressive"] == {"count": 1, "total": 1, "divergences": []}
-    for one in found["records"]:
-        assert set(one) >= RECORD_KEYS
-    assert set(found["records"][0]["seconds_by_cause"]) == {"draft", "verify", "queue", "network", "prefill", "other"}
-    assert found["records"][2]["ttft_s"] is None
-    assert found["records"][2]["error"] == {"code": "UNAVAILABLE", "message": "gone [away]"}
+def of(*records: Record) -> Comparison:
+    made = run_of(records)
+    made.margins["base", "code/a"] = MarginTrace((1, 2, 3), (1.0, 0.0625, 1.0))
+    return analyse(made)
+
+
+def test_the_file_is_the_result_and_gives_the_same_page(tmp_path: Path, without_plots: None) -> None:
+    found = analyse(made_up(tmp_path))
+    (path := tmp_path / "comparison.json").write_text(comparison_as_text(found))
+    again = read_comparison(path)
+    assert html(again) == html(found) and printed(again) == printed(found)
+    assert comparison_as_text(again) == path.read_text()
+
+
+def test_files_that_are_not_of_this_version_are_refused_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "comparison.json"
+    whole = json.loads(comparison_as_text(analyse(made_up(tmp_path))))
+    for text, said in (
+        (None, "does not exist"),
+        ("{", "cannot be read"),
+        (json.dumps({**whole, "schema_version": 2}), "has schema version 2, and 3 is needed: measure again"),
+        (json.dumps({**whole, "more": 1}), "is not what this version writes: .*unknown more"),
+        (json.dumps({"schema_version": 3}), "is not what this version writes"),
+    ):
+        path.unlink(missing_ok=True)
+        if text is not None:
+            path.write_text(text)
+        with pytest.raises(ValueError, match=said) as caught:
+            read_comparison(path)
+        assert "\n" not in str(caught.value)
+
+
+def test_the_page_is_one_file_without_scripts_with_at_most_four_pictures(tmp_path: Path) -> None:
+    page = html(analyse(made_up(tmp_path)))
+    assert page.count("<svg") == 4 and "could not be" not in page
+    assert not any(sign in page for sign in ("<script", "http://", "https://www", 'src="'))
+    assert page.count("prefers-color-scheme: dark") == 1 and "var(--fused)" in page
+
+
+def test_what_came_from_outside_is_escaped(without_plots: None) -> None:
+    page = html(of(record("autoregressive", text="<script>"), record("fused", text="<script>"), FAILED))
+    assert "<script" not in page and "gone [away] &lt;b&gt;" in page and "Pictures need matplotlib" in page
+
+
+def test_a_divergence_and_a_failure_are_plain_to_see(without_plots: None) -> None:
+    found = of(record("autoregressive"), record("fused", output_token_ids=(1, 9, 3), text="axc"), FAILED)
+    text = printed(found)
+    row = next(line for line in text.splitlines() if "code/a, run 0" in line)
+    assert row.split() == ["fused", "base", "code/a,", "run", "0", "1", "9", "2", "0.0625"]
+    row = next(line for line in text.splitlines() if "code/b, run 0" in line)
+    assert row.split() == ["fused", "base", "code/b,", "run", "0", "UNAVAILABLE", "gone", "[away]", "<b>"]
+    assert "0 of 1 outputs have the tokens of plain decoding" in text and "fused (1 of 2 failed)" in text
+    assert "<mark>xc</mark>" in html(found)
+
+
+def test_every_figure_is_whole_on_a_terminal_of_80_columns(tmp_path: Path) -> None:
+    names = ("autoregressive", "distributed", "fused")
+    text = printed(analyse(measured(Shape(names, rtts=(0.0,)), BUSY, Random(2), tmp_path)), 80)
+    assert "…" not in text and max(map(len, text.splitlines())) <= 80
 
 
 def test_the_csv_has_one_row_per_record() -> None:
-    rows = list(csv.DictReader(io.StringIO(comparison_as_csv([record("fused"), FAILED]))))
-    assert len(rows) == 2
-    assert set(rows[0]) >= RECORD_KEYS - {"seconds_by_cause"} | {"draft_seconds", "other_seconds"}
-    assert json.loads(rows[0]["output_token_ids"]) == [1, 2, 3]
-    assert rows[0]["verify_seconds"] == "0.2"
+    rows = list(csv.DictReader(io.StringIO(records_as_csv([record("fused"), FAILED], "a-device"))))
+    assert json.loads(rows[0]["output_token_ids"]) == [1, 2, 3] and rows[0]["verify_seconds"] == "0.2"
     assert (rows[1]["ttft_s"], rows[1]["error_code"]) == ("", "UNAVAILABLE")
+    assert {row["rehearsed"] for row in rows} == {"a-device"}
 
 
 def test_a_file_is_replaced_and_never_half_written(tmp_path: Path) -> None:
     path = tmp_path / "comparison.json"
     path.write_text("old")
     write_atomically(path, "new")
-    assert path.read_text() == "new"
-    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
 
 
-def test_the_table_says_what_ran_and_that_loopback_was_the_link(tmp_path: Path) -> None:
-    text = shown(comparison(tmp_path, record("autoregressive"), record("fused")))
-    assert "ref" in text
-    assert "1/1" in text
-    assert "drafter: ngram" in text
-    assert "dtype float32" in text
-    assert "k = auto" in text
-    assert "link: loopback TTFT" in " ".join(text.split())  # lines break by the name of the machine's processor
-    assert "machine: " in text
+def test_a_partial_run_and_a_round_trip_that_was_not_measured_are_named(tmp_path: Path, without_plots: None) -> None:
+    made = measured(Shape(names=("autoregressive", "fused"), rtts=(0.0, 20.0), keep=0.2), BUSY, Random(1), tmp_path)
+    found = analyse(made)
+    for text in (printed(found), html(found).replace("\N{NO-BREAK SPACE}", " ")):
+        assert "interrupted by SIGINT; " in text and "At 20 ms: not measured." in text
 
 
-def test_every_figure_is_whole_on_a_terminal_of_80_columns(tmp_path: Path) -> None:
-    text = shown(comparison(tmp_path, record("autoregressive_width_1"), record("autoregressive"), record("fused")), 80)
-    assert "…" not in text
-    assert max(len(line) for line in text.splitlines()) <= 80
-    assert "tical" in text and text.count("1/1") == 2  # the last column is not cut off
+def test_rehearsed_steps_are_named_first_and_are_not_step_times_of_this_machine(
+    tmp_path: Path, without_plots: None
+) -> None:
+    plain = measured(Shape(prompts=4), (0.01, 0.02), Random(1), tmp_path)
+    told = Rehearsal("target", "trn2-llama-8b", "trn2.3xlarge", "a page", 100, 3, 0.006)
+    ends = tuple(replace(each, model=replace(each.model, rehearsals=(told,))) for each in plain.endpoints)
+    made = replace(plain, endpoints=ends, config=replace(plain.config, rehearse="trn2-llama-8b"))
+    found, count = analyse(made), len(ends)
+    first = f"not this machine's; {3 * count} of {100 * count} steps were late, by 2.0 ms on average"
+    assert first in found.caveats[0] and page_of(found).title.endswith("(rehearsed)")
+    assert step_times(made) is None and analyse(plain).caveats == ()
+    times = step_times(plain)
+    assert times and times.target and times.draft
+    (file := tmp_path / "step_times.json").write_text(text_of(times))
+    assert times_named(str(file)) == times
+    assert server_command(made.config, "target")[-2:] == ["--rehearse", "trn2-llama-8b"]
 
 
-def test_every_figure_under_load_is_whole_on_a_terminal_of_80_columns() -> None:
-    console = Console(width=80, file=io.StringIO(), color_system=None)
-    console.print(rich_table(load_table(example()).on_terminal()))
-    assert isinstance(console.file, io.StringIO)
-    text = console.file.getvalue()
-    assert "…" not in text and "tical" in text
-    assert text.count("10/10") == 20 and text.count("* fused") == 5
+@pytest.mark.parametrize("architecture", NAMES)
+def test_the_commands_serve_what_was_measured(architecture: str, tmp_path: Path) -> None:
+    config = ComparisonConfig(
+        (prompt("a"),), tmp_path, model="T", draft="model", draft_model="D", dtype="float32", head="h"
+    )
+    for command in commands(config, architecture):
+        args = main.parser().parse_args(main.with_role(command))
+        port = int(command[command.index("--port") + 1])
+        assert configuration.role_config(args, args.model).serve.port == port
+        assert "--dtype float32" in " ".join(command) and not {"--host", "--prefix_sharing"} & set(command)
 
 
-def test_a_server_elsewhere_is_named_in_the_link(tmp_path: Path) -> None:
-    of = comparison(tmp_path, record("fused"), address="10.0.0.3:50051")
-    assert of.link == "loopback, except fused at 10.0.0.3:50051"
+def test_a_server_that_ran_already_is_asked(tmp_path: Path, without_plots: None) -> None:
+    tpots = {"autoregressive": 0.02, "fused": 0.01}
+    records = [record(name, str(i), tpot_s=tpot_s) for name, tpot_s in tpots.items() for i in range(60)]
+    found = analyse(run_of(records, {"autoregressive": "10.0.0.1:5", "fused": "10.0.0.1:7"}))
+    (command,) = page_of(found).commands
+    assert command.lines == ("tandem client --target_host 10.0.0.1 --port 7 --prompt 'Why is the sky blue?'",)
 
 
-def test_what_an_emulated_link_takes_and_adds_is_printed(tmp_path: Path) -> None:
-    plain = comparison(tmp_path, record("autoregressive"), record("fused"))
-    base = replace(plain.conditions[0], link=LinkSettings(20.0))
-    links = {base.link: LinkOverhead(0.02, 0.0001, 0.0202, 0.021, 50)}
-    text = shown(replace(plain, conditions=(base,), links=links))
-    link = next(line for line in text.splitlines() if "emulated: a delay proxy on loopback" in line)
-    assert link.split()[-5:] == ["20", "–", "0.10", "20.20", "0.10"]  # RTT, bandwidth, without, over, added
-    assert "Architectures: base, emulated RTT 20 ms" in text
+def test_a_part_that_fails_becomes_a_remark(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, without_plots: None
+) -> None:
+    from tandem.comparison.report import tables
+
+    def broken(found: Comparison) -> None:
+        raise KeyError("x")
+
+    monkeypatch.setattr(tables, "load_table", broken)
+    assert "broken could not be made: KeyError" in html(analyse(made_up(tmp_path)))
 
 
-def test_a_divergence_is_plain_to_see(tmp_path: Path) -> None:
-    of = comparison(tmp_path, record("autoregressive"), record("fused", output_token_ids=(1, 9, 3)))
-    text = shown(of)
-    assert "0/1" in text
-    assert "Token-identical to plain decoding: 0 of 1 outputs. 1 differ:" in text
-    found = next(line for line in text.splitlines() if "code/a, run 0" in line)
-    assert found.split() == ["fused", "base", "code/a,", "run", "0", "1", "9", "2", "0.0625"]
-    divergence = comparison_as_json(of)["conditions"][0]["architectures"]["fused"]["identical_to_autoregressive"][
-        "divergences"
-    ][0]
-    assert divergence == {
-        "prompt": "code/a",
-        "run": 0,
-        "position": 1,
-        "autoregressive_token": 2,
-        "token": 9,
-        "logit_gap": 0.0625,
-    }
-
-
-def test_failures_are_counted_and_quoted(tmp_path: Path) -> None:
-    text = shown(comparison(tmp_path, record("autoregressive"), record("fused"), FAILED))
-    assert "1 of 2 failed" in text
-    found = next(line for line in text.splitlines() if "code/b, run 0" in line)
-    assert found.split() == ["fused", "base", "code/b,", "run", "0", "UNAVAILABLE", "gone", "[away]"]
-
-
-def test_a_terminal_shows_the_first_rows_of_what_pages_fold_and_all_of_other_tables(tmp_path: Path) -> None:
-    many = [replace(FAILED, run=run) for run in range(40)]
-    text = shown(comparison(tmp_path, record("autoregressive"), record("fused"), *many))
-    assert "All 40 failures:" in text and "and 10 more, in comparison.json" in text
-    assert text.count("UNAVAILABLE") == 30
-    screen = Console(width=130, file=io.StringIO(), color_system=None)
-    print_comparison(example(), screen)
-    assert isinstance(screen.file, io.StringIO)
-    assert screen.file.getvalue().count("* fused") == len(example()["under_load"]["points"]) == 5
-
-
-def test_clamped_seconds_are_said_so(tmp_path: Path) -> None:
-    text = shown(comparison(tmp_path, record("autoregressive"), record("fused", other_clamped=True)))
-    assert "In 1 request the named causes overlapped" in text
+@pytest.mark.thorough
+@pytest.mark.skipif(browser() is None, reason="needs chromium (Debian and Ubuntu: apt install chromium)")
+def test_a_phone_needs_no_scrolling_sideways_and_a_desk_sees_the_decision(tmp_path: Path) -> None:
+    (path := tmp_path / "report.html").write_text(html(analyse(made_up(tmp_path))))
+    with opened(str(browser())) as page:
+        for size in ((390, 844), (1400, 900)):
+            page.show(path.as_uri(), size)
+            assert page.run("document.documentElement.scrollWidth") <= size[0]
+            assert page.run("document.querySelector('.headline').getBoundingClientRect().bottom") < size[1]
+        assert page.run("document.documentElement.scrollHeight") <= 4000

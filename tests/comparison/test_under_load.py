@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import json
 from pathlib import Path
-from typing import Any
 
-import jsonschema
 import pytest
 
 from tandem.cli import compare
-from tandem.comparison.report import reading
+from tandem.comparison.analysis.comparison import Comparison, read_comparison
+from tandem.comparison.measuring.identity import TokenIdentity
 
 pytestmark = pytest.mark.thorough
-SCHEMA = json.loads((Path(reading.__file__).parent / "comparison.schema.json").read_text())
 NAMES = ["autoregressive", "lookup", "distributed", "never_waiting", "fused", "remote_draft"]
 LOADS = ["concurrency 1", "concurrency 6", "rate 40/s"]
 TOY = ("--backend", "toy", "--model", "step=0.002", "--draft", "model", "--draft-model", "miss=0.3,step=0.0005")
@@ -34,70 +30,45 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(folder: Path) -> dict[str, Any]:
-    comparison: dict[str, Any] = json.loads((folder / "comparison.json").read_text())
-    jsonschema.validate(comparison, SCHEMA)
-    return comparison
+def found(folder: Path) -> Comparison:
+    return read_comparison(folder / "comparison.json")
 
 
-def test_every_architecture_answered_every_load_with_plain_decodings_tokens(found: dict[str, Any]) -> None:
-    loaded = [c for c in found["conditions"] if c["varies"] == "load"]
-    assert [c["name"] for c in loaded] == LOADS
-    for condition in loaded:
-        assert list(condition["architectures"]) == NAMES
-        for of in condition["architectures"].values():
-            assert (of["requests"], of["failed"]) == (9, 0)
-            assert of["identical_to_autoregressive"] == {"count": 9, "total": 9, "divergences": []}
-            assert of["number_output_tokens"]["min"] == of["number_output_tokens"]["max"] == 10
-            assert of["number_input_tokens"]["min"] < of["number_input_tokens"]["max"]
+def test_every_architecture_answered_every_load_with_plain_decodings_tokens(found: Comparison) -> None:
+    loaded = [measured for measured in found.conditions if measured.varies == "load"]
+    assert [measured.name for measured in loaded] == LOADS
+    for measured in loaded:
+        assert [summary.architecture for summary in measured.summaries] == NAMES
+        for of in measured.summaries:
+            assert (of.requests, of.failed, of.identical) == (9, 0, TokenIdentity(9, 9, ()))
+            outputs, inputs = (of.distributions[f"number_{side}_tokens"] for side in ("output", "input"))
+            assert outputs.min == outputs.max == 10 and (inputs.min or 0) < (inputs.max or 0)
 
 
-def test_all_architectures_were_asked_the_same(found: dict[str, Any]) -> None:
-    inputs = {
-        (r["condition"], r["architecture"]): [r["number_input_tokens"]]
-        for r in found["records"]
-        if r["sent_s"] is not None and r["prompt"] == "load/3"
+def test_all_architectures_got_the_same_requests(found: Comparison) -> None:
+    lengths = {
+        (r.condition, r.architecture): r.measurement.number_input_tokens
+        for r in found.records
+        if r.sent_s is not None and r.prompt == "load/3" and r.measurement
     }
-    assert len(inputs) == 3 * len(NAMES) and len({tuple(lengths) for lengths in inputs.values()}) == 1
+    assert len(lengths) == 3 * len(NAMES) and len(set(lengths.values())) == 1
 
 
-def test_every_load_is_decided_and_said(found: dict[str, Any], folder: Path) -> None:
-    points = found["under_load"]["points"]
-    assert [point["condition"] for point in points] == LOADS
-    for point in points:
-        assert point["best"]["architecture"] in NAMES
-        for of in point["architectures"].values():
-            assert of["num_completed_requests_per_minute"] > 0 < of["mean_output_throughput_token_per_s"]
+def test_every_load_is_decided_on_the_page(found: Comparison, folder: Path) -> None:
+    assert [point.condition for point in found.loads] == LOADS
     page = (folder / "report.html").read_text().replace("\u00a0", " ")
-    assert found["under_load"]["headline"] in page and "Latency against throughput under load" in page
-    assert "20 ± 5 input tokens, 10 ± 0 output tokens, 9 requests each, arrivals of seed 0" in page
-    assert (folder / "plots" / "latency-by-throughput.png").stat().st_size > 0
+    for point in found.loads:
+        assert point.verdict is not None and point.verdict.sentence in page
+    assert "Latency against throughput" in page
 
 
-def test_loads_are_rows_with_llmperfs_names(folder: Path) -> None:
-    with (folder / "loads.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["condition"], row["architecture"]) for row in rows] == [
-        (load, name) for load in LOADS for name in NAMES
-    ]
-    assert all(float(row["num_completed_requests_per_minute"]) > 0 for row in rows)
-    assert all(float(row["ttft_s_p50"]) > 0 and row["number_errors"] == "0" for row in rows)
-
-
-def test_requests_of_a_load_run_beside_each_other(found: dict[str, Any]) -> None:
+def test_requests_of_a_load_run_beside_each_other(found: Comparison) -> None:
     def most_at_once(condition: str) -> int:
-        of = [r for r in found["records"] if (r["condition"], r["architecture"]) == (condition, "fused")]
-        return max(sum(o["sent_s"] <= r["sent_s"] < o["ended_s"] for o in of) for r in of)
+        of = [r for r in found.records if (r.condition, r.architecture) == (condition, "fused")]
+        return max(sum((o.sent_s or 0) <= (r.sent_s or 0) < (o.ended_s or 0) for o in of) for r in of)
 
     assert most_at_once("concurrency 1") == 1
     assert most_at_once("concurrency 6") == 6
-
-
-def test_the_records_alone_give_the_same_loads(folder: Path, found: dict[str, Any], tmp_path: Path) -> None:
-    records = str(folder / "records.jsonl")
-    assert compare.main(["--from-records", records, "--output-dir", str(tmp_path / "again")]) == 0
-    again = json.loads((tmp_path / "again" / "comparison.json").read_text())
-    assert again["under_load"] == found["under_load"]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from tandem.cli.compare import main
+from tandem.comparison.analysis.comparison import Comparison, read_comparison
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.vllm_counters import AT_POSITION, DRAFTED, DRAFTS, parsed, stats_of
 from tandem.comparison.measuring.workloads import given_prompts
@@ -38,34 +38,36 @@ def running(drafts: int = 0, plan: str = "") -> Iterator[str]:
         process.communicate()
 
 
-def compared(folder: Path, **urls: str) -> dict[str, Any]:
+def compared(folder: Path, **urls: str) -> Comparison:
     flags = ("--raw", "--prompt", "one", "--prompt", "two", "--max-new-tokens", "9", "--output-dir", str(folder))
     connect = [word for name, url in urls.items() for word in ("--connect", f"{name}={url}")]
     assert main((*flags, "--architectures", ",".join(urls), *connect)) == 0
-    found: dict[str, Any] = json.loads((folder / "comparison.json").read_text())
-    return found
+    return read_comparison(folder / "comparison.json")
 
 
 def test_servers_of_vllm_are_measured_with_their_own_counters(tmp_path: Path) -> None:
     with running() as plain, running(3) as ngram, running(3) as waiting:
         found = compared(tmp_path, autoregressive=plain, lookup=f"{ngram}/v1", remote_draft=waiting)
-    of = found["conditions"][0]["architectures"]
+    of = {summary.architecture: summary for summary in found.base.summaries}
     # 9 tokens: one of the prompt, and 8 by one or by two
-    assert [of[name]["rounds"] for name in ("autoregressive", "lookup", "remote_draft")] == [18, 10, 10]
-    assert (of["remote_draft"]["drafted"], of["remote_draft"]["accepted"]) == (24, 8)
-    assert of["lookup"]["identical_to_autoregressive"]["count"] == 2
-    assert found["servers"]["lookup"]["model"]["backend"] == "vLLM 0.0.fake"
-    assert found["servers"]["lookup"]["model"]["draft_name"] == "its own n-gram"
-    (remark,) = [each for each in found["remarks"] if "against its own texts" in each]
+    rounds = {name: summary.acceptance.rounds for name, summary in of.items()}
+    assert rounds == {"autoregressive": 18, "lookup": 10, "remote_draft": 10}
+    assert (of["remote_draft"].acceptance.drafted, of["remote_draft"].acceptance.accepted) == (24, 8)
+    assert of["lookup"].identical and of["lookup"].identical.count == 2
+    (model,) = (endpoint.model for endpoint in found.endpoints if endpoint.architecture.name == "lookup")
+    assert (model.backend, model.draft_name) == ("vLLM 0.0.fake", "its own n-gram")
+    (remark,) = [each for each in found.remarks if "against its own texts" in each]
     assert "again, 2 of 2 are the same; asked for all of them at once, 2 of 2 are the same." in remark
 
 
 def test_where_a_text_leaves_plain_vllm_s_and_vllm_its_own_is_said(tmp_path: Path) -> None:
     with running(plan="wavers") as plain, running(3, "leaves") as ngram:
         found = compared(tmp_path, autoregressive=plain, lookup=ngram)
-    same = found["conditions"][0]["architectures"]["lookup"]["identical_to_autoregressive"]
-    assert (same["count"], same["total"], same["divergences"][0]["position"]) == (0, 2, 3)
-    (remark,) = [each for each in found["remarks"] if "against its own texts" in each]
+    lookup = found.base.of("lookup")
+    assert lookup is not None and lookup.identical is not None
+    same = lookup.identical
+    assert (same.count, same.total, same.divergences[0].position) == (0, 2, 3)
+    (remark,) = [each for each in found.remarks if "against its own texts" in each]
     assert "again, 0 of 2 are the same (the earliest difference: token 3 of" in remark
 
 

@@ -53,8 +53,8 @@ def test_the_first_hour_is_taken_here_to_a_row_of_the_table(tmp_path: Path) -> N
 def figures(**counts: tuple[int, int] | None) -> str:
     """What the probe reads of a comparison.json: of so many answers, how many are plain decoding's."""
     same = {name: of and dict(zip(("count", "total"), of, strict=True)) for name, of in counts.items()}
-    shown = {name: {"identical_to_autoregressive": one} for name, one in same.items()}
-    return json.dumps({"conditions": [{"name": "base", "varies": "base", "architectures": shown}]})
+    shown = [{"architecture": name, "identical": one} for name, one in same.items()]
+    return json.dumps({"conditions": [{"name": "base", "varies": "base", "summaries": shown}]})
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,9 @@ from tandem.engine.loading import Loaded
 from tandem.engine.model_config import DraftChoice
 from tandem.runners.protocol import FusedRow
 from tandem.runners.toy import ToyConfig, ToyRunner, ToyTokenizer
+from tandem.speculation.estimate import Estimate
 from tandem.speculation.length import LengthPlan
-from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
+from tandem.speculation.lookup_policy import PolicedLookup
 from tandem.speculation.types import Chunk, Draft, GenerationEnd, GenerationRequest, Request, SpeculationStats
 from tests.support import GREEDY, SAMPLED, oracle, run, toy
 
@@ -46,7 +47,7 @@ class Copies(PolicedLookup):
     """Copies at every third length: tokens of which two are right."""
 
     def __init__(self, sampling: Any) -> None:
-        super().__init__(LookupPolicy())
+        super().__init__(Estimate())
         self.sampling = sampling
 
     def copy(self, tokens: Sequence[int], k: int) -> Draft:

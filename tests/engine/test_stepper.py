@@ -18,7 +18,7 @@ from tandem.engine.local_run import LocalRunVerifier
 from tandem.engine.sequences import LocalVerifier, RunStepper
 from tandem.engine.stepper import MOST_AHEAD
 from tandem.runners.toy import ToyRunner, ToyTokenizer
-from tandem.speculation.lookup_policy import LookupPolicy
+from tandem.speculation.estimate import Estimate
 from tandem.speculation.loop import TOGETHER
 from tandem.speculation.never_waiting import RunStep
 from tandem.speculation.run_on import DRAFTING, RunMessage, SelfPacedRun
@@ -300,7 +300,7 @@ class Steps:
     def __init__(self, device: Engine, count: int) -> None:
         self.verifier = LocalVerifier(device, Request(GREEDY, max_new_tokens=count))
         self.steps, self.text = list[RunStep](), [*PROMPT, *expected_of(PROMPT, GREEDY, count)]
-        self.run = LocalRunVerifier(self.verifier, LookupPolicy())
+        self.run = LocalRunVerifier(self.verifier, Estimate())
         self.until = len(self.text)
 
     def send(self, base: int, draft: Sequence[int] = ()) -> None:

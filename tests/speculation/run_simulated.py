@@ -7,13 +7,13 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tandem.speculation.estimate import Estimate, Times
 from tandem.speculation.length import FixedLength
-from tandem.speculation.lookahead import LookaheadPolicy, RunMeasurements
+from tandem.speculation.lookahead import LookaheadPolicy
 from tandem.speculation.loop import speculate
 from tandem.speculation.never_waiting import NeverWaitingRounds, OnStep, RunStep
 from tandem.speculation.rounds import RoundsLost
 from tandem.speculation.run_on import MAX_UNREAD, RunMessage, SelfPacedRun
-from tandem.speculation.step_times import Times
 from tandem.speculation.stopping import Stopping, StopRules
 from tandem.speculation.types import SpeculationStats, Verdict
 from tests.speculation.laws import Silent
@@ -131,13 +131,13 @@ class RunningTarget:
         await self._end()
 
 
-def measurements(times: Times | None = None) -> RunMeasurements:
-    known = RunMeasurements()
+def measurements(times: Times | None = None) -> Estimate:
+    known = Estimate()
     if times:
-        known.times.drafted(1, times.draft)
-        known.times.verified(times.verify, times.rtt)
+        known.drafted(1, times.draft)
+        known.verified(times.verify, times.rtt)
         for tokens in range(1, 9):
-            known.steps.note(1, tokens, times.verify)
+            known.target.note(tokens, times.verify)
     return known
 
 
@@ -162,7 +162,7 @@ async def generate(
     count: int,
     width: int = 6,
     fixed: int | None = None,
-    known: RunMeasurements | None = None,
+    known: Estimate | None = None,
     pause: float = 0.0,
     stop: frozenset[int] = frozenset(),
     chunk: int = 6,

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
+from tandem.speculation.estimate import Estimate
+from tandem.speculation.lookup_policy import PolicedLookup
 from tandem.speculation.run_on import DRAFTING, RunMessage, SelfPacedRun
 
 
@@ -119,7 +120,7 @@ def test_a_stop_token_ends_a_run_wherever_in_a_step_it_was_committed() -> None:
 
 def test_a_step_for_which_no_draft_has_arrived_verifies_a_copy_from_the_text_if_the_client_allows_any() -> None:
     text = [1, 2, 3, 4, 5, 6, 7, 8, 9] * 3
-    lookup = PolicedLookup(LookupPolicy())
+    lookup = PolicedLookup(Estimate())
     asyncio.run(lookup.open(text))
     run = SelfPacedRun(text, lookup=lookup)
     run.receive(hearing(27, 9))
@@ -136,12 +137,12 @@ def test_a_step_for_which_no_draft_has_arrived_verifies_a_copy_from_the_text_if_
 
 def followed(run: SelfPacedRun, token_ids: list[int], drafted: int, seconds: float) -> None:
     run.follow(token_ids)
-    run.learn(run.tokens, drafted, seconds, 1)
+    run.stepped(drafted, seconds, 1)
 
 
 def test_copies_that_turn_out_wrong_are_made_no_more() -> None:
     text = [1, 2, 3, 1, 2]
-    lookup = PolicedLookup(LookupPolicy())
+    lookup = PolicedLookup(Estimate())
     asyncio.run(lookup.open(text))
     run = SelfPacedRun(text, lookup=lookup)
     run.receive(replace(hearing(5, 2, until=1000), most_copies=3))
@@ -153,51 +154,6 @@ def test_copies_that_turn_out_wrong_are_made_no_more() -> None:
             followed(run, [token], 3 * copied, 0.020 + 0.012 * copied)
             run.receive(replace(hearing(len(run.tokens), token, until=1000), most_copies=3))
     assert sum(wrong[:10]) > sum(wrong[-10:]) == 0
-
-
-def copying(seconds_of_a_copy: float, match: int) -> list[int]:
-    """The lengths of the copies of a run after `match` tokens that occurred before, on a step of this cost."""
-    policy = LookupPolicy()
-    for _ in range(50):
-        policy.stepped(0, 0.020)
-        policy.stepped(4, seconds_of_a_copy)
-    text = [*range(1, 10), *range(50, 60), *range(9 - match, 9)]
-    lookup = PolicedLookup(policy)
-    asyncio.run(lookup.open(text))
-    run = SelfPacedRun(text, lookup=lookup)
-    run.receive(replace(hearing(len(text), text[-1], until=1000), most_copies=4))
-    return list(run.next_draft() or ())
-
-
-def test_a_short_match_is_copied_where_a_step_costs_hardly_more_for_it_and_not_where_it_costs_as_much_as_it_gains() -> (
-    None
-):
-    assert copying(0.0205, 2) != [] and copying(0.0205, 7) == [9, 50, 51, 52]
-    assert copying(0.060, 2) == [] and copying(0.060, 7) != []
-    assert len(copying(0.060, 7)) <= len(copying(0.0205, 7))
-
-
-def test_a_step_tells_its_lookup_what_it_cost() -> None:
-    policy = LookupPolicy()
-    lookup = PolicedLookup(policy)
-    run = SelfPacedRun([1], lookup=lookup)
-    run.receive(replace(hearing(1, 1, until=1000), most_copies=4))
-    for token in range(2, 60):
-        followed(run, [token], 0, 0.010)
-    for token in range(60, 120):
-        followed(run, [token], 2, 0.030)
-    plain, _, copied = policy.times[:3]
-    assert copied / plain == pytest.approx(3.0, rel=0.1)
-
-
-def test_late_steps_do_not_end_copies() -> None:
-    """Every third step is late: a mean would have a copied token cost as much as a whole step."""
-    policy = LookupPolicy()
-    for at in range(60):
-        for drafted in (0, 3):
-            policy.stepped(drafted, 0.025 + 0.0002 * drafted + (0.100 if at % 3 == drafted else 0.0))
-    plain, *_, copied = policy.times[:4]
-    assert copied / plain < 1.05
 
 
 def test_a_run_counts_as_fed_while_its_client_drafts() -> None:

@@ -1,98 +1,77 @@
-"""Computes component times from calibration requests: the cost of steps, and of a round beyond its steps."""
+"""Component times from calibration requests: the cost of steps, and of a round beyond its steps."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from tandem.comparison.analysis.line_fit import LineFit, fit_line
 from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.measuring.calibration import Calibration
 from tandem.comparison.measuring.records import Measurement
 
 
 @dataclass(frozen=True, slots=True)
-class ArchitectureCosts:
-    """The component times of one architecture, in seconds.
+class Costs:
+    """Component times of one architecture, in seconds.
 
-    draft_fixed + g * draft_slope: drafting g tokens in a round (copied tokens cost almost nothing).
-    verify_fixed + n * verify_slope: verifying n positions. Both are non-negative least squares fits over the requested
-    lengths; `fits` ("draft", "verify") have their intervals and what was held at 0. `..._by_...`: the measured means.
-    round_overhead: the time of a round that neither steps nor network explain, including waiting for the device.
-    rpc: the round trip to the other side without added delay. message_bytes: a round's payload, both ways.
+    draft_fixed + g * draft_slope: drafting g tokens. verify_fixed + n * verify_slope: verifying n positions.
+    overhead: the rest of a round, waiting for the device included. rpc: a round trip to the other side without added
+    delay. message_bytes: a round's payload, both ways.
     """
 
     draft_fixed_s: float
     draft_slope_s: float
-    draft_s_by_length: dict[int, float]
     verify_fixed_s: float
     verify_slope_s: float
-    verify_s_by_positions: dict[float, float]
-    round_overhead_s: float
+    overhead_s: float
     rpc_s: float
     message_bytes: float
-    fits: Mapping[str, LineFit] = field(default_factory=dict)
-
-    def draft(self, length: int) -> float:
-        """Returns the seconds to draft `length` tokens in a round."""
-        return self.draft_fixed_s + self.draft_slope_s * length if length else 0.0
-
-    def verify(self, length: int) -> float:
-        """Returns the seconds to verify `length` draft tokens and the token before them."""
-        return self.verify_fixed_s + self.verify_slope_s * (length + 1)
 
 
-def costs_by_architecture(found: Sequence[Calibration], link: LinkSettings) -> dict[str, ArchitectureCosts]:
+def costs_by_architecture(found: Sequence[Calibration], link: LinkSettings) -> dict[str, Costs]:
     """Computes costs by architecture. The configured delay of `link` is subtracted from round trips."""
-    grouped: defaultdict[str, list[Calibration]] = defaultdict(list)
+    grouped: defaultdict[str, dict[int, list[Measurement]]] = defaultdict(lambda: defaultdict(list))
     for one in found:
         if one.measurement.rounds:
-            grouped[one.architecture].append(one)
-    return {name: _costs(group, link) for name, group in grouped.items()}
+            grouped[one.architecture][one.length].append(one.measurement)
+    return {name: _costs(by_length, link) for name, by_length in grouped.items()}
 
 
-def _costs(group: Sequence[Calibration], link: LinkSettings) -> ArchitectureCosts:
-    by_length: defaultdict[int, list[Measurement]] = defaultdict(list)
-    for one in group:
-        by_length[one.length].append(one.measurement)
-    verify = {
-        round(1 + _per_round(ms, lambda m: m.drafted), 2): _per_round(ms, lambda m: m.seconds_by_cause.verify)
-        for ms in by_length.values()
-    }
-    draft = {
-        length: _per_round(ms, lambda m: m.seconds_by_cause.draft) for length, ms in sorted(by_length.items()) if length
-    }
-    # The size of a verification is in positions: the draft tokens and the one before them.
-    verifying = [
-        np.array([(m.seconds_by_cause.verify, m.rounds + m.drafted, m.rounds) for m in ms], float)
-        for ms in by_length.values()
-    ]
-    drafting = [
-        np.array([(m.seconds_by_cause.draft, m.rounds * length, m.rounds) for m in ms], float)
-        for length, ms in sorted(by_length.items())
-        if length
-    ]
-    fits = {"verify": fit_line(verifying), **({"draft": fit_line(drafting)} if drafting else {})}
-    drafted = fits.get("draft", LineFit(0.0, 0.0))
+def _costs(by_length: Mapping[int, list[Measurement]], link: LinkSettings) -> Costs:
     everything = [m for ms in by_length.values() for m in ms]
     # A target whose draft is elsewhere sends nothing in a round without a draft.
     asking = [m for length, ms in by_length.items() if length for m in ms] or everything
     message_bytes = _per_round(asking, lambda m: m.bytes_up + m.bytes_down)
-    return ArchitectureCosts(
-        draft_fixed_s=drafted.fixed_s,
-        draft_slope_s=drafted.slope_s,
-        draft_s_by_length=draft,
-        verify_fixed_s=fits["verify"].fixed_s,
-        verify_slope_s=fits["verify"].slope_s,
-        verify_s_by_positions=dict(sorted(verify.items())),
-        round_overhead_s=_per_round(everything, lambda m: _overhead(m, link.seconds)),
+    drafting = {length: ms for length, ms in by_length.items() if length}
+    drafts = [(float(length), _per_round(ms, lambda m: m.seconds_by_cause.draft)) for length, ms in drafting.items()]
+    verifications = [
+        (1 + _per_round(ms, lambda m: m.drafted), _per_round(ms, lambda m: m.seconds_by_cause.verify))
+        for ms in by_length.values()
+    ]
+    return Costs(
+        *line(drafts),
+        *line(verifications),
+        overhead_s=_per_round(everything, lambda m: _overhead(m, link.seconds)),
         rpc_s=max(0.0, _per_round(asking, lambda m: m.seconds_by_cause.network) - link.round_trip(message_bytes)),
         message_bytes=message_bytes,
-        fits=fits,
     )
+
+
+def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Fits seconds = fixed + slope * size by least squares and returns (fixed, slope), neither below 0."""
+    if not points:
+        return 0.0, 0.0
+    sizes, seconds = np.array(points, float).T
+    mean = float(seconds.mean())
+    if np.ptp(sizes) < 1e-9 * sizes.mean():
+        return mean, 0.0
+    slope, fixed = map(float, np.polyfit(sizes, seconds, 1))
+    if slope < 0:
+        return mean, 0.0
+    return (fixed, slope) if fixed >= 0 else (0.0, mean / float(sizes.mean()))
 
 
 def _overhead(measurement: Measurement, added_rtt: float) -> float:

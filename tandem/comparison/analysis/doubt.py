@@ -1,27 +1,25 @@
-"""Says how sure a statement is: `RULES` is the whole rule, one row for each reason to doubt.
-
-A statement is *noise* if one rule says so, else *weak* if one says so, else *sure*.
-"""
+"""How sure a statement is: noise if one of `RULES` says so, else weak if one does, else sure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from tandem.comparison.analysis.bootstrap import Interval
+from tandem.comparison.analysis.intervals import Interval
+from tandem.comparison.analysis.summary import completed
+from tandem.comparison.measuring.distributions import ratio
+from tandem.comparison.measuring.machine_load import MachineLoad
+from tandem.comparison.measuring.records import Record
 
-EARLY_TOKENS = 8
-"""An answer with fewer tokens ended early: it has next to no time per token."""
 ALIKE = 1.05
 """Times per token are the same, for any decision, where their ratio is within this factor of 1."""
-LEAST_PROMPTS = 3
-"""The least number of prompts from which anything is concluded."""
-MISSED = 1.25
-"""Predictions that are off by more than this factor are not to be relied on."""
-IDLE = "on an idle machine"
-MORE_RUNS = "with --num-runs 5"
-MORE_PROMPTS = "with more prompts"
+LEAST_PROMPTS, SURE_ANSWERS = 3, 8
+LEAST_TOKENS, SURE_TOKENS = 30, 100
+LEAST_STEPS = 4
+"""The least number of requests whose step times are compared."""
+IDLE, MORE_RUNS, MORE_PROMPTS = "on an idle machine", "with --num-runs 5", "with more prompts"
 
 
 class Sureness(Enum):
@@ -32,145 +30,136 @@ class Sureness(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a statement rests on. None: not known, or no matter for this statement; it then raises no doubt.
+    """What a statement rests on. None: not known, or of no matter; it then raises no doubt.
 
-    prompts, answers, timed_tokens: how much was measured, of the architecture with the least. interval: 95 %, of the
-    ratio that is stated. early: the share of answers under EARLY_TOKENS. waiting: threads of other programs for each
-    core; others, steal: shares of the time of all cores; load_average: for each core, used where the others are not
-    known. steps_vary: the slowest tenth of a target's steps over the fastest. steps_drift: the later half of the run
-    over the earlier one, or its inverse, whichever is above 1. missed: the factor by which predictions are off.
-    apart: how the servers that are compared differ. predicted: not measured. once: measured in one pass.
+    prompts, answers, timed_tokens: of the architecture with the least. interval: 95 %, of the ratio that is stated.
+    busy: the share of this machine that other programs took or waited for. steps_vary: the slowest tenth of a target's
+    steps over the fastest. apart: how the compared servers differ, or that it is predicted or measured in one pass.
+    tie: the ratio to another good choice may be 1.
     """
 
     prompts: int | None = None
     answers: int | None = None
     timed_tokens: int | None = None
     interval: Interval | None = None
-    early: float | None = None
-    others: float | None = None
-    waiting: float | None = None
-    steal: float | None = None
-    load_average: float | None = None
+    busy: float | None = None
     steps_vary: float | None = None
-    steps_drift: float | None = None
-    missed: float | None = None
     apart: str | None = None
-    predicted: bool = False
-    once: bool = False
+    tie: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """How sure a statement is. `reasons` and `surer` (what to run instead) are phrases, the gravest first.
-
-    brief: the gravest reason in at most five words; empty if the statement is sure.
-    """
+    """`reasons`, and `surer` (how to measure again), are phrases, the gravest first."""
 
     sureness: Sureness
     reasons: tuple[str, ...]
-    surer: tuple[str, ...]
-    brief: str = ""
+    surer: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One reason to doubt: a statement is weak or noise where `value` is above the limit, or below it if `least`.
-
-    A limit of None is never crossed. `reason` is filled in with the value and the evidence.
-    """
-
-    value: Callable[[Evidence], float | None]
-    weak: float | None
-    noise: float | None
-    reason: str
-    brief: str
-    surer: str
-    least: bool = False
-
-    def crossed(self, value: float, limit: float | None) -> bool:
-        return limit is not None and (value < limit if self.least else value > limit)
+Found = tuple[Sureness, str, str] | None
 
 
-def _by_chance(of: Evidence) -> float | None:
-    """Returns 1 if either may be the faster one, by more than is the same; 0 if not. None if nothing is compared."""
-    if of.interval is None:
-        return None if _answers(of) is None else 1.0
-    low, high = of.interval
-    return float(low <= 1 <= high and not (low >= 1 / ALIKE and high <= ALIKE))
+def _amount(of: Evidence) -> Found:
+    if of.prompts is not None and of.prompts < LEAST_PROMPTS:
+        return Sureness.NOISE, f"prompts that were answered: {of.prompts}, and {LEAST_PROMPTS} are needed", MORE_PROMPTS
+    if of.timed_tokens is not None and of.timed_tokens < SURE_TOKENS:
+        sureness = Sureness.NOISE if of.timed_tokens < LEAST_TOKENS else Sureness.WEAK
+        return sureness, f"only {of.timed_tokens} tokens were timed", "with longer answers"
+    if of.answers is not None and of.answers < SURE_ANSWERS:
+        return Sureness.WEAK, f"only {of.answers} answers of each were compared, {SURE_ANSWERS} are needed", MORE_RUNS
+    return None
 
 
-def _answers(of: Evidence) -> float | None:
-    """Returns the number of answers, unless there are too few prompts anyway."""
-    return None if of.prompts is not None and of.prompts < LEAST_PROMPTS else of.answers
+def _chance(of: Evidence) -> Found:
+    if of.answers is not None and of.interval is None:
+        return Sureness.NOISE, "there is no interval", MORE_PROMPTS
+    if of.interval is not None and includes_1(of.interval) and not alike(of.interval):
+        low, high = of.interval
+        return Sureness.NOISE, f"the 95 % interval ({low:.2f} to {high:.2f}) leaves open which is faster", MORE_RUNS
+    return (Sureness.WEAK, "the best are too close to call", MORE_RUNS) if of.tie else None
 
 
-def _load_average(of: Evidence) -> float | None:
-    return of.load_average if of.others is None and of.waiting is None else None
+def _busy(of: Evidence) -> Found:
+    if of.busy is None or of.busy <= 0.1:
+        return None
+    sureness = Sureness.NOISE if of.busy > 0.3 else Sureness.WEAK
+    return sureness, f"other programs wanted {100 * of.busy:.0f} % of this machine", IDLE
 
 
-def _span(of: Evidence) -> str:
-    return "none" if of.interval is None else f"{of.interval[0]:.2f} to {of.interval[1]:.2f}"
+def _steps(of: Evidence) -> Found:
+    if of.steps_vary is None or of.steps_vary <= 1.5:
+        return None
+    sureness = Sureness.NOISE if of.steps_vary > 3 else Sureness.WEAK
+    return sureness, f"the slowest steps took {of.steps_vary:.1f} times as long as the fastest", IDLE
 
 
-RULES: tuple[Rule, ...] = (
-    Rule(lambda of: of.prompts, None, LEAST_PROMPTS,
-         "prompts that were answered: {value:.0f}, and 3 are needed to compare",
-         "too few prompts were measured", MORE_PROMPTS, least=True),
-    Rule(lambda of: of.waiting, 0.25, 1.0, "{value:.1f} threads of other programs wanted each core",
-         "this machine was busy", IDLE),
-    Rule(lambda of: of.others, 0.1, 0.3, "other programs had {percent:.0f} % of this machine's processor time",
-         "this machine was busy", IDLE),
-    Rule(lambda of: of.steal, 0.02, 0.1, "the host of this virtual machine took {percent:.0f} % of its processor time",
-         "the host took processor time", "on a machine of its own"),
-    Rule(_load_average, 1.5, 3.0, "the load average was {value:.1f} for each core",
-         "this machine was busy", IDLE),
-    Rule(lambda of: of.early, 0.25, 0.5, "{percent:.0f} % of the answers ended under " f"{EARLY_TOKENS} tokens",
-         "most answers ended early", "with prompts that are answered at length"),
-    Rule(lambda of: of.timed_tokens, 100, 30, "only {value:.0f} tokens were timed",
-         "too few tokens were timed", "with longer answers", least=True),
-    Rule(lambda of: of.missed, MISSED, 2.0, "predictions from step times are off by a factor of {value:.2f}",
-         "step times did not last", IDLE),
-    Rule(lambda of: of.steps_vary, 1.5, 3.0, "the slowest steps took {value:.1f} times as long as the fastest",
-         "step times varied too much", IDLE),
-    Rule(lambda of: of.steps_drift, 1.15, 1.5, "steps changed by a factor of {value:.2f} during the run",
-         "step times changed meanwhile", IDLE),
-    Rule(_by_chance, None, 0.5, "the 95 % interval ({span}) leaves open which is faster",
-         "differences are within chance", MORE_RUNS),
-    Rule(_answers, 8, None, "only {value:.0f} answers of each were compared, and 8 are needed to be sure",
-         "few answers were compared", MORE_RUNS, least=True),
-    Rule(lambda of: float(bool(of.apart)), 0.5, None, "{apart}",
-         "servers are not alike", "with every server started the same way, on one machine"),
-    Rule(lambda of: float(of.once), 0.5, None, "it was measured in one pass, so there is no interval",
-         "it was one pass", "and see whether it comes out the same"),
-    Rule(lambda of: float(of.predicted), 0.5, None, "it is predicted, not measured",
-         "it is a prediction", "in a comparison under that condition"),
-)  # fmt: skip
+def _apart(of: Evidence) -> Found:
+    return (
+        (Sureness.WEAK, of.apart, "in a comparison under that condition, with servers started alike")
+        if of.apart
+        else None
+    )
+
+
+RULES: tuple[Callable[[Evidence], Found], ...] = (_amount, _chance, _busy, _steps, _apart)
 
 
 def doubt(evidence: Evidence) -> Doubt:
-    """Applies the rules. The same reason is not given twice, nor the same way to be surer."""
-    found: list[tuple[bool, Rule, float]] = []
-    for rule in RULES:
-        value = rule.value(evidence)
-        if value is not None and (rule.crossed(value, rule.noise) or rule.crossed(value, rule.weak)):
-            found.append((rule.crossed(value, rule.noise), rule, value))
+    """Applies the rules."""
+    found = [one for rule in RULES if (one := rule(evidence))]
     if not found:
-        return Doubt(Sureness.SURE, _grounds(evidence), ())
-    found.sort(key=lambda one: not one[0])
-    sureness = Sureness.NOISE if found[0][0] else Sureness.WEAK
-    named = {"span": _span(evidence), "apart": evidence.apart}
-    reasons = (rule.reason.format(value=value, percent=100 * value, **named) for _, rule, value in found)
-    ways = (rule.surer for _, rule, _ in found)
-    return Doubt(sureness, tuple(dict.fromkeys(reasons)), tuple(dict.fromkeys(ways)), found[0][1].brief)
+        return Doubt(Sureness.SURE, tuple(_grounds(evidence)))
+    found.sort(key=lambda one: one[0] is not Sureness.NOISE)
+    return Doubt(found[0][0], tuple(why for _, why, _ in found), tuple(dict.fromkeys(how for *_, how in found)))
 
 
-def _grounds(of: Evidence) -> tuple[str, ...]:
-    """Returns what makes a statement sure."""
-    known = (
-        (of.answers is not None and of.prompts is not None, f"{of.answers} answers to {of.prompts} prompts"),
-        (of.interval is not None, f"the 95 % interval is {_span(of)}"),
-        (of.others is not None or of.waiting is not None, "this machine had little else to do"),
-        (of.steps_vary is not None, "steps took even times"),
-        (of.missed is not None, "predictions from step times agree"),
+def _grounds(of: Evidence) -> Iterable[str]:
+    """Yields what makes a statement sure."""
+    if of.answers is not None and of.prompts is not None:
+        yield f"{of.answers} answers to {of.prompts} prompts"
+    if of.interval is not None:
+        yield f"the 95 % interval is {of.interval[0]:.2f} to {of.interval[1]:.2f}"
+    if of.busy is not None:
+        yield "this machine had little else to do"
+    if of.steps_vary is not None:
+        yield "steps took even times"
+
+
+def includes_1(interval: Interval) -> bool:
+    return interval[0] <= 1 <= interval[1]
+
+
+def alike(interval: Interval) -> bool:
+    return interval[0] >= 1 / ALIKE and interval[1] <= ALIKE
+
+
+def evidence_of(own: Sequence[Record], other: Sequence[Record], plain: Sequence[Record], cores: int) -> Evidence:
+    """Returns the evidence of a comparison of two architectures; steps are plain decoding's where it ran."""
+    timed = [[r for r in of if r.measurement and r.measurement.tpot_s is not None] for of in (own, other)]
+    both = set.intersection(*({(r.prompt, r.run) for r in of} for of in timed))
+    return Evidence(
+        prompts=len({prompt for prompt, _ in both}),
+        answers=len(both),
+        timed_tokens=min(sum(m.output_tokens - 1 for m in completed(of)) for of in (own, other)),
+        busy=busy([record.machine_load for record in (*own, *other) if record.machine_load], cores),
+        steps_vary=spread(
+            [s for m in completed(plain) if m.rounds and (s := m.seconds_by_cause.verify / m.rounds) > 0]
+        ),
     )
-    return tuple(text for is_known, text in known if is_known)
+
+
+def busy(loads: Sequence[MachineLoad], cores: int) -> float | None:
+    """Returns the mean share of this machine that others had, or that their threads waited for; None: not known."""
+    taken = [load.others + (load.steal or 0.0) for load in loads if load.others is not None]
+    waiting = [load.waiting / max(1, cores) for load in loads if load.waiting is not None]
+    known = ([statistics.fmean(taken)] if taken else []) + ([0.4 * statistics.fmean(waiting)] if waiting else [])
+    return min(1.0, max(known)) if known else None
+
+
+def spread(steps: Sequence[float]) -> float | None:
+    """Returns the slowest tenth over the fastest tenth; None for too few steps."""
+    if len(steps) < LEAST_STEPS:
+        return None
+    low, *_, high = statistics.quantiles(steps, n=10, method="inclusive")
+    return ratio(high, low)

@@ -1,114 +1,235 @@
-"""Summarizes the records of each architecture and workload."""
+"""Summarizes the records of each architecture and workload.
+
+Percentiles interpolate linearly and stddev is that of a sample, as in LLMPerf. TPOT = (E2E - TTFT) / (n - 1).
+Speedup = mean TPOT of the baseline / mean TPOT, over the (prompt, run) pairs that both completed with two tokens or
+more. Acceptance rate = accepted / drafted; mean acceptance length = committed tokens / rounds, the target's included.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from tandem.comparison.analysis import metrics
-from tandem.comparison.analysis.bootstrap import Interval
-from tandem.comparison.analysis.metrics import Acceptance, RanOn, SentAhead, Speedup, completed
+from tandem.comparison.analysis.intervals import Interval, paired_interval
 from tandem.comparison.measuring.distributions import DISTRIBUTIONS, MetricDistribution, distribution, ratio
 from tandem.comparison.measuring.identity import MarginTrace, TokenIdentity, identity
-from tandem.comparison.measuring.json_form import HIDDEN, INLINE, named
-from tandem.comparison.measuring.records import Record
+from tandem.comparison.measuring.records import CAUSES, Measurement, Record
+from tandem.speculation.types import rounds_by_length
+
+
+def completed(records: Iterable[Record]) -> list[Measurement]:
+    return [record.measurement for record in records if record.measurement]
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """Acceptance of drafts. Positions start at the first draft token of a round; `..._by` is by proposer."""
+
+    rounds: int
+    drafted: int
+    accepted: int
+    rate: float | None
+    mean_length: float | None
+    by_position: tuple[float | None, ...]
+    drafted_by: Mapping[str, int]
+    accepted_by: Mapping[str, int]
+    rounds_by_length: tuple[int, ...]
+
+    @property
+    def proposing(self) -> float | None:
+        """The share of rounds that verified a draft."""
+        return ratio(self.rounds - self.rounds_by_length[0], self.rounds) if self.rounds_by_length else None
+
+
+def acceptance(measurements: Sequence[Measurement]) -> Acceptance:
+    rounds = sum(m.rounds for m in measurements)
+    drafted = sum(m.drafted for m in measurements)
+    accepted = sum(m.accepted for m in measurements)
+    drafted_at = sum_positions(m.drafted_per_position for m in measurements)
+    accepted_at = sum_positions(m.accepted_per_position for m in measurements)
+    return Acceptance(
+        rounds,
+        drafted,
+        accepted,
+        rate=ratio(accepted, drafted),
+        mean_length=ratio(sum(m.output_tokens for m in measurements), rounds),
+        by_position=tuple(ratio(a, d) for a, d in zip(accepted_at, drafted_at, strict=True)),
+        drafted_by=sum_counts(m.drafted_by for m in measurements),
+        accepted_by=sum_counts(m.accepted_by for m in measurements),
+        rounds_by_length=tuple(rounds_by_length(rounds, drafted_at)) if sum(drafted_at) == drafted else (),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NeverWaiting:
+    """Steps of a target that never waits: all, with a draft, for nothing; and draft tokens that no step verified."""
+
+    steps: int
+    drafted_steps: int
+    wasted_steps: int
+    unverified_drafts: int
+
+
+def never_waiting(measurements: Sequence[Measurement]) -> NeverWaiting | None:
+    """Returns None if no target ran on."""
+    ran = [m for m in measurements if m.run_steps]
+    if not ran:
+        return None
+    return NeverWaiting(
+        sum(m.run_steps for m in ran),
+        sum(m.drafted_per_position[0] for m in ran if m.drafted_per_position),
+        sum(m.wasted_steps for m in ran),
+        sum(m.stale_drafts for m in ran),
+    )
+
+
+def sum_counts(per_request: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Adds up counts by name."""
+    totals: Counter[str] = Counter()
+    for counts in per_request:
+        totals.update(counts)
+    return dict(sorted(totals.items()))
+
+
+def sum_positions(per_request: Iterable[Sequence[int]]) -> list[int]:
+    """Adds up counts by position; shorter sequences count as 0 beyond their end."""
+    totals: list[int] = []
+    for counts in per_request:
+        totals += [0] * (len(counts) - len(totals))
+        for position, count in enumerate(counts):
+            totals[position] += count
+    return totals
+
+
+def milliseconds_per_token(measurements: Sequence[Measurement]) -> dict[str, float | None]:
+    """Returns the end-to-end milliseconds per output token, by cause; causes that overlap are scaled to add up."""
+    tokens, totals = sum(m.output_tokens for m in measurements), dict.fromkeys(CAUSES, 0.0)
+    for m in measurements:
+        seconds = {cause: getattr(m.seconds_by_cause, cause) for cause in CAUSES}
+        share = min(1.0, ratio(m.end_to_end_latency_s, sum(seconds.values())) or 1.0)
+        for cause in CAUSES:
+            totals[cause] += share * seconds[cause]
+    return {cause: ratio(1000 * seconds, tokens) for cause, seconds in totals.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Speedup:
+    """Speedup over a baseline, from `pairs` of requests. `interval`: 95 %, paired by prompt."""
+
+    ratio: float | None
+    interval: Interval | None
+    pairs: int
+
+
+def speedup(records: Iterable[Record], baseline: Iterable[Record]) -> Speedup:
+    of_baseline = {(r.prompt, r.run): r.measurement for r in baseline}
+    pairs = [
+        (record.prompt, other.tpot_s, own.tpot_s)
+        for record in records
+        if (own := record.measurement) and (other := of_baseline.get((record.prompt, record.run)))
+        if own.tpot_s is not None and other.tpot_s is not None
+    ]
+    theirs, ours = _sums_by_prompt(pairs)
+    return Speedup(ratio(sum(theirs), sum(ours)), paired_interval(theirs, ours), len(pairs))
+
+
+def _sums_by_prompt(terms: Iterable[tuple[str, float, float]]) -> tuple[list[float], list[float]]:
+    """Adds up (prompt, numerator, denominator): one of each for every prompt."""
+    sums: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for prompt, above, below in terms:
+        sums[prompt][0] += above
+        sums[prompt][1] += below
+    return [above for above, _ in sums.values()], [below for _, below in sums.values()]
+
+
+def _acceptance_interval(records: Iterable[Record]) -> Interval | None:
+    terms = ((r.prompt, m.accepted, m.drafted) for r in records if (m := r.measurement))
+    return paired_interval(*_sums_by_prompt(terms))
+
+
+def _tpot_interval(records: Iterable[Record]) -> Interval | None:
+    known = ((r.prompt, r.measurement.tpot_s) for r in records if r.measurement)
+    return paired_interval(*_sums_by_prompt((prompt, tpot_s, 1) for prompt, tpot_s in known if tpot_s is not None))
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSummary:
-    """The summary of one architecture on one kind of prompt."""
+    """One architecture on one kind of prompt."""
 
     tpot_s: MetricDistribution
-    acceptance: Acceptance = field(metadata=INLINE)
-    speedup: Speedup = field(metadata=INLINE)
-    identical: TokenIdentity | None = field(metadata=named("identical_to_autoregressive"))
+    acceptance_rate: float | None
+    speedup: Speedup
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The summary of one architecture over all its requests, with LLMPerf's names."""
+    """One architecture over all its requests under a condition. `distributions` have LLMPerf's names."""
 
-    architecture: str = field(metadata=HIDDEN)
+    architecture: str
     requests: int
     failed: int
-    distributions: Mapping[str, MetricDistribution] = field(metadata=INLINE)
+    distributions: Mapping[str, MetricDistribution]
     tpot_interval: Interval | None
-    chunk_gap_s: MetricDistribution
-    tokens_per_chunk: MetricDistribution
     output_throughput_token_per_s: float | None
-    acceptance: Acceptance = field(metadata=INLINE)
+    acceptance: Acceptance
     acceptance_interval: Interval | None
     bytes_up_per_token: float | None
     bytes_down_per_token: float | None
     milliseconds_per_token: Mapping[str, float | None]
-    other_clamped: int = field(metadata=named("requests_whose_other_seconds_were_clamped_at_0"))
-    speedup: Speedup = field(metadata=INLINE)
-    identical: TokenIdentity | None = field(metadata=named("identical_to_autoregressive"))
-    sent_ahead: SentAhead | None
-    ran_on: RanOn | None
+    overlapping: int
+    """Requests whose causes overlap: they add up to more than the request took."""
+    speedup: Speedup
+    identical: TokenIdentity | None
+    never_waiting: NeverWaiting | None
     workloads: Mapping[str, WorkloadSummary]
+
+    @property
+    def tpot_s(self) -> float | None:
+        """The mean time per output token."""
+        return self.distributions["tpot_s"].mean
 
 
 def summarize(
+    name: str,
     records: Sequence[Record],
     baseline: str | None,
-    autoregressive: str | None,
+    plain: Sequence[Record] = (),
     traces: Mapping[str, MarginTrace] | None = None,
-    names: Sequence[str] | None = None,
-    plain: Sequence[Record] | None = None,
-) -> list[Summary]:
-    """Summarizes the records of one condition for the architectures `names` (None: all, in order of appearance).
-
-    `baseline` names the fastest plain decoding, for speedups, and `autoregressive` the one for identical outputs; None
-    if it did not run. `plain`: the outputs that others should equal; None: those of `autoregressive` in `records`.
-    """
-    names = list(dict.fromkeys(record.architecture for record in records)) if names is None else names
-    if plain is None or autoregressive is None:
-        plain = _of(records, autoregressive)
-    return [_summary(name, _of(records, name), _of(records, baseline), plain, traces or {}) for name in names]
-
-
-def _of(records: Sequence[Record], architecture: str | None) -> list[Record]:
-    return [record for record in records if record.architecture == architecture]
-
-
-def _summary(
-    name: str,
-    own: Sequence[Record],
-    baseline: Sequence[Record],
-    plain: Sequence[Record],
-    traces: Mapping[str, MarginTrace],
 ) -> Summary:
+    """Summarizes an architecture's records of one condition.
+
+    `baseline`: the plain decoding that speedups refer to. `plain`: the outputs that others should equal, if any.
+    """
+    own = [record for record in records if record.architecture == name]
+    others = [record for record in records if record.architecture == baseline]
     done = completed(own)
     tokens = sum(m.output_tokens for m in done)
-    measured = {metric: "output_tokens" if metric == "number_output_tokens" else metric for metric in DISTRIBUTIONS}
     kinds: dict[str, WorkloadSummary] = {}
     for kind in dict.fromkeys(record.workload for record in own):
         of_kind = [record for record in own if record.workload == kind]
-        kinds[kind] = WorkloadSummary(
-            distribution(m.tpot_s for m in completed(of_kind)),
-            metrics.acceptance(completed(of_kind)),
-            metrics.speedup(of_kind, baseline),
-            identity(of_kind, plain, traces) if plain else None,
-        )
+        tpot = distribution(m.tpot_s for m in completed(of_kind))
+        kinds[kind] = WorkloadSummary(tpot, acceptance(completed(of_kind)).rate, speedup(of_kind, others))
     return Summary(
         architecture=name,
         requests=len(own),
         failed=len(own) - len(done),
-        distributions={metric: distribution(getattr(m, key) for m in done) for metric, key in measured.items()},
-        tpot_interval=metrics.tpot_interval(own),
-        chunk_gap_s=distribution(gap for m in done for gap in m.chunk_gaps_s),
-        tokens_per_chunk=distribution(float(count) for m in done for count in m.chunk_tokens),
+        distributions={metric: distribution(_value(m, metric) for m in done) for metric in DISTRIBUTIONS},
+        tpot_interval=_tpot_interval(own),
         output_throughput_token_per_s=ratio(tokens, sum(m.end_to_end_latency_s for m in done)),
-        acceptance=metrics.acceptance(done),
-        acceptance_interval=metrics.acceptance_interval(own),
+        acceptance=acceptance(done),
+        acceptance_interval=_acceptance_interval(own),
         bytes_up_per_token=ratio(sum(m.bytes_up for m in done), tokens),
         bytes_down_per_token=ratio(sum(m.bytes_down for m in done), tokens),
-        milliseconds_per_token=metrics.milliseconds_per_token(done),
-        other_clamped=sum(m.other_clamped for m in done),
-        speedup=metrics.speedup(own, baseline),
+        milliseconds_per_token=milliseconds_per_token(done),
+        overlapping=sum(m.other_clamped for m in done),
+        speedup=speedup(own, others),
         identical=identity(own, plain, traces) if plain else None,
-        sent_ahead=metrics.sent_ahead(done),
-        ran_on=metrics.ran_on(done),
+        never_waiting=never_waiting(done),
         workloads=kinds,
     )
+
+
+def _value(measurement: Measurement, metric: str) -> float | None:
+    value: float | None = getattr(measurement, "output_tokens" if metric == "number_output_tokens" else metric)
+    return value

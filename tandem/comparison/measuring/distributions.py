@@ -57,4 +57,4 @@ def distribution(values: Iterable[float | None]) -> MetricDistribution:
         return MetricDistribution()
     stddev = statistics.stdev(known) if len(known) > 1 else None
     found = np.percentile(known, PERCENTS).tolist()
-    return MetricDistribution(*[*found, statistics.fmean(known), min(known), max(known), stddev])
+    return MetricDistribution(*[*found, statistics.fmean(known), float(min(known)), float(max(known)), stddev])

@@ -1,1 +1,1 @@
-"""Turns a parsed comparison.json into a report: HTML, Markdown, plots, terminal."""
+"""Shows a comparison: one page, the terminal, and files."""

@@ -1,281 +1,298 @@
-"""Builds the tables of measurements."""
+"""The tables of a comparison, the same on the page and on the terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
+from tandem.comparison.analysis import words
+from tandem.comparison.analysis.comparison import Comparison, Measured
+from tandem.comparison.analysis.summary import Speedup, Summary
+from tandem.comparison.analysis.theory import MISSED
+from tandem.comparison.analysis.words import milliseconds, name, number
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE
-from tandem.comparison.report import formatting as fmt
-from tandem.comparison.report import reading
-from tandem.comparison.report.blocks import Cell, Column, Table, numbers, table, words
-from tandem.comparison.report.reading import JSON
-from tandem.comparison.report.statements import notes
-
-SPEEDUP = "speedup_vs_autoregressive"
-Better = Callable[..., float] | None
+from tandem.comparison.measuring.identity import TokenIdentity
+from tandem.comparison.measuring.records import CAUSES
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
-    """A column with a figure of an architecture. `page`, `terminal`: its heading there; "": not shown there.
+class Table:
+    """A table. The first `texts` columns are words, the others figures. Terminals break a heading at "\\n"."""
 
-    `value`: a figure, or two that share a column. `better`: min or max, if comparable.
-    """
-
-    page: str
-    terminal: str
-    value: Callable[[JSON], Any]
-    digits: int
-    better: Better = None
+    caption: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+    texts: int = 1
 
 
-def statistic_ms(metric: str, statistic: str) -> Callable[[JSON], float | None]:
-    return lambda of: None if of[metric][statistic] is None else 1000 * of[metric][statistic]
+def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]], note: str = "", texts: int = 1) -> Table:
+    return Table(caption, tuple(heads), tuple(map(tuple, rows)), note, texts)
 
 
-def _rate(of: JSON) -> float | None:
-    return of["acceptance_rate"] if of["drafted"] else None
+ARCHITECTURE_HEADS = (
+    "architecture", "TTFT\np50 ms", "TPOT\np50 ms", "tokens\n/s", "accept\nrate", "mean\naccept", "bytes/tok\nup/down",
+    "speedup\n(95 % interval)", "iden-\ntical",
+)  # fmt: skip
 
 
-def _propose_rate(of: JSON) -> float | None:
-    return of.get("propose_rate") if of["drafted"] else None  # older files have none
-
-
-MEASURES = (
-    Measure("TTFT p50, ms", "TTFT\np50 ms", statistic_ms("ttft_s", "p50"), 1, min),
-    Measure("TPOT p50, ms", "TPOT\np50 ms", statistic_ms("tpot_s", "p50"), 2, min),
-    Measure("tokens/s", "tokens\n/s", lambda of: of["output_throughput_token_per_s"], 1, max),
-    Measure("propose rate", "", _propose_rate, 3),
-    Measure("acceptance rate", "accept\nrate", _rate, 3, max),
-    Measure("mean acceptance length", "mean\naccept\nlength", lambda of: of["mean_acceptance_length"], 2, max),
-    Measure("", "rounds", lambda of: of["rounds"], 0),
-    Measure("mean draft length", "", lambda of: of["drafted"] / of["rounds"] if of["drafted"] else None, 2, max),
-    Measure("bytes/token up", "", lambda of: of["bytes_up_per_token"], 1, min),
-    Measure("bytes/token down", "", lambda of: of["bytes_down_per_token"], 1, min),
-    Measure("", "bytes/tok\nup/down", lambda of: (of["bytes_up_per_token"], of["bytes_down_per_token"]), 1),
-)
-IDENTICAL = Column("identical outputs", brief="iden-\ntical")
-REFERENCE = Cell("reference", brief="ref")
-
-
-def best_cells(
-    cells: Sequence[Cell], values: Sequence[float | None], better: Callable[..., float] | None
-) -> list[Cell]:
-    """Marks the best of a column, and ties in the shown digits; marks none if all are equal."""
-    known = [value for value in values if value is not None]
-    if better is None or not known:
-        return list(cells)
-    top = cells[list(values).index(better(known))].text
-    alike = all(cell.text == top for cell, value in zip(cells, values, strict=True) if value is not None)
-    return [replace(cell, best=cell.text == top and not alike) for cell in cells]
-
-
-def measured_cells(measure: Measure, found: Sequence[JSON]) -> list[Cell]:
-    values = [measure.value(of) for of in found]
-    parts = [value if isinstance(value, tuple) else (value,) for value in values]
-    cells = [Cell("/".join(fmt.number(part, measure.digits) for part in each)) for each in parts]
-    return best_cells(cells, values, measure.better)
-
-
-def _speedup(of: JSON) -> Cell:
-    text = fmt.times(of[SPEEDUP])
-    return Cell(fmt.with_interval(text, of["speedup_interval"]), brief=text)
-
-
-def named(name: str, failed: str = "") -> Cell:
-    """Names an architecture or a workload: without underscores on pages; and says how many requests failed."""
-    text = fmt.name(name)
-    if failed:
-        return Cell(f"{text} ({failed})", brief=f"{name}\n  {failed}", tone="bad")
-    return Cell(text, brief=name)
-
-
-def identical(of: JSON) -> Cell:
-    """Returns how many outputs are those of plain decoding."""
-    found = of["identical_to_autoregressive"]
-    if not found or not found["total"]:
-        return Cell(fmt.MISSING)
-    return Cell(f"{found['count']}/{found['total']}", tone="good" if found["count"] == found["total"] else "bad")
-
-
-def architecture_table(comparison: JSON, condition: JSON | None = None) -> Table:
-    """TTFT, TPOT, throughput, acceptance, traffic, speedup and identity under a condition (None: the base)."""
-    found, baseline = (condition or reading.base(comparison))["architectures"], reading.baseline(comparison)
-    columns = [measured_cells(measure, list(found.values())) for measure in MEASURES]
-    speedups = [Cell("baseline", brief="base") if name == baseline else _speedup(of) for name, of in found.items()]
-    columns.append(best_cells(speedups, [of[SPEEDUP] for of in found.values()], max))
-    columns.append([REFERENCE if name == AUTOREGRESSIVE.name else identical(of) for name, of in found.items()])
-    rows: list[list[Cell]] = []
-    for (name, of), *cells in zip(found.items(), *columns, strict=True):
-        rows.append([named(name, f"{of['failed']} of {of['requests']} failed" if of["failed"] else ""), *cells])
-    heads = [Column(measure.page, brief=measure.terminal) for measure in MEASURES]
-    return table(
-        f"Architectures, {_setting(comparison)}",
-        [*words("architecture"), *heads, Column("speedup (95 % interval)", brief="speed\nup", leads=True), IDENTICAL],
-        rows,
-        "Bold: best in its column. TTFT: time to the first token; TPOT: time per token after it; both at the"
-        " client. Mean acceptance length: tokens committed in a round, the target's own included. Bytes are payload:"
-        " between draft and target where they are apart, else between client and server. Identical: requests whose"
-        f" tokens are those of plain decoding.{''.join(f' {fmt.capitalised(line)}' for line in notes(found))}",
-        (_title(comparison, condition), ""),
-    )
-
-
-def other_tables(comparison: JSON) -> list[Table]:
-    """The same of the other conditions without a load."""
-    others = [condition for condition in comparison["conditions"][1:] if condition["varies"] != "load"]
-    return [architecture_table(comparison, condition) for condition in others]
-
-
-def _title(comparison: JSON, condition: JSON | None) -> str:
-    """Names the condition if there are several, and the link if it is emulated."""
-    of = condition or reading.base(comparison)
-    measured = of["link"]["round_trip_s"] is not None
-    if len(comparison["conditions"]) == 1 and not measured:
-        return "Architectures"
-    return f"Architectures: {of['name']}" + (f", {of['link']['kind']} {fmt.link(of['link'])}" if measured else "")
-
-
-def _setting(comparison: JSON) -> str:
-    base = reading.base(comparison)
-    rule = "" if not base["sampling"]["temperature"] else f", {base['rule']}"
-    return f"{fmt.link_phrase(base['link'])}, {fmt.sampling(base['sampling'])}{rule}"
-
-
-def round_trip_table(comparison: JSON) -> Table | None:
-    """Measured TPOT of every architecture on every link; None if there is only one link."""
-    conditions, names = reading.links(comparison), reading.architectures(comparison)
-    if len(conditions) < 2:
-        return None
-    rows = []
-    for condition in conditions:
-        found = condition["architectures"]
-        means = [of["tpot_s"]["mean"] for of in found.values()]
-        cells = [
-            Cell(fmt.with_interval(fmt.milliseconds(mean), of["tpot_interval"], 1000, 1))
-            for mean, of in zip(means, found.values(), strict=True)
+def architecture_table(found: Comparison, measured: Measured) -> Table:
+    """TTFT, TPOT, throughput, acceptance, traffic, speedup and identity under a condition."""
+    rows = [
+        [
+            _named(s),
+            milliseconds(s.distributions["ttft_s"].p50),
+            milliseconds(s.distributions["tpot_s"].p50, 2),
+            number(s.output_throughput_token_per_s, 1),
+            number(s.acceptance.rate, 3),
+            number(s.acceptance.mean_length),
+            f"{number(s.bytes_up_per_token, 1)}/{number(s.bytes_down_per_token, 1)}",
+            "base" if s.architecture == found.baseline else speed(s.speedup),
+            "ref" if s.architecture == AUTOREGRESSIVE.name else identical(s.identical),
         ]
-        by_name = dict(zip(found, best_cells(cells, means, min), strict=True))
-        rows.append([fmt.rtt(condition["link"]), *(by_name.get(name, fmt.MISSING) for name in names)])
+        for s in measured.summaries
+    ]
     return table(
-        "Mean TPOT in milliseconds (95 % interval) by round trip, measured",
-        [*words("RTT"), *numbers(*map(fmt.name, names))],
+        f"Architectures, {describe(measured)}",
+        ARCHITECTURE_HEADS,
         rows,
-        "Bold: lowest in its row.",
+        "TTFT: time to the first token; TPOT: time per token after it; both at the client. Accept rate: accepted /"
+        " drafted tokens; mean accept: tokens committed in a round."
+        " Bytes: between draft and target where they are apart, else between client and server. Identical: outputs with"
+        " plain decoding's tokens.",
     )
 
 
-def cause_table(comparison: JSON) -> Table:
-    found = reading.base(comparison)["architectures"]
-    causes = list(dict.fromkeys(cause for of in found.values() for cause in of["milliseconds_per_token"]))
-    clamped = sum(of["requests_whose_other_seconds_were_clamped_at_0"] for of in found.values())
+def describe(measured: Measured) -> str:
+    """Describes a condition."""
+    rule = f", {measured.rule.value}" if measured.sampling.temperature else ""
+    where = f"emulated {measured.link}" if measured.link.rtt_ms is not None else "not emulated"
+    return f"{where}, {words.sampling(measured.sampling)}{rule}"
+
+
+def speed(of: Speedup) -> str:
+    return words.with_interval(words.times(of.ratio), of.interval)
+
+
+def identical(of: TokenIdentity | None) -> str:
+    return f"{of.count}/{of.total}" if of and of.total else words.MISSING
+
+
+def _named(summary: Summary) -> str:
+    failed = f" ({summary.failed} of {summary.requests} failed)" if summary.failed else ""
+    return name(summary.architecture) + failed
+
+
+def link_table(found: Comparison) -> Table | None:
+    """Mean TPOT of every architecture on every link; None if there is only one link."""
+    if len(found.links) < 2:
+        return None
+    names = found.architectures
+    rows = [[words.link(m.link), *(_tpot(m.of(each)) for each in names)] for m in found.links]
+    return table("Mean TPOT in ms (95 % interval) on each link", ["round trip", *map(name, names)], rows)
+
+
+def _tpot(summary: Summary | None) -> str:
+    if summary is None:
+        return words.MISSING
+    return words.with_interval(milliseconds(summary.tpot_s, 2), summary.tpot_interval, 1000, 1)
+
+
+def emulation_table(found: Comparison) -> Table | None:
+    """The measured round trips of emulated links; None if none was emulated."""
+    rows = [
+        [
+            words.link(m.link),
+            *(milliseconds(value, 2) for value in (m.overhead.direct_p50_s, m.overhead.link_p50_s)),
+            milliseconds(m.overhead.added_s if m.link.but.predictable else None, 2),
+        ]
+        for m in found.links
+        if m.overhead
+    ]
+    if not rows:
+        return None
+    heads = ["link", "without it, ms", "over it, ms", "added by the emulation, ms"]
+    return table("Emulated links: median round trips of a small message, measured in this run", heads, rows)
+
+
+def cause_table(found: Comparison) -> Table:
+    rows = [
+        [name(s.architecture), *(number(s.milliseconds_per_token[cause]) for cause in CAUSES)]
+        for s in found.base.summaries
+    ]
+    overlapping = sum(s.overlapping for s in found.base.summaries)
     note = (
-        f"In {fmt.plural(clamped, 'request')} the named causes overlapped, and other was set to 0." if clamped else ""
+        f"In {words.plural(overlapping, 'request')} causes overlap; they are scaled to add up." if overlapping else ""
     )
-    return table(
-        f"Milliseconds per output token by cause, end to end, {_setting(comparison)}",
-        [*words("architecture"), *numbers(*causes)],
-        [
-            [named(name), *(fmt.number(of["milliseconds_per_token"].get(cause)) for cause in causes)]
-            for name, of in found.items()
-        ],
-        note,
-        ("Milliseconds per token, by cause", note),
-    )
+    return table("Milliseconds per token by cause, end to end", ["architecture", *CAUSES], rows, note)
 
 
-def workload_table(comparison: JSON) -> Table | None:
-    """Acceptance and, with a baseline, speedup by workload; None if there is nothing to show."""
-    base, names = reading.base(comparison), reading.compared_with_baseline(comparison)
-    kinds = reading.workloads(base)
-    if not kinds or not names:
+def workload_table(found: Comparison) -> Table | None:
+    """Acceptance and speedup by workload under the base; None if nothing is compared with plain decoding."""
+    shown = [s for s in found.base.summaries if s.architecture not in (found.baseline, AUTOREGRESSIVE.name)]
+    kinds = list(dict.fromkeys(kind for s in shown for kind in s.workloads))
+    if not kinds:
         return None
-    shown: list[tuple[str, str, Callable[[JSON], Cell]]] = [
-        ("speedup (95 % interval)", "speedup", _speedup),
-        ("acceptance rate", "accept rate", lambda of: Cell(fmt.number(of["acceptance_rate"], 3))),
-    ]
-    shown = shown if reading.baseline(comparison) else shown[1:]
-    found = [base["architectures"][name]["workloads"] for name in names]
-    heads = [
-        Column(f"{fmt.name(name)}: {page}", brief=f"{name}\n{brief}") for name in names for page, brief, _ in shown
-    ]
     rows = [
-        [named(kind), *(show(of[kind]) if kind in of else fmt.MISSING for of in found for *_, show in shown)]
+        [name(kind), name(s.architecture), speed(of.speedup), number(of.acceptance_rate, 3)]
         for kind in kinds
+        for s in shown
+        if (of := s.workloads.get(kind))
     ]
-    caption = f"By workload, {_setting(comparison)}"
-    return table(caption, [*words("workload"), *heads], rows, brief=("By workload", ""))
+    heads = ["workload", "architecture", "speedup (95 % interval)", "accept rate"]
+    return table("By workload", heads, rows, texts=2)
 
 
-def sampling_table(comparison: JSON) -> Table | None:
-    """Every combination of sampling and rule for each drafting architecture; None if there is only one."""
-    if not (conditions := reading.samplings(comparison)):
+def sampling_table(found: Comparison) -> Table | None:
+    """Every temperature and rule for each drafting architecture; None if there is only one."""
+    rows = [
+        [
+            words.sampling(m.sampling),
+            m.rule.value,
+            name(s.architecture),
+            words.with_interval(number(s.acceptance.rate, 3), s.acceptance_interval),
+            number(s.acceptance.mean_length),
+            milliseconds(s.distributions["tpot_s"].p50, 2),
+            f"{number(s.bytes_up_per_token, 1)}/{number(s.bytes_down_per_token, 1)}",
+            speed(s.speedup),
+            identical(s.identical),
+        ]
+        for m in found.samplings
+        for s in m.summaries
+        if s.acceptance.drafted
+    ]
+    heads = ["sampling", "rule", "architecture", "accept rate (95 % interval)", "mean accept", "TPOT p50, ms",
+             "bytes/token up/down", "speedup (95 % interval)", "identical"]  # fmt: skip
+    note = (
+        "Agreement commits the target's own draws, so the tokens are plain decoding's; rejection keeps their"
+        " distribution, and no identity is claimed."
+    )
+    return table("Temperature and verification rule", heads, rows, note, 3) if rows else None
+
+
+def load_table(found: Comparison) -> Table | None:
+    """LLMPerf's figures of every architecture under every load; None without a load."""
+    by_name = {m.name: m for m in found.conditions}
+    rows = []
+    for point in found.loads:
+        for architecture, figures in point.figures.items():
+            summary = by_name[point.condition].of(architecture)
+            if summary:
+                of = summary.distributions
+                rows.append(
+                    [
+                        str(point.load),
+                        name(architecture),
+                        number(figures.mean_output_throughput_token_per_s, 1),
+                        number(figures.num_completed_requests_per_minute, 1),
+                        *(milliseconds(value) for value in (of["ttft_s"].p50, of["ttft_s"].p99)),
+                        *(milliseconds(value, 2) for value in (of["tpot_s"].p50, of["tpot_s"].p99)),
+                        milliseconds(of["end_to_end_latency_s"].p50, 0),
+                        str(figures.number_errors),
+                        identical(summary.identical),
+                    ]
+                )
+    heads = ["load", "architecture", "tokens\n/s", "requests\n/min", "TTFT\np50 ms", "TTFT\np99 ms", "TPOT\np50 ms",
+             "TPOT\np99 ms", "E2E\np50 ms", "errors", "iden-\ntical"]  # fmt: skip
+    note = (
+        "tokens/s and requests/min: of completed requests, over the time from the first request sent to the last one"
+        " ended. Identical: to plain decoding with the fewest requests beside it."
+    )
+    return table("Under load", heads, rows, note, 2) if rows else None
+
+
+def capacity_table(found: Comparison) -> Table | None:
+    """The clients within the bound, and the 95th percentile at every number of clients; None without a capacity."""
+    capacity = found.capacity
+    if capacity is None:
+        return None
+    counts = sorted({point.clients for one in capacity.served for point in one.points})
+    rows = []
+    for one in capacity.served:
+        known = {point.clients: point.p95_s for point in one.points}
+        clients = f"{'≥ ' if one.at_least else ''}{one.clients:.1f}".removesuffix(".0")
+        row = [name(one.architecture), clients, number(one.tokens_per_second, 1)]
+        rows.append([*row, *(milliseconds(known.get(count)) for count in counts)])
+    note = "Clients are interpolated between measured numbers; each has a draft of its own where drafts are apart."
+    if capacity.gain is not None:
+        gain, law = words.times(capacity.gain), capacity.law
+        note += f" Drafts of the clients' own serve {gain} the clients of drafts beside the target"
+        note += "." if law is None else f"; 1 + g t_d / t_v (arXiv 2606.25091) says {words.times(law)}."
+    return table(
+        f"Clients of one target at {milliseconds(capacity.bound_s, 0)} ms a token, and p95 of the time per token in ms",
+        ["architecture", "clients", "tokens/s", *(f"with {count}" for count in counts)],
+        rows,
+        note,
+    )
+
+
+def prediction_table(found: Comparison) -> Table | None:
+    """Predicted beside measured times per token; None if nothing was predicted."""
+    if found.theory is None or not found.theory.predictions:
+        return None
+    links = {m.name: words.link(m.link) for m in found.links}
+    rows = [
+        [
+            links[p.condition],
+            name(p.architecture),
+            milliseconds(p.predicted_s, 2),
+            milliseconds(p.measured_s, 2),
+            words.percent(p.error, 1, sign=True) + (", missed" if p.missed else ""),
+        ]
+        for p in found.theory.predictions
+    ]
+    note = f"Predicted from component times of the run. Missed: off by more than a factor of {MISSED:g}."
+    heads = ["round trip", "architecture", "predicted, ms", "measured, ms", "error"]
+    return table("Predicted and measured TPOT", heads, rows, note, 2)
+
+
+def cost_table(found: Comparison) -> Table | None:
+    """The component times behind the predictions."""
+    if found.theory is None:
         return None
     rows = [
         [
-            f"{condition['sampling']['temperature']:g}",
-            condition["rule"],
-            fmt.name(name),
-            fmt.with_interval(fmt.number(of["acceptance_rate"], 3), of.get("acceptance_interval")),
-            fmt.number(of["mean_acceptance_length"]),
-            fmt.milliseconds(of["tpot_s"]["p50"], 2),
-            fmt.number(of["bytes_up_per_token"], 1),
-            fmt.number(of["bytes_down_per_token"], 1),
-            _speedup(of),
-            REFERENCE if name == AUTOREGRESSIVE.name else identical(of),
+            name(architecture),
+            f"{milliseconds(of.draft_fixed_s, 2)} + {milliseconds(of.draft_slope_s, 2)} g",
+            f"{milliseconds(of.verify_fixed_s, 2)} + {milliseconds(of.verify_slope_s, 2)} n",
+            milliseconds(of.overhead_s, 2),
+            milliseconds(of.rpc_s, 2),
+            number(of.message_bytes, 0),
+            str(found.theory.best_lengths.get(architecture, words.MISSING)),
         ]
-        for condition in conditions
-        for name, of in condition["architectures"].items()
-        if of["drafted"]
+        for architecture, of in found.theory.costs.items()
     ]
-    heads = ("acceptance rate (95 % interval)", "mean acceptance length", "TPOT p50, ms", "bytes/token up",
-             "bytes/token down", "speedup (95 % interval)", "identical outputs")  # fmt: skip
-    return table(
-        f"Temperature and verification rule, {fmt.link_phrase(reading.base(comparison)['link'])}",
-        [*numbers("temperature"), *words("rule", "architecture"), *numbers(*heads)],
-        rows,
-        "Agreement commits the target's own draws, so the tokens are those of plain decoding; rejection keeps their"
-        " distribution, not the tokens, and no identity is claimed.",
-    )
+    heads = ["architecture", "g draft tokens, ms", "verifying n positions, ms", "overhead of a round, ms",
+             "RPC of a round trip, ms", "bytes of a round", "best fixed length"]  # fmt: skip
+    return table("Component times, measured in this run", heads, rows)
 
 
-LINK_KINDS = {
-    "direct": "direct: not emulated",
-    "emulated": "emulated: a delay proxy on loopback",
-}
-
-
-def emulated_links(comparison: JSON) -> Table | None:
-    """The same as `link_table`; None if no link was emulated, so that there is nothing to measure."""
-    emulated = any(condition["link"]["round_trip_s"] is not None for condition in reading.links(comparison))
-    return link_table(comparison) if emulated else None
-
-
-def link_table(comparison: JSON) -> Table:
-    """The settings of every link and its measured round trips."""
-    heads = {
-        "configured RTT, ms": "set\nRTT ms",
-        "bandwidth, Mbit/s": "Mbit\n/s",
-        "round trip without the link, ms": "without\nlink, ms",
-        "round trip over the link, ms": "over\nlink, ms",
-        "added by the emulation, ms": "added\nms",
-    }
-    times = ("direct_round_trip_s", "round_trip_s", "added_s")
-    return table(
-        "Links",
-        [*words("condition", "kind"), *(Column(head, brief=brief) for head, brief in heads.items())],
+def divergence_table(found: Comparison) -> Table | None:
+    """Every output that differs from plain decoding's; None if none does."""
+    rows = [
         [
-            [
-                condition["name"],
-                LINK_KINDS.get(link["kind"], link["kind"]) + fmt.but(link),
-                *(fmt.number(link[key], 0) for key in ("rtt_ms", "bandwidth_mbps")),
-                *(fmt.milliseconds(link[key], 2) for key in times),
-            ]
-            for condition in reading.links(comparison)
-            for link in (condition["link"],)
-        ],
-        "Round trips are medians of a small message, measured in this run. Added by the emulation: what remains after"
-        " the direct round trip and the configured RTT.",
-    )
+            name(s.architecture),
+            m.name,
+            f"{d.prompt}, run {d.run}",
+            str(d.position),
+            *("ended" if token is None else str(token) for token in (d.token, d.autoregressive_token)),
+            number(d.logit_gap, 4),
+        ]
+        for m in found.conditions
+        for s in m.summaries
+        for d in (s.identical.divergences if s.identical else ())
+    ]
+    heads = ["architecture", "condition", "request", "position", "token", "plain\ntoken", "logit\ngap"]
+    return table("Outputs that differ from plain decoding", heads, rows, texts=3) if rows else None
+
+
+def failure_table(found: Comparison) -> Table | None:
+    rows = [
+        [name(each), "warm-up", "", failure.code, failure.message] for each, failure in found.warm_up_failures.items()
+    ]
+    for record in found.failed:
+        if record.error:
+            request = f"{record.prompt}, run {record.run}"
+            rows.append([name(record.architecture), record.condition, request, record.error.code, record.error.message])
+    heads = ["architecture", "condition", "request", "code", "message"]
+    return table("Failed requests", heads, rows, texts=5) if rows else None

@@ -1,0 +1,337 @@
+"""The result of a comparison: `analyse` makes it of records, `comparison.json` is its encoding, the page shows it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from tandem.comparison.analysis.loads import Capacity, LoadPoint, capacity, load_point
+from tandem.comparison.analysis.summary import Summary, completed, summarize
+from tandem.comparison.analysis.theory import Theory, theory_of
+from tandem.comparison.analysis.verdict import Verdict, host_of, measured_verdict, predicted_verdict
+from tandem.comparison.analysis.words import joined, name_in_sentence, plural
+from tandem.comparison.links.overhead import LinkOverhead
+from tandem.comparison.links.settings import MAX_RTT_MS, LinkSettings
+from tandem.comparison.measuring.architectures import AUTOREGRESSIVE
+from tandem.comparison.measuring.attempt import tried
+from tandem.comparison.measuring.conditions import BASE, LINK, LOAD, SAMPLING, Condition
+from tandem.comparison.measuring.config import ComparisonConfig
+from tandem.comparison.measuring.deployment import Endpoint, baseline_of, incomparable
+from tandem.comparison.measuring.environment import Machine, Versions
+from tandem.comparison.measuring.json_form import decoded, encoded, read_text
+from tandem.comparison.measuring.loads import Load
+from tandem.comparison.measuring.record_log import RunData
+from tandem.comparison.measuring.records import Failure, Record
+from tandem.comparison.measuring.traffic import names_of
+from tandem.comparison.measuring.workloads import OWN
+from tandem.speculation.types import Rule, SamplingParams
+
+SCHEMA_VERSION = 3
+"""Of comparison.json; raised with every change of these types that an older file does not fit."""
+EARLY_TOKENS = 8
+"""An answer with fewer tokens has next to no time per token."""
+SETTINGS = ("backend", "device", "dtype", "kv_slots", "max_sequence_length", "plain_width")
+"""The fields of a server's description in which settings show."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was measured under one condition. `overhead`: of its link, if that is emulated."""
+
+    name: str
+    varies: str
+    link: LinkSettings
+    sampling: SamplingParams
+    rule: Rule
+    load: Load | None
+    overhead: LinkOverhead | None
+    summaries: tuple[Summary, ...]
+
+    @property
+    def rtt_ms(self) -> float:
+        return 1000 * self.link.seconds
+
+    def of(self, architecture: str) -> Summary | None:
+        return next((s for s in self.summaries if s.architecture == architecture), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What was measured, and what follows from it. `print` shows the decision.
+
+    conditions: the base first. missing: why measurements are missing; None if the run is complete. baseline: the plain
+    decoding that speedups refer to. verdicts: of every condition without a load. caveats: what is read first.
+    """
+
+    schema_version: int
+    started_at: str
+    missing: str | None
+    planned: int
+    config: ComparisonConfig
+    machine: Machine
+    versions: Versions
+    endpoints: tuple[Endpoint, ...]
+    warm_up_failures: Mapping[str, Failure]
+    baseline: str | None
+    conditions: tuple[Measured, ...]
+    theory: Theory | None
+    verdicts: tuple[Verdict, ...]
+    loads: tuple[LoadPoint, ...]
+    capacity: Capacity | None
+    caveats: tuple[str, ...]
+    remarks: tuple[str, ...]
+    records: tuple[Record, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{verdict.sentence} ({verdict.sureness})" for verdict in self.decisions) or "Not decided."
+
+    @property
+    def base(self) -> Measured:
+        """The condition that the decision is about."""
+        return self.conditions[0]
+
+    @property
+    def links(self) -> list[Measured]:
+        """The base and the conditions that differ from it only in the link, by round trip."""
+        found = [m for m in self.conditions if m.varies in (BASE, LINK)]
+        return sorted(found, key=lambda m: m.rtt_ms)
+
+    @property
+    def samplings(self) -> list[Measured]:
+        """The base and the conditions with other sampling or rules; empty if there are none."""
+        found = [m for m in self.conditions if m.varies == SAMPLING]
+        return [self.base, *found] if found else []
+
+    @property
+    def decision(self) -> Verdict | None:
+        return self.verdict(self.base.name)
+
+    @property
+    def decisions(self) -> list[Verdict]:
+        """A verdict for every link, then one for every load, as far as they could be decided."""
+        found = [self.verdict(m.name) for m in self.links]
+        return [verdict for verdict in (*found, *(point.verdict for point in self.loads)) if verdict]
+
+    @property
+    def failed(self) -> tuple[Record, ...]:
+        return tuple(record for record in self.records if record.error)
+
+    @property
+    def rehearsed(self) -> bool:
+        """Whether servers took the step times of a device that is not here."""
+        return any(endpoint.model.rehearsals for endpoint in self.endpoints)
+
+    @property
+    def architectures(self) -> list[str]:
+        return list(dict.fromkeys(s.architecture for m in self.conditions for s in m.summaries))
+
+    def verdict(self, condition: str) -> Verdict | None:
+        return next((verdict for verdict in self.verdicts if verdict.at.condition == condition), None)
+
+    def decide(self, rtt_ms: float | None = None, clients: int = 1) -> Verdict | None:
+        """Decides for a round trip (None: the base's) and a number of clients: as measured, else as predicted.
+
+        None if too few architectures were measured. Raises ValueError.
+        """
+        if clients < 1:
+            raise ValueError(f"clients: {clients} is below 1")
+        if rtt_ms is not None and not 0 <= rtt_ms <= MAX_RTT_MS:
+            raise ValueError(f"rtt-ms: {rtt_ms:g} is outside 0 to {MAX_RTT_MS:g}")
+        at = self.base.rtt_ms if rtt_ms is None else rtt_ms
+        for verdict in self.decisions:
+            if (verdict.at.rtt_ms, verdict.at.clients) == (at, clients):
+                return verdict
+        links = [(m.rtt_ms, m.summaries) for m in self.links if m.link.but.predictable]
+        known = [found for m in self.links if (found := self.verdict(m.name))]
+        return predicted_verdict(links, known, at, clients)
+
+
+def analyse(measured: RunData) -> Comparison:
+    """Analyses a run, complete or not; a part that fails becomes a remark. Raises ValueError without a record."""
+    if not measured.records:
+        raise ValueError("records: no request was measured")
+    config, remarks, cores = measured.config, list[str](), measured.machine.usable_cores
+    records, endpoints = _in_order(measured), measured.endpoints
+    seen = {record.condition for record in records}
+    conditions = [c for c in (*config.conditions, *config.load_conditions) if c.name in seen]
+    baseline = baseline_of(list(endpoints))
+    plain = baseline.architecture.name if baseline else None
+    summaries = {c.name: tuple(_summaries(measured, c, records, plain, remarks)) for c in conditions}
+    theory = tried(
+        remarks, "Theory beside measurement", lambda: theory_of(conditions, summaries, measured.calibrations), None
+    )
+    verdicts, loads = list[Verdict](), list[LoadPoint]()
+    for on in conditions:
+        if on.load:
+            point = partial(load_point, on, on.load, summaries[on.name], records)
+            if made := tried(remarks, f"The decision under {on.name}", point, None):
+                loads.append(made)
+        else:
+            judged = partial(measured_verdict, on, summaries[on.name], records, endpoints, cores)
+            if found := tried(remarks, f"The decision under {on.name}", judged, None):
+                verdicts.append(found)
+    bound, law = config.capacity_ms, theory.capacity_gain if theory else None
+    served = None
+    if bound is not None:
+        served = tried(remarks, "The capacity", lambda: capacity(bound / 1000, loads, summaries, law), None)
+    return Comparison(
+        SCHEMA_VERSION,
+        measured.started_at,
+        measured.missing,
+        measured.planned,
+        config,
+        measured.machine,
+        measured.versions,
+        endpoints,
+        measured.warm_up_failures,
+        plain,
+        tuple(_measured(measured, c, summaries[c.name]) for c in conditions),
+        theory,
+        tuple(verdicts),
+        tuple(loads),
+        served,
+        tuple(caveats(endpoints)),
+        (*_remarks(measured), *measured.remarks, *remarks),
+        tuple(records),
+    )
+
+
+def read_comparison(path: Path, flag: str = "report") -> Comparison:
+    """Reads a comparison.json. Raises a one-line ValueError."""
+    try:
+        found = json.loads(read_text(path, flag))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{flag}: {path} cannot be read: {error}") from None
+    version = found.get("schema_version") if isinstance(found, dict) else None
+    if version != SCHEMA_VERSION:
+        raise ValueError(f"{flag}: {path} has schema version {version}, and {SCHEMA_VERSION} is needed: measure again")
+    try:
+        return decoded(Comparison, found)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{flag}: {path} is not what this version writes: {' '.join(str(error).split())}") from None
+
+
+def comparison_as_text(comparison: Comparison) -> str:
+    """Returns the text of comparison.json."""
+    return json.dumps(encoded(comparison), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def _measured(measured: RunData, on: Condition, summaries: tuple[Summary, ...]) -> Measured:
+    request, overhead = on.request, measured.links.get(on.link)
+    return Measured(on.name, on.varies, on.link, request.sampling, request.rule, on.load, overhead, summaries)
+
+
+def _in_order(measured: RunData) -> list[Record]:
+    config = measured.config
+    names = (
+        [c.name for c in (*config.conditions, *config.load_conditions)],
+        [e.architecture.name for e in measured.endpoints],
+        (*(prompt.name for prompt in config.prompts), *names_of(config)),
+    )
+    part, place, page = ({name: i for i, name in enumerate(of)} for of in names)
+    return sorted(measured.records, key=lambda r: (part[r.condition], place[r.architecture], r.run, page[r.prompt]))
+
+
+def _summaries(
+    measured: RunData, on: Condition, records: Sequence[Record], baseline: str | None, remarks: list[str]
+) -> list[Summary]:
+    own = [record for record in records if record.condition == on.name]
+    if on.request.rule is not Rule.AGREEMENT:  # the rejection rule preserves the distribution, not the tokens
+        plain = []
+    elif on.varies == LOAD:
+        plain = _plain_with_fewest_beside(records)
+    else:
+        plain = [record for record in own if record.architecture == AUTOREGRESSIVE.name]
+    traces = {prompt: trace for (name, prompt), trace in measured.margins.items() if name == on.name}
+    made = (
+        tried(remarks, f"The summary of {name}", partial(summarize, name, own, baseline, plain, traces), None)
+        for name in dict.fromkeys(record.architecture for record in own)
+    )
+    return [summary for summary in made if summary]
+
+
+def _plain_with_fewest_beside(records: Sequence[Record]) -> list[Record]:
+    """Returns plain decoding's outputs to compare outputs under load with: alone, else under the first load."""
+    first: dict[tuple[str, int], Record] = {}
+    for record in records:
+        of_base = record.condition == BASE or record.sent_s is not None
+        if of_base and record.architecture == AUTOREGRESSIVE.name and record.measurement:
+            first.setdefault((record.prompt, record.run), record)
+    return list(first.values())
+
+
+def _remarks(measured: RunData) -> list[str]:
+    return [*incomparable(list(measured.endpoints)), *_not_adaptive(measured), *_ended_early(measured)]
+
+
+def _not_adaptive(measured: RunData) -> list[str]:
+    """Names the servers that use a fixed length although auto was requested."""
+    fixed = [e for e in measured.endpoints if e.model.draft_name and not e.model.adaptive_speculation_length]
+    if measured.config.speculation_length is not None or not fixed:
+        return []
+    each = ", ".join(f"{e.architecture.name} {e.model.default_speculation_length}" for e in fixed)
+    return [f"speculation-length auto: these servers were started with a fixed one: {each}"]
+
+
+def _ended_early(measured: RunData) -> list[str]:
+    """Warns of answers that are too short to be timed."""
+    tokens = [m.output_tokens for m in completed(measured.records)]
+    early = sum(count < EARLY_TOKENS for count in tokens)
+    if not early:
+        return []
+    raw = any(prompt.kind in OWN and not prompt.chat for prompt in measured.config.prompts)
+    hint = " Prompts of your own were given as they are (--raw, or the model has no chat template)." if raw else ""
+    return [
+        f"{early} of {len(tokens)} answers ended under {EARLY_TOKENS} tokens and say little about the time per token."
+        f" Ask for longer answers.{hint}"
+    ]
+
+
+def caveats(endpoints: Sequence[Endpoint]) -> list[str]:
+    """Returns what is read before any figure: rehearsed steps, and how the servers are not alike."""
+    given = [e for e in endpoints if e.log is None]
+    started = [e for e in endpoints if e.log is not None]
+    hosts = list(dict.fromkeys(host_of(e) for e in endpoints))
+    found: list[str] = []
+    if given and started:
+        ran = joined([f"{name_in_sentence(e.architecture.name)} at {e.address}" for e in given])
+        found.append(
+            f"{ran} ran already, other servers were started here: processor, threads and prefix sharing may differ."
+            " Connect all of them, or none."
+        )
+    if len(hosts) > 1:
+        found.append(f"More than one machine is compared ({joined(hosts)}): a ratio may be that of the machines.")
+    elif hosts and hosts[0] != "this machine":
+        found.append(f"All servers ran on {hosts[0]}: how busy that machine was is not known here.")
+    if found and (apart := _differing(endpoints)):
+        found.append(f"The servers' settings differ: {apart}.")
+    return [*_rehearsed(endpoints), *found]
+
+
+def _rehearsed(endpoints: Sequence[Endpoint]) -> list[str]:
+    """Names the device whose step times were taken, and the steps that took longer here."""
+    of = [each for endpoint in endpoints for each in endpoint.model.rehearsals]
+    if not of:
+        return []
+    steps, late = sum(each.steps for each in of), sum(each.late_steps for each in of)
+    by = f", by {1000 * sum(each.late_seconds for each in of) / late:.1f} ms on average" if late else ""
+    drafts = " (drafts; those of targets are in their logs)" if all(each.part == "draft" for each in of) else ""
+    return [
+        f"Rehearsed: real models and a real wire, with steps that take the times of {of[0].device} ({of[0].source}),"
+        f" not this machine's; {late} of {plural(steps, 'step')} were late{by}{drafts}."
+    ]
+
+
+def _differing(endpoints: Sequence[Endpoint]) -> str:
+    parts: list[str] = []
+    for field in SETTINGS:
+        values: dict[str, list[str]] = {}
+        for e in endpoints:
+            values.setdefault(str(getattr(e.model, field)), []).append(name_in_sentence(e.architecture.name))
+        if len(values) > 1:
+            each = "; ".join(f"{value} at {joined(names)}" for value, names in values.items())
+            parts.append(f"{field.replace('_', ' ')} ({each})")
+    return ", ".join(parts)

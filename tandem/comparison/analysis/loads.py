@@ -1,0 +1,153 @@
+"""Figures under each load, and how many clients one target serves within a bound on the time per token.
+
+Names are LLMPerf's: completed requests and output tokens over the time from the first request sent to the last one
+ended; a failed request is an error, and its tokens do not count.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tandem.comparison.analysis.doubt import Evidence, busy
+from tandem.comparison.analysis.summary import Summary
+from tandem.comparison.analysis.verdict import Verdict, loaded_verdict
+from tandem.comparison.measuring.architectures import COMPARED, DISTRIBUTED, FUSED
+from tandem.comparison.measuring.conditions import Condition
+from tandem.comparison.measuring.distributions import ratio
+from tandem.comparison.measuring.loads import Load
+from tandem.comparison.measuring.records import Record
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFigures:
+    """One architecture under one load. `seconds`: from the first request sent to the last one ended."""
+
+    num_requests_started: int
+    num_completed_requests: int
+    number_errors: int
+    error_code_frequency: Mapping[str, int]
+    seconds: float
+    num_completed_requests_per_minute: float | None
+    mean_output_throughput_token_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPoint:
+    """One load. `verdict` None: fewer than two architectures answered all of its requests."""
+
+    condition: str
+    load: Load
+    figures: Mapping[str, LoadFigures]
+    verdict: Verdict | None
+
+
+def load_figures(records: Sequence[Record]) -> LoadFigures:
+    """Computes the figures of one architecture's records under one load."""
+    done = [record.measurement for record in records if record.measurement]
+    sent = [record.sent_s for record in records if record.sent_s is not None]
+    ended = [record.ended_s for record in records if record.ended_s is not None]
+    seconds = max(ended, default=0.0) - min(sent, default=0.0)
+    errors = Counter(record.error.code for record in records if record.error)
+    return LoadFigures(
+        num_requests_started=len(records),
+        num_completed_requests=len(done),
+        number_errors=errors.total(),
+        error_code_frequency=dict(errors),
+        seconds=seconds,
+        num_completed_requests_per_minute=ratio(60 * len(done), seconds),
+        mean_output_throughput_token_per_s=ratio(sum(m.output_tokens for m in done), seconds),
+    )
+
+
+def load_point(on: Condition, load: Load, summaries: Sequence[Summary], records: Sequence[Record]) -> LoadPoint:
+    """Computes the figures under a load, and decides."""
+    own = [record for record in records if record.condition == on.name]
+    by_name = {s.architecture: s for s in summaries}
+    figures = {name: load_figures([r for r in own if r.architecture == name]) for name in by_name}
+    latencies = {name: s.distributions["end_to_end_latency_s"].mean for name, s in by_name.items()}
+    rates = {
+        name: rate
+        for name, of in figures.items()
+        if name in COMPARED and of.num_requests_started >= load.requests and latencies[name] is not None
+        if (rate := of.mean_output_throughput_token_per_s)
+    }
+    evidence = Evidence(busy=busy([r.machine_load for r in own if r.machine_load], 1))
+    known = {name: latency for name, latency in latencies.items() if latency is not None}
+    return LoadPoint(on.name, load, figures, loaded_verdict(on, rates, known, evidence))
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One number of clients: the 95th percentile of the time per token, and tokens per second."""
+
+    clients: int
+    p95_s: float
+    tokens_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What one target serves. `clients`: within the bound; 0: not even one. `at_least`: the most measured met it.
+
+    tokens_per_second: of that many clients together, per target's device.
+    """
+
+    architecture: str
+    clients: float
+    at_least: bool
+    tokens_per_second: float | None
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What every architecture serves. `gain`: distributed over fused, in clients; `law`: 1 + g t_d / t_v, what
+    arXiv 2606.25091 expects of it."""
+
+    bound_s: float
+    served: tuple[Served, ...]
+    gain: float | None
+    law: float | None
+
+
+def capacity(
+    bound_s: float, loads: Sequence[LoadPoint], summaries: Mapping[str, Sequence[Summary]], law: float | None
+) -> Capacity | None:
+    """Returns the capacities under the loads that have a number of clients; None if no architecture was measured so."""
+    found: dict[str, list[Point]] = {}
+    for point in loads:
+        for summary in summaries[point.condition] if point.load.concurrency is not None else ():
+            figures = point.figures[summary.architecture]
+            p95, rate = summary.distributions["tpot_s"].p95, figures.mean_output_throughput_token_per_s
+            if p95 is not None and rate is not None and not figures.number_errors and summary.architecture in COMPARED:
+                own = Point(point.load.concurrency or 1, p95, rate)
+                found.setdefault(summary.architecture, []).append(own)
+    served = tuple(_served(name, bound_s, points) for name, points in found.items())
+    clients = {one.architecture: one.clients for one in served if not one.at_least}
+    both = {DISTRIBUTED.name, FUSED.name} <= set(clients)
+    gain = ratio(clients[DISTRIBUTED.name], clients[FUSED.name]) if both else None
+    return Capacity(bound_s, served, gain, law) if served else None
+
+
+def _served(name: str, bound_s: float, points: Sequence[Point]) -> Served:
+    ordered = tuple(sorted(points, key=lambda point: point.clients))
+    clients, rate = most_clients(bound_s, ordered)
+    return Served(name, clients, bool(clients) and clients == ordered[-1].clients, rate, ordered)
+
+
+def most_clients(bound_s: float, points: Sequence[Point]) -> tuple[float, float | None]:
+    """Returns the most clients within the bound and their tokens per second, from points in the order of clients.
+
+    Between two measured numbers of clients the time is taken as linear, as it is once the target is always busy.
+    """
+    if points[0].p95_s > bound_s:
+        return 0.0, None
+    for below, above in itertools.pairwise(points):
+        if above.p95_s > bound_s:
+            share = (bound_s - below.p95_s) / (above.p95_s - below.p95_s)
+            rates = below.tokens_per_second, above.tokens_per_second
+            return below.clients + share * (above.clients - below.clients), rates[0] + share * (rates[1] - rates[0])
+    return float(points[-1].clients), points[-1].tokens_per_second

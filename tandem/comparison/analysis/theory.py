@@ -1,0 +1,182 @@
+"""Theory beside measurement: times per token predicted from component times, in three forms.
+
+Plain: a step. Draft beside the target: draft and verification of a round over its tokens. Draft apart: a round trip
+for each round as well. Component times come from calibration requests on the base's link, the tokens and the drafts of
+a round from the measured requests of each link. Never waiting and pipelined rounds overlap, and are not predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from tandem.comparison.analysis.costs import Costs, costs_by_architecture
+from tandem.comparison.analysis.summary import Summary
+from tandem.comparison.links.settings import LinkSettings
+from tandem.comparison.measuring import architectures as arch
+from tandem.comparison.measuring.calibration import Calibration
+from tandem.comparison.measuring.conditions import BASE, LINK, Condition
+from tandem.comparison.measuring.distributions import ratio
+
+MISSED = 1.25
+"""A prediction that is off by more than this factor is not relied on."""
+PREDICTED = (arch.DISTRIBUTED.name, arch.FUSED.name, arch.REMOTE_DRAFT.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """The rounds of an architecture: tokens committed and draft tokens verified in one, and the share with a draft.
+
+    tokens: the mean output length.
+    """
+
+    committed: float
+    drafted: float
+    drafting: float
+    tokens: float
+
+    @property
+    def as_defined(self) -> float:
+        """Converts seconds per token to TPOT: (E2E - TTFT) / (n - 1) counts the first round's tokens, not its time."""
+        return (self.tokens - self.committed) / (self.tokens - 1) if self.tokens > self.committed else 1.0
+
+
+def rounds_of(summary: Summary) -> Rounds | None:
+    """Returns None where nothing was drafted."""
+    of, tokens = summary.acceptance, summary.distributions["number_output_tokens"].mean
+    if not of.drafted or not of.rounds or tokens is None:
+        return None
+    proposing = 1.0 if of.proposing is None else of.proposing
+    return Rounds(1 + of.accepted / of.rounds, of.drafted / of.rounds, proposing, tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A predicted and a measured mean TPOT."""
+
+    architecture: str
+    condition: str
+    predicted_s: float
+    measured_s: float | None
+
+    @property
+    def error(self) -> float | None:
+        share = ratio(self.predicted_s, self.measured_s or 0.0)
+        return None if share is None else share - 1
+
+    @property
+    def missed(self) -> bool:
+        share = None if self.error is None else 1 + self.error
+        return share is not None and not 1 / MISSED <= share <= MISSED
+
+
+@dataclass(frozen=True, slots=True)
+class Theory:
+    """Component times and what follows from them, in seconds.
+
+    rounds: of the base. break_even_rtt_s: below it distributed is faster than plain decoding; None: at no round trip.
+    best_lengths: the fixed speculation length with the least time per token on the base's link, 0 for plain decoding.
+    capacity_gain: 1 + draft / verification, the clients of a target with drafts apart over one with drafts beside it.
+    """
+
+    plain_s: float
+    plain_overhead_s: float
+    costs: Mapping[str, Costs]
+    rounds: Mapping[str, Rounds]
+    predictions: tuple[Prediction, ...] = ()
+    break_even_rtt_s: float | None = None
+    best_lengths: Mapping[str, int] = field(default_factory=dict)
+    capacity_gain: float | None = None
+
+    @property
+    def plain_tpot_s(self) -> float:
+        return self.plain_s + self.plain_overhead_s
+
+    def round_s(self, name: str, rounds: Rounds) -> tuple[float, float]:
+        """Returns the seconds of a round's draft and verification."""
+        of = self.costs[name]
+        draft = of.draft_fixed_s * rounds.drafting + of.draft_slope_s * rounds.drafted
+        return draft, of.verify_fixed_s + of.verify_slope_s * (1 + rounds.drafted)
+
+    def tpot_s(self, name: str, link: LinkSettings, rounds: Rounds | None = None) -> float:
+        """Returns the predicted time per token. `rounds`: those on this link; None: the base's."""
+        if name in arch.PLAIN:
+            return self.plain_tpot_s
+        of, rounds = self.costs[name], rounds or self.rounds[name]
+        seconds = sum(self.round_s(name, rounds)) + of.overhead_s
+        if arch.COMPARED[name].split:
+            seconds += asking(name, rounds) * (link.round_trip(of.message_bytes) + of.rpc_s)
+        return seconds / rounds.committed * rounds.as_defined
+
+
+def asking(name: str, rounds: Rounds) -> float:
+    """Returns the round trips of a round: a target whose draft is elsewhere makes none in a round without a draft."""
+    return rounds.drafting if name == arch.REMOTE_DRAFT.name else 1.0
+
+
+def theory_of(
+    conditions: Sequence[Condition], summaries: Mapping[str, Sequence[Summary]], calibrations: Sequence[Calibration]
+) -> Theory | None:
+    """Predicts every link; None unless plain decoding and a drafting architecture were measured and calibrated."""
+    base = conditions[0]
+    costs = costs_by_architecture(calibrations, base.link)
+    plain = next((name for name in reversed(arch.PLAIN) if name in costs), None)
+    drafting = {s.architecture: found for s in summaries[base.name] if (found := rounds_of(s))}
+    rounds = {name: drafting[name] for name in PREDICTED if name in drafting and name in costs}
+    if plain is None or not rounds:
+        return None
+    step = costs[plain]
+    model = Theory(step.verify_fixed_s + step.verify_slope_s, step.overhead_s, costs, rounds)
+    links = [c for c in conditions if c.varies in (BASE, LINK) and c.link.but.predictable]
+    return replace(
+        model,
+        predictions=tuple(p for c in links for p in _predictions(model, plain, c, summaries[c.name])),
+        break_even_rtt_s=_break_even(model, base.link),
+        best_lengths={name: _best_length(model, name, base.link, calibrations) for name in rounds},
+        capacity_gain=_capacity_gain(model),
+    )
+
+
+def _predictions(model: Theory, plain: str, on: Condition, summaries: Sequence[Summary]) -> list[Prediction]:
+    by_name = {s.architecture: s for s in summaries}
+    measured = {name: by_name[name].tpot_s if name in by_name else None for name in (plain, *model.rounds)}
+    rounds = {name: rounds_of(by_name[name]) for name in model.rounds if name in by_name}
+    return [
+        Prediction(name, on.name, model.tpot_s(name, on.link, rounds.get(name)), tpot_s)
+        for name, tpot_s in measured.items()
+    ]
+
+
+def _break_even(model: Theory, base: LinkSettings) -> float | None:
+    """Returns the round trip in seconds at which distributed takes as long as plain decoding."""
+    name = arch.DISTRIBUTED.name
+    if name not in model.rounds:
+        return None
+    rounds, near = model.rounds[name], LinkSettings(0.0, base.bandwidth_mbps, base.but)
+    left = (model.plain_tpot_s - model.tpot_s(name, near)) / rounds.as_defined * rounds.committed
+    return left if left > 0 else None
+
+
+def _best_length(model: Theory, name: str, link: LinkSettings, found: Sequence[Calibration]) -> int:
+    """Acceptance is that of calibration requests, which had fixed lengths: auto drafts much where much is accepted."""
+    own = [one for one in found if one.architecture == name]
+    tpots, committed = [model.plain_tpot_s], 1.0
+    for position in range(max((one.length for one in own), default=0)):
+        reaching = [one.measurement for one in own if one.length > position]
+        accepted = sum(sum(m.accepted_per_position[position : position + 1]) for m in reaching)
+        committed += ratio(accepted, sum(m.rounds for m in reaching)) or 0.0
+        rounds = Rounds(committed, position + 1, 1.0, model.rounds[name].tokens)
+        tpots.append(model.tpot_s(name, link, rounds))
+    return min(range(len(tpots)), key=tpots.__getitem__)
+
+
+def _capacity_gain(model: Theory) -> float | None:
+    if arch.FUSED.name not in model.rounds:
+        return None
+    draft, verify = model.round_s(arch.FUSED.name, model.rounds[arch.FUSED.name])
+    gain = ratio(draft, verify)
+    return None if gain is None else 1 + gain
+
+
+def missed(theory: Theory | None) -> list[Prediction]:
+    return [prediction for prediction in (theory.predictions if theory else ()) if prediction.missed]

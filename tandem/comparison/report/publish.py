@@ -1,0 +1,117 @@
+"""Publishes a run: files, terminal, exit code. Parts that fail are reported; the rest is made."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from tandem.comparison.analysis.comparison import Comparison, analyse, comparison_as_text
+from tandem.comparison.analysis.step_times import step_times
+from tandem.comparison.measuring.attempt import tried
+from tandem.comparison.measuring.driver import FAILED, OK
+from tandem.comparison.measuring.machine_load import MachineLoad
+from tandem.comparison.measuring.record_log import RunData
+from tandem.comparison.measuring.records import CAUSES, HEAD, Measurement, Record, record_as_json
+from tandem.comparison.report.page import html
+from tandem.comparison.report.terminal import TABLE_WIDTH, print_comparison
+from tandem.host.device_times import text_of as times_as_text
+
+REHEARSED = "rehearsed"
+"""The last column: the name of the step times that servers took."""
+CSV_COLUMNS: tuple[str, ...] = (
+    *HEAD,
+    *(f.name for f in fields(Measurement) if f.name != "seconds_by_cause"),
+    *(f"{cause}_seconds" for cause in CAUSES),
+    "error_code",
+    "error_message",
+    *(f"machine_{f.name}" for f in fields(MachineLoad)),
+    REHEARSED,
+)
+
+
+def publish(measured: RunData) -> int:
+    """Publishes a run. Returns OK, or FAILED if a request or a file failed. Raises ValueError without a record."""
+    found, remarks = analyse(measured), list[str]()
+    written = _write(found, step_times_of(measured), remarks)
+    console = Console() if sys.stdout.isatty() else Console(width=TABLE_WIDTH)
+    tried(remarks, "The tables", lambda: print_comparison(found, console), None)
+    if written:
+        print("wrote " + ", ".join(map(str, written)))
+    for remark in remarks:
+        print(f"compare_architectures.py: error: {remark}", file=sys.stderr)
+    return FAILED if found.failed or remarks else OK
+
+
+def write_files(found: Comparison, measured: RunData) -> tuple[Path, ...]:
+    """Writes comparison.json, comparison.csv and the page. Raises OSError with the sentences of all that failed."""
+    remarks: list[str] = []
+    written = _write(found, step_times_of(measured), remarks)
+    if remarks:
+        raise OSError("; ".join(remarks))
+    return written
+
+
+def step_times_of(measured: RunData) -> str | None:
+    times = step_times(measured)
+    return times_as_text(times) if times else None
+
+
+def write_page(found: Comparison, folder: Path) -> Path:
+    """Writes report.html."""
+    return write_atomically(folder / "report.html", html(found))
+
+
+def _write(found: Comparison, times: str | None, remarks: list[str]) -> tuple[Path, ...]:
+    folder = found.config.output_dir
+    tried(remarks, "The folder", lambda: folder.mkdir(parents=True, exist_ok=True), None)
+    texts: dict[str, Callable[[], str]] = {
+        "comparison.json": lambda: comparison_as_text(found),
+        "comparison.csv": lambda: records_as_csv(found.records, found.config.rehearse),
+        "report.html": lambda: html(found),
+    }
+    if times:
+        texts["step_times.json"] = lambda: times or ""
+    files = (
+        tried(remarks, name, lambda name=name, make=make: write_atomically(folder / name, make()), None)  # type: ignore[misc]
+        for name, make in texts.items()
+    )
+    return tuple(path for path in files if path)
+
+
+def records_as_csv(records: Sequence[Record], rehearsed: str | None = None) -> str:
+    """Returns one row per record. Lists are JSON inside a cell; cells without a measurement are empty."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, CSV_COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({**_csv_row(record), REHEARSED: rehearsed} for record in records)
+    return text.getvalue()
+
+
+def _csv_row(record: Record) -> dict[str, Any]:
+    row = record_as_json(record)
+    seconds: dict[str, float] = row.pop("seconds_by_cause") or {}
+    error: dict[str, str] = row.pop("error") or {}
+    load: dict[str, float] = row.pop("machine_load") or {}
+    return {
+        **{key: json.dumps(value) if isinstance(value, list) else value for key, value in row.items()},
+        **{f"{cause}_seconds": seconds.get(cause) for cause in CAUSES},
+        **{f"error_{key}": value for key, value in error.items()},
+        **{f"machine_{key}": value for key, value in load.items()},
+    }
+
+
+def write_atomically(path: Path, content: str | bytes) -> Path:
+    """Replaces a file atomically, so that readers never see half of it. Text is encoded as UTF-8."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
+    os.replace(unfinished, path)
+    return path

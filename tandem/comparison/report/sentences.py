@@ -1,0 +1,186 @@
+"""What a report states in sentences: why, what would make it surer, where it was measured, theory, remarks."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from datetime import datetime, timezone
+
+from tandem.comparison.analysis import words
+from tandem.comparison.analysis.comparison import Comparison
+from tandem.comparison.analysis.doubt import Doubt
+from tandem.comparison.analysis.theory import missed
+from tandem.comparison.analysis.verdict import Verdict
+from tandem.comparison.analysis.words import milliseconds, name, name_in_sentence
+from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, PLAIN
+
+LEAST_SHARE = 0.005
+"""The least share of the processor time that is worth a word."""
+PACKAGES = ("torch", "transformers", "numpy")
+
+
+def partial(found: Comparison) -> str | None:
+    """Says why and how much of a comparison is missing; None if it is complete."""
+    if found.missing is None:
+        return None
+    return f"{found.missing}; {len(found.records)} of {found.planned or 'an unknown number of'} requests were measured"
+
+
+def undecided(found: Comparison) -> str:
+    """Says why there is no decision."""
+    measured = [s.architecture for s in found.base.summaries if s.tpot_s is not None]
+    if not measured:
+        return "No decision: no request completed with two tokens or more."
+    return f"No decision: only {words.joined([name_in_sentence(each) for each in measured])} was measured."
+
+
+def doubts(of: Doubt) -> Iterator[str]:
+    """Says how sure a statement is, why, and what would make it surer."""
+    yield f"How sure: {of.sureness.value}{':' if of.reasons else '.'}"
+    yield from (f"  - {reason}" for reason in of.reasons)
+    if of.surer:
+        yield f"To be surer: measure again {', '.join(of.surer)}."
+
+
+def ratios(verdict: Verdict) -> Iterator[str]:
+    """States by how much the fastest is faster than each other architecture."""
+    for rival in verdict.rivals:
+        if rival.ratio is not None:
+            ratio = words.with_interval(f"{rival.ratio:.2f}", rival.interval)
+            fastest, other = name_in_sentence(verdict.fastest), name_in_sentence(rival.architecture)
+            yield f"{fastest} is {ratio} {verdict.at.unit} {other}"
+
+
+def not_measured(found: Comparison) -> Iterator[str]:
+    """Yields a line for every round trip that was named and not measured, or not decided."""
+    measured = {m.rtt_ms: m for m in found.links}
+    for rtt_ms in found.config.rtts_ms:
+        if rtt_ms not in measured:
+            yield f"At {rtt_ms:g} ms: not measured."
+    for m in found.links:
+        if len(found.links) > 1 and not found.verdict(m.name):
+            yield f"{m.name}: not decided, fewer than two architectures answered."
+
+
+def theory(found: Comparison) -> Iterator[str]:
+    """States what follows from the component times."""
+    of = found.theory
+    if of is None:
+        return
+    if off := sorted({name(prediction.architecture) for prediction in missed(of)}):
+        yield f"Do not rely on what follows: predictions missed {words.joined(off)}."
+    errors = [abs(p.error) for p in of.predictions if p.error is not None]
+    if errors:
+        yield (
+            f"Predicted TPOT is off by {words.percent(statistics.median(errors), 1)} in the median and"
+            f" {words.percent(max(errors), 1)} at most, over {words.plural(len(errors), 'measured figure')}."
+        )
+    if "distributed" in of.rounds:
+        even = of.break_even_rtt_s
+        below = "at no round trip" if even is None else f"below {milliseconds(even, 0)} ms RTT"
+        yield f"Distributed is predicted to beat plain decoding {below}."
+    if of.capacity_gain is not None:
+        yield (
+            f"One target is predicted to serve {words.times(of.capacity_gain)} the clients with drafts of their own as"
+            " with drafts beside it, if the target is the bottleneck."
+        )
+
+
+def identity(found: Comparison) -> str:
+    """States how many outputs are plain decoding's."""
+    checked = [
+        s.identical
+        for m in found.conditions
+        for s in m.summaries
+        if s.identical and (s.architecture != AUTOREGRESSIVE.name or m.load)
+    ]
+    total, same = sum(each.total for each in checked), sum(each.count for each in checked)
+    if not total:
+        return "Outputs were not compared with plain decoding's."
+    return f"{same} of {total} outputs have the tokens of plain decoding."
+
+
+def drafts(found: Comparison) -> Iterator[str]:
+    """States the lengths of drafts, who proposed them, and the steps of a target that never waits."""
+    for s in found.base.summaries:
+        of, each = s.acceptance, s.architecture
+        if of.drafted:
+            rounds = ", ".join(f"{count} with {n}" for n, count in enumerate(of.rounds_by_length) if count)
+            mean = f"{of.drafted / of.rounds:.2f} tokens a round on average"
+            yield f"drafted, {name(each)}: {mean}" + (rounds and f"; rounds: {rounds} draft tokens")
+        if len(of.drafted_by) > 1:
+            parts = (f"{who} {of.accepted_by.get(who, 0)} of {count}" for who, count in of.drafted_by.items())
+            yield f"accepted, {name(each)}: {', '.join(parts)}"
+        if ran := s.never_waiting:
+            yield (
+                f"the target of {name(each)} made {ran.steps} steps, {ran.drafted_steps} with a draft and"
+                f" {ran.wasted_steps} for nothing; {ran.unverified_drafts} draft tokens were never verified."
+            )
+
+
+def date(found: Comparison) -> str:
+    try:
+        at = datetime.fromisoformat(found.started_at).astimezone(timezone.utc)
+    except ValueError:
+        return found.started_at
+    return f"{at.day} {at:%B %Y, %H:%M} UTC"
+
+
+def setting(found: Comparison) -> str:
+    """Describes what was measured, in one line."""
+    config, base = found.config, found.base
+    length = "draft lengths by measurement" if config.speculation_length is None else f"k = {config.speculation_length}"
+    rule = "" if base.rule.value == "agreement" else f", verified by {base.rule.value}"
+    parts = [
+        words.plural(len(config.prompts), "prompt"),
+        words.plural(config.num_runs, "run") if config.num_runs > 1 else "",
+        f"at most {config.max_new_tokens} tokens each",
+        f"{words.sampling(base.sampling)}{rule}",
+        length,
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def models(found: Comparison, field: str) -> list[str]:
+    """Returns the different values of a field of the servers' models."""
+    return list(dict.fromkeys(str(value) for e in found.endpoints if (value := getattr(e.model, field))))
+
+
+def card(found: Comparison) -> dict[str, str]:
+    """Returns what figures depend on: machine, software, models, link, servers."""
+    packages, machine = found.versions.packages, found.machine
+    own = [f"Tandem {found.versions.git_commit}"] if found.versions.git_commit else []
+    own += [f"Python {found.versions.python}", *(f"{each} {packages[each]}" for each in PACKAGES if each in packages)]
+    connected = [f"{name(e.architecture.name)} at {e.address}" for e in found.endpoints if e.log is None]
+    links = "; ".join(words.link(m.link) for m in found.links)
+    drafts = [draft.removeprefix("remote:") for draft in models(found, "draft_name")]
+    cards = {
+        "Machine": str(machine),
+        "Other programs": _load(found),
+        "Software": ", ".join(own),
+        "Target": ", ".join(models(found, "model_name")),
+        "Draft": ", ".join(dict.fromkeys(drafts)),
+        "Weights": f"{', '.join(models(found, 'dtype'))} on {', '.join(models(found, 'device'))}",
+        "Link": "direct" if found.base.link.rtt_ms is None else f"emulated: {links}",
+        "Servers": f"ran already: {', '.join(connected)}" if connected else "all started for this comparison",
+    }
+    return {what: value for what, value in cards.items() if value}
+
+
+def _load(found: Comparison) -> str:
+    """Says what other programs took while requests were measured; "" if that is not known."""
+    loads = [record.machine_load for record in found.records if record.machine_load]
+    parts = []
+    for shares, what in (
+        ([load.others for load in loads if load.others is not None], "took {} of the machine"),
+        ([load.steal for load in loads if load.steal is not None], "the host of this virtual machine took {}"),
+    ):
+        if shares and (share := statistics.fmean(shares)) >= LEAST_SHARE:
+            parts.append(what.format(words.percent(share)))
+    return ", ".join(parts)
+
+
+def why_no_theory(found: Comparison) -> str:
+    if not set(found.architectures) & set(PLAIN):
+        return "No predictions: plain decoding did not run, and they start from the cost of its step."
+    return "No predictions: nothing was drafted, or component times were not measured in this run."
