@@ -12,7 +12,7 @@ from tandem.speculation.length import FixedLength
 from tandem.speculation.lookahead import LookaheadPolicy
 from tandem.speculation.loop import speculate
 from tandem.speculation.never_waiting import NeverWaitingRounds, OnStep, RunStep
-from tandem.speculation.pipeline import RoundsLost
+from tandem.speculation.rounds import RoundsLost
 from tandem.speculation.run_on import MAX_UNREAD, RunMessage, SelfPacedRun
 from tandem.speculation.stopping import Stopping, StopRules
 from tandem.speculation.types import SpeculationStats, Verdict

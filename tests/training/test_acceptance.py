@@ -22,7 +22,8 @@ from tandem.runners.loading import Shape
 from tandem.runners.toy import ToyConfig
 from tandem.speculation.drafters import NgramDrafter
 from tandem.speculation.length import FixedLength
-from tandem.speculation.loop import DraftThenVerify, speculate
+from tandem.speculation.loop import speculate
+from tandem.speculation.rounds import DraftedRounds
 from tandem.speculation.stopping import Stopping, StopRules
 from tandem.speculation.types import Request, SamplingParams, SpeculationStats
 from tandem_train.accept import AcceptConfig, PairMeasurement, RoundFigures, measure
@@ -49,7 +50,7 @@ def said(sampling: SamplingParams) -> Continuation:
 
 async def deployed(drafter: ModelDrafter, engine: Engine, sampling: SamplingParams, k: int) -> SpeculationStats:
     stats = SpeculationStats()
-    rounds = DraftThenVerify(LocalVerifier(engine, Request(sampling)), drafter)
+    rounds = DraftedRounds(LocalVerifier(engine, Request(sampling)), drafter)
     async for _ in speculate(PROMPT, FixedLength(k), rounds, Stopping(StopRules(COUNT), Silent()), stats):
         pass
     return stats
