@@ -10,7 +10,8 @@ import statistics
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.bars import AUTOREGRESSIVE, DISTRIBUTED, FUSED, Bar
+from benchmarks.bars import Bar
+from benchmarks.formats import AUTOREGRESSIVE, DISTRIBUTED, FUSED
 from benchmarks.links_judged import measured as is_complete
 from tandem.cli import compare
 from tandem.comparison.analysis.comparison import Comparison, Measured, read_comparison

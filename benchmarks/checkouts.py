@@ -21,7 +21,7 @@ from rich.table import Table
 
 from benchmarks.arguments import Parser, positive
 from benchmarks.contenders import Ours
-from benchmarks.figures import Sample
+from benchmarks.figures import Sample, decoding
 from benchmarks.keeping import kept
 from tandem.comparison.measuring.environment import this_machine
 from tandem.comparison.measuring.run import rotated
@@ -70,9 +70,10 @@ async def decode(
     async with GenerationClient.connect(address, service) as client:
         a = await Ours("", client, speculation_length).answer(PROMPT, tokens)
     sample = Sample(str(speculation_length), "", "", 0, a.token_ids, a.seconds, a.first_seconds, a.first_tokens)
-    if sample.ms_per_later_token is None:
+    milliseconds = decoding(sample)
+    if milliseconds is None:
         raise RuntimeError(f"all {tokens} tokens came at once: decode more, with --max-new-tokens")
-    return sample.ms_per_later_token, a.token_ids
+    return milliseconds, a.token_ids
 
 
 async def measure(checkout: Checkout, tokens: int, folder: Path) -> tuple[tuple[int, ...], ...]:

@@ -9,29 +9,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from benchmarks.figures import Sample
+from benchmarks.figures import Sample, end_to_end
 from tandem.comparison.measuring.deployment import Endpoint
 from tandem.comparison.measuring.run import rotated
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.rpc.generation_client import GenerationClient
-from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, ModelInfo, SpeculationStats
+from tandem.speculation.types import Chunk, GenerationRequest, ModelInfo
 
 WARM_UP_TOKENS = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """New token ids and the seconds they took; `first_seconds`: until the first, `first_tokens` at once, had come.
-
-    `came`: the second at which each chunk came, where it was noted. `stats`: what a server of ours said of it.
-    """
+    """New token ids and the seconds they took; `first_seconds`: until the first, `first_tokens` at once, had come."""
 
     token_ids: tuple[int, ...]
     seconds: float
     first_seconds: float
     first_tokens: int
-    came: tuple[float, ...] = ()
-    stats: SpeculationStats | None = None
 
 
 class Contender(Protocol):
@@ -65,18 +60,15 @@ class Ours:
             ignore_end_of_sequence=True,
         )
         tokens: list[int] = []
-        came: list[float] = []
-        first, stats = 0, None
+        first, first_seconds = 0, 0.0
         sent = time.perf_counter()
         async with contextlib.aclosing(self.client.generate(request)) as events:
             async for event in events:
                 if isinstance(event, Chunk) and event.token_ids:
-                    came.append(time.perf_counter() - sent)
                     tokens += event.token_ids
-                    first = first or len(tokens)
-                elif isinstance(event, GenerationEnd):
-                    stats = event.stats
-        return Answered(tuple(tokens), time.perf_counter() - sent, came[0], first, tuple(came), stats)
+                    if not first:
+                        first, first_seconds = len(tokens), time.perf_counter() - sent
+        return Answered(tuple(tokens), time.perf_counter() - sent, first_seconds, first)
 
     async def answer_all(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[Answered]:
         return list(await asyncio.gather(*(self.answer(prompt, max_new_tokens) for prompt in prompts)))
@@ -113,7 +105,7 @@ def encode(prompts: Sequence[Prompt], model: str | None = None) -> dict[str, lis
     from tandem.checkpoints.tokenizers import HuggingFaceTokenizer
 
     tokenizer = HuggingFaceTokenizer(find(model))
-    return {prompt.name: tokenizer.encode(prompt.text, bool(prompt.chat)) for prompt in prompts}
+    return {prompt.name: tokenizer.encode(prompt.text, prompt.chat) for prompt in prompts}
 
 
 async def answer_in_turn(
@@ -132,7 +124,7 @@ async def answer_in_turn(
     for contender in contenders:
         await contender.answer(encoded[prompts[0].name], min(WARM_UP_TOKENS, max_new_tokens))
     for turn, (run, prompt) in enumerate((run, prompt) for run in range(runs) for prompt in prompts):
-        said: list[str] = []
+        shown: list[str] = []
         for contender in rotated(contenders, turn):
             answered = await contender.answer(encoded[prompt.name], max_new_tokens)
             if len(answered.token_ids) != max_new_tokens:
@@ -147,8 +139,7 @@ async def answer_in_turn(
                     answered.seconds,
                     answered.first_seconds,
                     answered.first_tokens,
-                    answered.stats,
                 )
             )
-            said.append(f"{contender.name} {samples[-1].ms_per_token:.1f}")
-        say(f"[{turn + 1}/{runs * len(prompts)}] {prompt.name}, ms per token: " + "; ".join(said))
+            shown.append(f"{contender.name} {end_to_end(samples[-1]):.1f}")
+        say(f"[{turn + 1}/{runs * len(prompts)}] {prompt.name}, ms per token: " + "; ".join(shown))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import statistics
 import sys
 import tempfile
 import time
@@ -20,13 +19,11 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks import against_plain, bandwidth, vllm_peer
-from benchmarks.bars import DISTRIBUTED, FUSED
 from benchmarks.contenders import Contender, Crowd, Ours, answer_in_turn, connect, describe, encode, ready
 from benchmarks.fast_peers import Llama, TargetFiles, prepare_llama, start_openvino, start_vllm, what_llama_said
 from benchmarks.fast_report import Outcome, document, report
-from benchmarks.fast_settings import PROMPT_TOKENS, RUNNING_TOKENS, Settings, parse
-from benchmarks.formats import Format
-from benchmarks.gaps import measure_stall
+from benchmarks.fast_settings import PROMPT_TOKENS, Settings, parse
+from benchmarks.formats import DISTRIBUTED, Format
 from benchmarks.keeping import kept
 from benchmarks.load import measure_load
 from benchmarks.others import watch
@@ -37,7 +34,6 @@ from tandem.comparison.measuring.servers import Fleet
 from tandem.comparison.measuring.workloads import built_in_prompts
 
 CROWD_KINDS = ("counting_and_lists", "code", "chat", "prose")
-NEWCOMERS = 2
 
 Say = Callable[[str], None]
 
@@ -60,9 +56,9 @@ async def measure(settings: Settings, outcome: Outcome, say: Say) -> None:
             llama = prepare_llama(settings, files, outcome, say)
             workers = await start_vllm(settings, logs, stack, outcome, say)
             workers += await start_openvino(settings, files, stack, outcome, say)
-        if wanted & {"single", "components", "prompts"}:
+        if wanted & {"single", "prompts"}:
             await _single(settings, logs, workers, llama, outcome, say)
-        if wanted & {"concurrency", "gap"}:
+        if "concurrency" in wanted:
             await _crowded(settings, logs, workers, llama, outcome, say)
     outcome.seconds = time.perf_counter() - began
 
@@ -119,13 +115,12 @@ async def _single(
         ours = await _ours(settings, logs, stack, outcome, say, None)
         others = await llama.start(1, stack, outcome, say) if llama else []
         everybody: list[Contender] = [*ours.values(), *workers, *others]
-        if set(settings.parts) & {"single", "components"}:
+        if "single" in settings.parts:
             encoded = encode(settings.prompts)
             outcome.contexts = {name: len(ids) + settings.max_new_tokens / 2 for name, ids in encoded.items()}
-            asked = everybody if "single" in settings.parts else [ours[FUSED]]
             _note_others(outcome, "requests alone", say)
             await answer_in_turn(
-                asked, settings.prompts, encoded, settings.max_new_tokens, settings.runs, say, outcome.samples
+                everybody, settings.prompts, encoded, settings.max_new_tokens, settings.runs, say, outcome.samples
             )
             outcome.remarks += what_llama_said(others)
         if "prompts" in settings.parts:
@@ -142,25 +137,14 @@ async def _crowded(
     outcome: Outcome,
     say: Say,
 ) -> None:
-    from tandem.runners.loading import CHUNK
-
     async with contextlib.AsyncExitStack() as stack:
         slots = max(settings.levels)
         ours = await _ours(settings, logs, stack, outcome, say, slots)
-        encoded = encode(built_in_prompts(CROWD_KINDS, 1))
-        prompts = list(encoded.values())
-        outcome.crowd_context = statistics.fmean(map(len, prompts)) + settings.crowd_tokens / 2
-        if "concurrency" in settings.parts:
-            others = await llama.start(slots, stack, outcome, say) if llama else []
-            _note_others(outcome, "many requests", say)
-            crowd: list[Crowd] = [*ours.values(), *workers, *others]
-            await measure_load(crowd, prompts, settings.levels, settings.crowd_tokens, say, outcome.loads)
-        if "gap" in settings.parts:
-            _note_others(outcome, "newcomers", say)
-            newcomer = _text()[: settings.sequence_length - 2]
-            outcome.stall = await measure_stall(
-                ours[FUSED], prompts[-1], newcomer, RUNNING_TOKENS, NEWCOMERS, settings.runs + 1, CHUNK
-            )
+        prompts = list(encode(built_in_prompts(CROWD_KINDS, 1)).values())
+        others = await llama.start(slots, stack, outcome, say) if llama else []
+        _note_others(outcome, "many requests", say)
+        crowd: list[Crowd] = [*ours.values(), *workers, *others]
+        await measure_load(crowd, prompts, settings.levels, settings.crowd_tokens, say, outcome.loads)
 
 
 def _text() -> list[int]:

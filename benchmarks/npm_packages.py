@@ -8,7 +8,7 @@ import subprocess
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -94,16 +94,6 @@ def member(tarball: Path, name: str) -> bytes:
     """Returns the content of one file of a package. Raises PackageError."""
     with tarfile.open(tarball) as archive:
         return _open(archive, tarball, name).read()
-
-
-def concatenate(tarballs: Sequence[Path], name: str, file: Path) -> None:
-    """Concatenates the file `name` of each package into `file`, completely or not at all."""
-    partial = file.with_name(file.name + ".partial")
-    with partial.open("wb") as out:
-        for tarball in tarballs:
-            with tarfile.open(tarball) as archive:
-                shutil.copyfileobj(_open(archive, tarball, name), out, _BLOCK)
-    partial.replace(file)
 
 
 def _open(archive: tarfile.TarFile, tarball: Path, name: str) -> BinaryIO:

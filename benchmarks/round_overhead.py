@@ -1,7 +1,7 @@
 """Measures the cost of a distributed round beyond drafting and verifying: `python -m benchmarks.round_overhead`.
 
-Three measurements: rounds against a server process with the toy runner, whose step takes almost no time; the parts of
-such a round, each run alone in this process; and rounds against the real target, where server and device share cores.
+Rounds go to a server process with the toy runner, whose step takes almost no time, and to the real target, where server
+and device share cores.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.arguments import Parser, positive
-from benchmarks.round_overhead_parts import draft_rows, loop_row, serialisation_rows, server_rows, toy_step_seconds
-from benchmarks.round_overhead_rows import (
+from benchmarks.round_overhead_wire import (
     SEQUENCE_LENGTH,
+    Round,
     Row,
     difference,
     direct,
-    of_medians,
+    empty_calls,
+    round_rows,
+    rounds_over,
 )
-from benchmarks.round_overhead_tokens import token_rows
-from benchmarks.round_overhead_wire import empty_calls, round_rows, rounds_over
 from tandem.comparison.measuring.config import DTYPES
 from tandem.comparison.measuring.environment import these_versions, this_machine
 from tandem.comparison.measuring.servers import Fleet
@@ -44,7 +44,7 @@ AIM_MS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Returns the tables' titles and rows, and the overheads that must be below the aim."""
+    """The tables' titles and rows, and the overheads that must be below the aim, in milliseconds."""
 
     tables: dict[str, list[Row]]
     overheads: dict[str, float]
@@ -81,52 +81,26 @@ async def measure(args: argparse.Namespace, say: Callable[[str], None]) -> Repor
     async with target_server("toy", k, "--backend", "toy") as (address, info):
         empty = await empty_calls(address, count)
         toy = await rounds_over(address, info, count, k)
-    say("the parts alone")
-    step = direct(
-        "toy step", toy_step_seconds(k, count), "the runner's verify, called here: the compute of these rounds"
-    )
-    toy_rows = round_rows(toy)
-    toy_rows.append(direct("empty call", empty, "GetModelInfo: gRPC's own floor, with a message of some 200 bytes"))
-    toy_rows.append(step)
-    toy_overhead = toy_rows[0].p50_ms - step.p50_ms
-    toy_rows.append(of_medians("overhead", toy_overhead, "the whole round less the toy step"))
-    tables = {
-        "A round against the toy server, over loopback": toy_rows,
-        "Serialisation alone": serialisation_rows(k, count),
-        "The server's side alone": await server_rows(k, count),
-        "A draft's row alone": await draft_rows(min(count, 200)),
-        "A plain step, and a fused round, beside a step that sleeps 3 ms": await token_rows(max(1, count // 100)),
-    }
-    overheads = {"toy server": toy_overhead}
+    tables, overheads = {}, {}
+    tables["A round against the toy server, over loopback"], overheads["toy server"] = _tables(toy, empty)
     if args.real_rounds:
-        real, loops, overhead = await _real(args, say)
-        tables["A round against the real target, over loopback"] = real
-        tables["The draft side's loop alone"] = loops
-        overheads["real target"] = overhead
+        say(f"{args.real_rounds} rounds against the real target")
+        threads = ["--threads", str(args.threads)] if args.threads else []
+        async with target_server("target", k, "--dtype", args.dtype, *threads) as (address, info):
+            real = await rounds_over(address, info, args.real_rounds, k)
+            empty = await empty_calls(address, args.real_rounds)
+        tables["A round against the real target, over loopback"], overheads["real target"] = _tables(real, empty)
     return Report(tables, overheads, time.perf_counter() - began)
 
 
-async def _real(args: argparse.Namespace, say: Callable[[str], None]) -> tuple[list[Row], list[Row], float]:
-    from tandem.checkpoints.locate import find
-    from tandem.checkpoints.tokenizers import HuggingFaceTokenizer
-    from tandem.runners.toy import ToyTokenizer
-
-    k = args.speculation_length
-    threads = ["--threads", str(args.threads)] if args.threads else []
-    say(f"{args.real_rounds} rounds against the real target")
-    async with target_server("target", k, "--dtype", args.dtype, *threads) as (address, info):
-        rounds = await rounds_over(address, info, args.real_rounds, k)
-        empty = await empty_calls(address, args.real_rounds)
-    rows = round_rows(rounds)
-    rows += [
-        direct("empty call", empty, "GetModelInfo of this server while its device is idle"),
+def _tables(rounds: Sequence[Round], empty: Sequence[float]) -> tuple[list[Row], float]:
+    """Returns the rows of a server's rounds, and the overhead in milliseconds."""
+    rows = [
+        *round_rows(rounds),
+        direct("empty call", empty, "GetModelInfo: gRPC's own floor, with a message of some 200 bytes"),
         difference("overhead", [r.wall - r.compute for r in rounds], "the whole round less compute, round by round"),
     ]
-    loops = [
-        await loop_row(k, args.rounds, ToyTokenizer().stream(), "toy text"),
-        await loop_row(k, args.rounds, HuggingFaceTokenizer(find(None)).stream(), "the embedded tokenizer"),
-    ]
-    return rows, loops, rows[-1].p50_ms
+    return rows, rows[-1].p50_ms
 
 
 def table_of(title: str, rows: Sequence[Row]) -> Table:
@@ -137,8 +111,7 @@ def table_of(title: str, rows: Sequence[Row]) -> Table:
     table.add_column("measured")
     table.add_column("what it is")
     for row in rows:
-        p99 = "-" if row.p99_ms is None else f"{row.p99_ms:.4f}"
-        table.add_row(row.part, f"{row.p50_ms:.4f}", p99, row.how, row.what)
+        table.add_row(row.part, f"{row.p50_ms:.4f}", f"{row.p99_ms:.4f}", row.how, row.what)
     return table
 
 

@@ -4,27 +4,52 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.round_overhead_rows import (
-    GREEDY,
-    PROMPT_TOKENS,
-    SESSION_ROUNDS,
-    WARM_UP_ROUNDS,
-    Row,
-    difference,
-    direct,
-    timed_call,
-)
+from benchmarks.figures import quantile
 from tandem.rpc.generation_client import GenerationClient
 from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.verifier_client import VerifierClient
 from tandem.rpc.verify_stream import RemoteVerifier
 from tandem.runners.toy import VOCAB_SIZE
-from tandem.speculation.types import ModelInfo, SpeculationStats
+from tandem.speculation.types import ModelInfo, Request, SpeculationStats
 from tandem.v1 import target_verifier_pb2 as pb
+
+PROMPT_TOKENS = 64
+SESSION_ROUNDS = 50
+"""Rounds per session, so that contexts stay short."""
+WARM_UP_ROUNDS = 20
+SEQUENCE_LENGTH = 512
+GREEDY = Request()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of a table, in milliseconds. `how`: timed itself, or left when others are subtracted."""
+
+    part: str
+    p50_ms: float
+    p99_ms: float
+    how: str
+    what: str = ""
+
+
+def direct(part: str, seconds: Sequence[float], what: str = "", how: str = "direct") -> Row:
+    return Row(part, 1000 * quantile(seconds, 0.5), 1000 * quantile(seconds, 0.99), how, what)
+
+
+def difference(part: str, seconds: Sequence[float], what: str = "") -> Row:
+    """Returns a row of differences, each taken within one round."""
+    return direct(part, seconds, what, "difference")
+
+
+async def timed_call(work: Callable[[], Awaitable[Any]]) -> float:
+    """Returns the seconds that `work` takes."""
+    began = time.perf_counter()
+    await work()
+    return time.perf_counter() - began
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import timed_drafter, vllm_drafts
-from benchmarks.bars import REPETITIVE, Bar
+from benchmarks.bars import Bar
 from benchmarks.contenders import encode
 from benchmarks.peers import PeerFailed
 from benchmarks.vllm_drafts import NEVER_WAITING, OWN, PLAIN, WAITING, Timed
@@ -35,6 +35,7 @@ from tandem.comparison.measuring.servers import Fleet, Server, ServerFailed
 from tandem.comparison.measuring.workloads import built_in_prompts
 
 FORMS = (WAITING, NEVER_WAITING)
+REPETITIVE = ("counting_and_lists", "code", "extraction")
 TIMES, IDENTITY, HUNG = "times", "identity", "hung"
 PARTS = (TIMES, IDENTITY, HUNG)
 TEXTS, TEXT_TOKENS, LONGEST_PROMPT = 40, 32, 96

@@ -74,8 +74,7 @@ async def engine(
     env |= {
         "PYTHONPATH": str(REPOSITORY),
         "TANDEM_DRAFT_WORKERS": worker,
-        "TANDEM_DRAFT_FORM": name if name in (WAITING, NEVER_WAITING) else "auto",
-        "TANDEM_DRAFT_BUDGET_MS": f"{args.budget_ms:g}",
+        "TANDEM_DRAFT_BUDGET_MS": "0" if name == NEVER_WAITING else f"{args.budget_ms:g}",
     }
     peer = vllm_peer.Peer(name, [args.vllm_python, str(vllm_peer.WORKER)], env, logs / f"{name}.log".replace(" ", "-"))
     settings = vllm_peer.settings(

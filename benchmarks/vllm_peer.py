@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bars import VLLM, VLLM_DRAFT, VLLM_NGRAM
 from benchmarks.contenders import Answered
+from benchmarks.formats import VLLM, VLLM_DRAFT, VLLM_NGRAM
 from benchmarks.peers import PeerFailed, PeerInfo
-from tandem.comparison.links.line_process import end
 from tandem.comparison.measuring.servers import log_tail
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
@@ -111,12 +110,11 @@ class Peer:
     async def answer_all(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[Answered]:
         reply = await self._ask({"prompts": [list(p) for p in prompts], "max_new_tokens": max_new_tokens})
         return [
-            Answered(tuple(a["token_ids"]), a["seconds"], a["came"][0], a["first_tokens"], tuple(a["came"]))
-            for a in reply["answers"]
+            Answered(tuple(a["token_ids"]), a["seconds"], a["came"][0], a["first_tokens"]) for a in reply["answers"]
         ]
 
     async def counted(self) -> dict[str, Any]:
-        """What the worker has counted of its speculation since its start; empty where nothing is counted."""
+        """Returns the worker's counts of speculation since its start; empty where nothing is counted."""
         return await self._ask({})
 
     async def _ask(self, asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,5 +141,15 @@ class Peer:
 
     async def stop(self) -> None:
         """Ends the process, also if the wait is cancelled."""
-        if self._process is not None:
-            await end(self._process, GRACE_SECONDS)
+        if self._process is None:
+            return
+        waiting = asyncio.ensure_future(self._process.wait())
+        try:
+            if self._process.stdin:
+                self._process.stdin.close()
+            await asyncio.wait((waiting,), timeout=GRACE_SECONDS)
+        finally:
+            waiting.cancel()
+            if self._process.returncode is None:
+                self._process.kill()
+        await self._process.wait()

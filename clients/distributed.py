@@ -18,17 +18,17 @@ from tandem.rpc.traced import traced, traced_run
 from tandem.rpc.verifier_client import VerifierClient
 from tandem.rpc.verify_stream import RemoteVerifier
 from tandem.speculation.depth import Depth, Pipeline
+from tandem.speculation.estimate import Estimate
 from tandem.speculation.features import FeatureInbox, FeatureSpec
-from tandem.speculation.lookahead import LookaheadPolicy, RunMeasurements
+from tandem.speculation.lookahead import LookaheadPolicy
 from tandem.speculation.loop import DraftThenVerify, Rounds
 from tandem.speculation.never_waiting import NeverWaitingRounds
 from tandem.speculation.pipeline import MAX_IN_FLIGHT, PipelinedRounds
 from tandem.speculation.prediction import PredictionDrafter
 from tandem.speculation.request import Drafts
 from tandem.speculation.retry import Persistence
-from tandem.speculation.round_statistics import RoundStatistics
 from tandem.speculation.types import GenerationRequest, ModelInfo, Rule, SpeculationStats
-from tandem.speculation.verification_mode import ChosenRounds, ModeChoice
+from tandem.speculation.verification_mode import ChosenRounds, never_waits
 
 TARGET_SECONDS = 120.0
 """How long a draft waits for a target that is still starting, unless told otherwise."""
@@ -55,9 +55,9 @@ async def connect_distributed(
     except ValueError:
         await client.close()
         raise
-    info, statistics = worker_info(target, drafting.draft, config), RoundStatistics()
-    rounds = _rounds(client, drafting, info, pipeline, RunMeasurements(steps=statistics.verify), features)
-    return Generator(info, drafting.tokenizer, rounds, statistics=statistics), client
+    info, estimate = worker_info(target, drafting.draft, config), Estimate()
+    rounds = _rounds(client, drafting, info, pipeline, estimate, features)
+    return Generator(info, drafting.tokenizer, rounds, estimate=estimate), client
 
 
 def _rounds(
@@ -65,12 +65,12 @@ def _rounds(
     drafting: Drafting,
     info: ModelInfo,
     pipeline: Pipeline,
-    measured: RunMeasurements,
+    estimate: Estimate,
     features: FeatureSpec | None,
 ) -> MakeRounds:
     """Returns what makes the rounds of a request: those of one way to wait for the target, or of ways to choose from.
 
-    `measured` is shared by all requests. `features`: those that a head reads.
+    `estimate` is shared by all requests. `features`: those that a head reads.
     """
 
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
@@ -84,19 +84,18 @@ def _rounds(
             return DraftThenVerify(traced(RemoteVerifier(session, stats)), drafter)
         total, new = request.max_total_tokens or info.max_sequence_length, request.max_new_tokens
         streamed = traced(RemoteVerifier(session, stats), "open" if pipeline is Pipeline.ON else "")
-        depth = Depth(pipeline, MAX_IN_FLIGHT, measured.times)
+        depth = Depth(pipeline, MAX_IN_FLIGHT, estimate)
         pipelined = PipelinedRounds(streamed, drafter, depth, stats, total, new)
         if pipeline is Pipeline.ON:
             return pipelined
-        reach = LookaheadPolicy(info.max_speculation_length, measured, fixed_length(request, info))
+        reach = LookaheadPolicy(info.max_speculation_length, estimate, fixed_length(request, info))
         stepping = traced_run(RunningVerifier(session, stats, stop_tokens(request, info)))
         chunk = max(1, info.max_speculation_length)
         copies = request.drafts in (Drafts.AUTO, Drafts.LOOKUP) and drafting.choice.looks_up and not request.predicted
         running = NeverWaitingRounds(stepping, drafter, reach, stats, total, chunk, new, copies=copies)
-        choice = ModeChoice(reach, MAX_IN_FLIGHT, pipeline)
 
         async def opens(prompt: Sequence[int]) -> bool:
-            if begins := runs(None):
+            if begins := runs():
                 running.begin(prompt)
             await traced(session).open(prompt)
             if begins and not session.max_unread:  # the server was replaced by one that runs no sessions
@@ -104,10 +103,10 @@ def _rounds(
                 await drafter.close()
             return begins and session.max_unread > 0
 
-        def runs(now: bool | None) -> bool:
-            return session.max_unread > 0 and choice.runs(now, session.opening_rtt)
+        def runs() -> bool:
+            return session.max_unread > 0 and never_waits(pipeline, reach.most, estimate, session.opening_rtt)
 
-        return ChosenRounds(opens, runs, choice.took, pipelined, running, reach)
+        return ChosenRounds(opens, runs, pipelined, running, reach)
 
     return rounds
 

@@ -16,9 +16,9 @@ from tandem.rpc.remote_drafter import DraftClient, RemoteDrafter
 from tandem.rpc.traced import traced
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.drafters import Drafter
+from tandem.speculation.estimate import Estimate
 from tandem.speculation.fallible import FallibleDrafter
 from tandem.speculation.never_waiting import DraftsElsewhere
-from tandem.speculation.step_times import MeasuredTimes
 from tandem.speculation.types import GenerationRequest, SpeculationStats
 
 
@@ -46,8 +46,8 @@ async def open_remote_draft(
         await client.close()
         raise
 
-    def drafter(request: GenerationRequest, stats: SpeculationStats, times: MeasuredTimes) -> Drafter:
-        remote = RemoteDrafter(client, request.of_models, target.runner.limits.vocab_size, stats, times)
+    def drafter(request: GenerationRequest, stats: SpeculationStats, estimate: Estimate) -> Drafter:
+        remote = RemoteDrafter(client, request.of_models, target.runner.limits.vocab_size, stats, estimate)
         return FallibleDrafter(traced(remote, "open draft"), client.health, stats=stats)
 
     def elsewhere(request: GenerationRequest, stats: SpeculationStats) -> DraftsElsewhere:

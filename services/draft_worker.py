@@ -33,15 +33,7 @@ class DraftWorkerService(draft_worker_pb2_grpc.DraftWorkerServicer):
             raise NotOffered("this DraftWorker only proposes: it was started without a TargetVerifier")
         return self._generate.stream(request, context.time_remaining())
 
-    async def Propose(self, request: pb.ProposeRequest, context: grpc.aio.ServicerContext) -> pb.ProposeResponse:
-        return await self._proposals.propose(request)
-
-    def ProposeStream(
-        self, request_iterator: AsyncIterator[pb.ProposeStreamRequest], context: grpc.aio.ServicerContext
-    ) -> AsyncGenerator[pb.ProposeStreamResponse, None]:
+    def Propose(
+        self, request_iterator: AsyncIterator[pb.ProposeRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncGenerator[pb.ProposeResponse, None]:
         return self._proposals.stream(request_iterator)
-
-    async def EndProposals(
-        self, request: pb.EndProposalsRequest, context: grpc.aio.ServicerContext
-    ) -> pb.EndProposalsResponse:
-        return await self._proposals.end(request)

@@ -19,7 +19,7 @@ from tandem.services.lifecycle import Lifecycle
 from tandem.services.receipts import Receipts, generated
 from tandem.services.security.call_limits import origin
 from tandem.services.security.identity import caller
-from tandem.services.security.limits import ServerLimits, UnderWay
+from tandem.services.security.limits import ConcurrencyLimit, ServerLimits
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, SpeculationStats
 
 if TYPE_CHECKING:  # metrics are a library that need not be installed
@@ -56,7 +56,7 @@ class GenerateMethod:
         self.receipts = receipts
         self._reply_type, self._observe, self.queue, self._watch = reply_type, observe, queue, watch
         self._running = self.limits.running()
-        self._under_way = UnderWay()
+        self._under_way = ConcurrencyLimit()
 
     @property
     def under_way(self) -> int:

@@ -45,12 +45,12 @@ class Call:
     context: grpc.aio.ServicerContext = field(init=False)
     method: str = field(init=False)
     """The path without its package, as in TargetVerifier/Verify."""
-    _told: Sequence[Layer] = field(init=False)
+    _message_layers: Sequence[Layer] = field(init=False)
 
     def __post_init__(self) -> None:
         self.method = self.path.rpartition(".")[2]
         self.layers = [layer for layer in self.layers if layer.covers(self.path)]
-        self._told = [layer for layer in self.layers if layer.told]
+        self._message_layers = [layer for layer in self.layers if layer.sees_messages]
 
     @property
     def seconds(self) -> float:
@@ -71,25 +71,25 @@ class Call:
 
     def received(self, message: Any, size: int | None = None) -> Any:
         """Passes a message that was received to the layers, and returns it. None: it could not be parsed."""
-        for layer in self._told:
+        for layer in self._message_layers:
             layer.received(self, message, size)
         return message
 
     def replied(self, reply: Any) -> Any:
         """Passes a reply that was made to the layers, and returns it."""
-        for layer in self._told:
+        for layer in self._message_layers:
             layer.replied(self, reply)
         return reply
 
     def sent(self, size: int) -> None:
-        for layer in self._told:
+        for layer in self._message_layers:
             layer.sent(self, size)
 
 
 class Layer:
-    """Wraps every call that it covers. The defaults do nothing. `told`: whether it observes messages too."""
+    """Wraps every call that it covers. The defaults do nothing. `sees_messages`: besides calls."""
 
-    told = False
+    sees_messages = False
 
     def covers(self, path: str) -> bool:
         return path.startswith(OURS)

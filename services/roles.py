@@ -47,7 +47,7 @@ from tandem.services.prefill_worker import connect_remote_prefill, prefill
 from tandem.services.receipts import Receipts
 from tandem.services.request_defaults import defaults_in_force
 from tandem.services.role_config import RoleConfig
-from tandem.services.security.call_limits import whose
+from tandem.services.security.call_limits import fairness_key
 from tandem.services.server import HostedService
 from tandem.services.sessions.proposals import Proposals
 from tandem.services.target_verifier import TargetVerifierService
@@ -100,7 +100,7 @@ class ServerParts:
         """Adds start-up time and request defaults to a generator, and starts the metrics of its model."""
         generator = replace(generator, info=self.stamped(generator.info), defaults=defaults)
         self.observability.loaded(generator.info)
-        generator.encoding.turns.caller = whose
+        generator.encoding.turns.caller = fairness_key
         return generator
 
     def stamped(self, info: ModelInfo) -> ModelInfo:
@@ -124,10 +124,10 @@ class ServerParts:
     def share_structures(self, **engines: Engine) -> None:
         """Makes callers take turns in slots and in compiling structures. `engines`: by metric label."""
         for engine in engines.values():
-            engine.slots.caller = whose
+            engine.slots.caller = fairness_key
         there = {of: engine.structures for of, engine in engines.items() if engine.structures}
         for structures in there.values():
-            structures.turns.caller = whose
+            structures.turns.caller = fairness_key
         if metrics := self.observability.metrics:
             metrics.watch_structures(there)
 
@@ -293,7 +293,6 @@ async def _draft_worker(parts: ServerParts) -> HostedService:
         engine,
         http=parts.http(generate, lambda: dict(info.adapters)) if generate else None,
         lost=_only_model(drafting),
-        background={"the expiry of sessions": proposals.checkout.expire_forever},
         busy=lambda: len(proposals.sessions),
     )
 

@@ -11,10 +11,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
 from tandem.engine.generator import check_tokens
-from tandem.engine.run_ahead import run_steps
-from tandem.engine.sequences import TargetSequence
-from tandem.rpc.wire_runs import STEPS_TOGETHER, run_message_from_wire
-from tandem.rpc.wire_verdicts import verdict_to_wire
+from tandem.engine.sequences import RunStepper, TargetSequence
+from tandem.rpc.wire_sessions import STEPS_TOGETHER, run_message_from_wire, verdict_to_wire
 from tandem.services.duplex import Duplex, Incoming
 from tandem.services.security.identity import caller
 from tandem.services.sessions.table import (
@@ -25,9 +23,18 @@ from tandem.services.sessions.table import (
     SessionTable,
     session_key,
 )
-from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
-from tandem.speculation.run_on import RunMessage, RunOn
-from tandem.speculation.types import InvalidField, ModelInfo, Rule, SparseDistribution, SpeculationStats, TooLong
+from tandem.speculation.estimate import Estimate
+from tandem.speculation.lookup_policy import PolicedLookup
+from tandem.speculation.run_on import RunMessage, SelfPacedRun
+from tandem.speculation.types import (
+    InvalidField,
+    ModelInfo,
+    Rule,
+    SparseDistribution,
+    SpeculationStats,
+    TooLong,
+    Verdict,
+)
 from tandem.v1 import target_verifier_pb2 as pb
 
 MAX_STOP_TOKENS = 256
@@ -44,44 +51,43 @@ class Run(Duplex[pb.VerifyRequest, pb.VerifyResponse]):
     """The run of one session, for one stream: one task hears the client's messages, another steps on.
 
     `run` holds its drafts and limits, which bound how many replies can wait. `check` turns a request into the run's
-    message, or raises. `step` verifies a draft and commits what the target says, or raises Superseded. `together`: the
-    most steps that one reply holds.
+    message, or raises. `step` commits the run's next step; None while it pauses. `together`: the most steps that one
+    reply holds.
     """
 
     def __init__(
         self,
-        run: RunOn,
+        run: SelfPacedRun,
         check: Callable[[pb.VerifyRequest], RunMessage],
-        step: Callable[[tuple[int, ...]], Awaitable[pb.VerifyResponse]],
+        step: Callable[[], Awaitable[pb.VerifyResponse | None]],
         together: int = 1,
     ) -> None:
         super().__init__()
         self.run, self._check, self._step, self._together = run, check, step, together
-        self.heard = 0.0
+        self.received = 0.0
         self._waiting: deque[pb.VerifyResponse] = deque()
-        self._heard = asyncio.Event()
+        self._news = asyncio.Event()
 
-    def hear(self, message: RunMessage, arrived: float) -> None:
+    def receive(self, message: RunMessage, arrived: float) -> None:
         """Takes a checked message that was read at `arrived`."""
-        self.run.hear(message)
-        self.heard = arrived
-        self._heard.set()
+        self.run.receive(message)
+        self.received = arrived
+        self._news.set()
 
     def _hear(self, request: pb.VerifyRequest, arrived: float) -> None:
-        self.hear(self._check(request), arrived)
+        self.receive(self._check(request), arrived)
 
     async def _work(self, incoming: Incoming[pb.VerifyRequest]) -> None:
         with contextlib.suppress(Superseded):
             while not self.ended:
-                draft = self.run.next_draft()
-                if draft is None:
+                self._news.clear()
+                if reply := await self._step():
+                    self._waiting.append(reply)
+                    self.ready()
+                else:
                     incoming.busy(False)
-                    self._heard.clear()
-                    await self._heard.wait()
+                    await self._news.wait()
                     incoming.busy(True)
-                    continue
-                self._waiting.append(await self._step(draft))
-                self.ready()
 
     def _next_reply(self) -> pb.VerifyResponse | None:
         """Returns a reply with the steps that wait, as many as it may hold: a message costs more than a step in it."""
@@ -110,7 +116,7 @@ class VerifyResources:
         """Ends the session's run, because something else happens to its tokens."""
         run, self.run = self.run, None
         if run:
-            self.sequence.goes_on(None)
+            self.sequence.set_stepper(None)
             run.end(error)
 
 
@@ -121,13 +127,16 @@ async def committed(
     session: VerifySession, draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()
 ) -> pb.VerifyResponse:
     """Verifies a draft and commits what the target says. Returns the reply, which is recorded."""
-    resources = session.resources
-    resources.steps += 1
-    verdict = await resources.sequence.verify(session.tokens, draft, distributions)
+    session.resources.steps += 1
+    return commit(session, draft, await session.resources.sequence.verify(session.tokens, draft, distributions))
+
+
+def commit(session: VerifySession, draft: Sequence[int], verdict: Verdict) -> pb.VerifyResponse:
+    """Commits the verdict on a draft. Returns the reply, which is recorded."""
     reply = verdict_to_wire(verdict, len(session.tokens) + len(verdict.token_ids))
     session.commit(verdict.token_ids, reply)
-    if resources.stats:
-        resources.stats.observe(draft, verdict)
+    if stats := session.resources.stats:
+        stats.observe(draft, verdict)
     return reply
 
 
@@ -149,7 +158,7 @@ class VerifyRuns:
         using: Callable[[VerifySession], AbstractAsyncContextManager[None]],
     ) -> None:
         self._sessions, self._info, self._using = sessions, info, using
-        self._policy = LookupPolicy()
+        self._estimate = Estimate()
         sessions.on_end.append(_session_ended)
 
     async def replies(
@@ -190,29 +199,35 @@ class VerifyRuns:
                 replay.messages_read, replay.server_seconds = 1, time.perf_counter() - arrived
             session.resources.end_run()
 
-            async def step(draft: tuple[int, ...]) -> pb.VerifyResponse:
-                return await self._step(session, run, draft)
+            async def step() -> pb.VerifyResponse | None:
+                return await self._step(session, run)
 
-            lookup = PolicedLookup(self._policy, only_grows=True)
+            lookup = PolicedLookup(self._estimate, only_grows=True)
             await lookup.open(session.tokens)
-            run_on = RunOn(session.tokens, request.stop_token_ids, lookup=lookup)
+            paced = SelfPacedRun(session.tokens, request.stop_token_ids, lookup=lookup)
             together = STEPS_TOGETHER if request.takes_several and session.request.features is None else 1
-            run = Run(run_on, lambda one: self._message(session, one), step, together)
-            run.hear(message, arrived)
-            run.run.heed(replay.token_ids if replay else ())
-            session.resources.run = run
-            session.resources.sequence.goes_on(run_steps(run_on), run_on.fed)
+            run = Run(paced, lambda one: self._message(session, one), step, together)
+            run.receive(message, arrived)
+            paced.note_stops(replay.token_ids if replay else ())
+            session.resources.run, sequence = run, session.resources.sequence
+            sequence.set_stepper(RunStepper(sequence, paced))
             return run, replay
 
-    async def _step(self, session: VerifySession, run: Run, draft: tuple[int, ...]) -> pb.VerifyResponse:
+    async def _step(self, session: VerifySession, run: Run) -> pb.VerifyResponse | None:
+        """Commits the run's next step. Returns its reply; None while the run pauses. Raises Superseded."""
+        resources = session.resources
         async with self._using(session):
-            if session.resources.run is not run:
+            if resources.run is not run:
                 raise Superseded
-            copied = run.run.copied
-            reply = await committed(session, draft)
-            reply.drafted, reply.copied, reply.messages_read = len(draft), copied, run.run.messages
-            reply.server_seconds = time.perf_counter() - run.heard
-            run.run.commit(tuple(reply.token_ids), len(draft), reply.compute_seconds, reply.step_rows)
+            resources.steps += 1
+            if (found := await resources.sequence.next_verdict()) is None:
+                resources.steps -= 1
+                return None
+            row, verdict = found
+            reply = commit(session, row.draft, verdict)
+            reply.drafted, reply.copied, reply.messages_read = len(row.draft), row.copied, run.run.messages
+            reply.server_seconds = time.perf_counter() - run.received
+            run.run.stepped(len(row.draft), verdict.compute_seconds, verdict.rows)
             return reply
 
     def _check_first(self, session: VerifySession, request: pb.VerifyRequest) -> RunMessage:

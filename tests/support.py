@@ -324,8 +324,6 @@ async def worker_site(
             generate = GenerateMethod(generator, draft_worker_pb2.DraftWorkerGenerateResponse, lifecycle, None)
             info = generator.info
         proposals = Proposals(drafts, info, lifecycle, lease_seconds, security.limits if security else None)
-        expiring = asyncio.create_task(proposals.checkout.expire_forever())
-        stack.callback(expiring.cancel)
         service = DraftWorkerService(info, generate, proposals)
         register = partial(add_DraftWorkerServicer_to_server, service)
         address = await stack.enter_async_context(listening(register, port, interceptors, security))
@@ -379,7 +377,7 @@ class RoundByRound:
 
 
 async def forget(service: Any, key: SessionKey) -> None:
-    """A target or a worker knows nothing of a session any more, and has freed what it held."""
+    """A target knows nothing of a session any more, and has freed what it held."""
     await service._free(service.sessions.forget(key))
 
 
@@ -391,8 +389,8 @@ async def let_expire(service: Any, *sessions: Any) -> None:
 
 
 async def let_all_expire(site: Site) -> None:
-    for service in filter(None, (site.verifier, site.proposals)):
-        await let_expire(service, *service.sessions)
+    if site.verifier:
+        await let_expire(site.verifier, *site.verifier.sessions)
 
 
 # --- asking ---

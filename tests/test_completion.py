@@ -56,4 +56,4 @@ def test_the_shell_takes_the_script(shell: str, tmp_path: Path, capsys: pytest.C
 
 def test_another_shell_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["completion", "bsh"], "tandem") == 2
-    assert capsys.readouterr().err == "tandem: completion: 'bsh' is not one of bash, zsh, fish; did you mean bash?\n"
+    assert capsys.readouterr().err == "tandem: completion: 'bsh' is not one of bash, zsh; did you mean bash?\n"

@@ -45,18 +45,7 @@ MAY_IMPORT = {
         "workshops",
     },
     "vllm": {"speculation", "rpc", "checkpoints", "clients"},  # clients: the event loop in a thread alone
-    "workshops": {
-        "speculation",
-        "engine",
-        "rpc",
-        "checkpoints",
-        "runners",
-        "services",
-        "comparison",
-        "host",
-        "cli",
-        "v1",
-    },
+    "workshops": {"rpc", "checkpoints", "runners", "host", "cli", "v1"},
 }
 TOPS = ("services", "clients", "workshops")
 WIRE = {"grpc", "grpc_health", "grpc_reflection", "grpc_status", "google", "tandem.v1"}

@@ -13,7 +13,7 @@ from tandem.installing import install_command
 class HttpAddress:
     """Where a server listens for OpenAI clients; `port` 0 takes a free one. Raises ValueError.
 
-    allowed_hosts: further names in Host headers, where no key is asked for. keep_alive_seconds: how long a connection
+    allowed_hosts: further names in Host headers, where no key is needed. keep_alive_seconds: how long a connection
     may be idle; balancers keep theirs 60 s, and lose a request on one that the server closes first.
     """
 

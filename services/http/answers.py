@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import itertools
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -62,15 +61,15 @@ class Choice:
         text = self._request.texts[self._request.prompt_of(self.index)] if echo else ""
         first = self._part({"content": self._tokenizer.text(self._prompt) if text is None else text})
         if self._scores is not None:
-            first["logprobs"] = told = self._logprobs_of(self._prompt, (TokenLogprobs(0.0), *self._scores))
-            told["token_logprobs"][0] = told["top_logprobs"][0] = None
+            first["logprobs"] = lists = self._logprobs_of(self._prompt, (TokenLogprobs(0.0), *self._scores))
+            lists["token_logprobs"][0] = lists["top_logprobs"][0] = None
         if ids:
             first["prompt_token_ids"] = list(self._prompt)
         return [first] if echo or ids else []
 
     def _part(self, delta: Delta) -> Json:
-        said: Json = {"delta": delta} if self._request.chat else {"text": delta["content"]}
-        return {"index": self.index, **said, "logprobs": None, "finish_reason": None}
+        text_or_delta: Json = {"delta": delta} if self._request.chat else {"text": delta["content"]}
+        return {"index": self.index, **text_or_delta, "logprobs": None, "finish_reason": None}
 
     def whole(self, parts: Sequence[Json]) -> Json:
         """Returns the choice that parts add up to."""
@@ -79,26 +78,26 @@ class Choice:
         if lists:
             logprobs = {name: [one for each in lists for one in each[name] or ()] for name in lists[0]}
         if self._request.chat:
-            said: Json = {"message": folded([each["delta"] for each in parts])}
+            text_or_delta: Json = {"message": folded([each["delta"] for each in parts])}
             logprobs = logprobs and {**logprobs, "refusal": None}
         else:
-            said = {"text": "".join(each["text"] for each in parts)}
-        made = {"index": self.index, **said, "logprobs": logprobs, "finish_reason": parts[-1]["finish_reason"]}
+            text_or_delta = {"text": "".join(each["text"] for each in parts)}
+        made = {"index": self.index, **text_or_delta, "logprobs": logprobs, "finish_reason": parts[-1]["finish_reason"]}
         made |= {key: each[key] for each in parts for key in ("prompt_token_ids", "receipt") if key in each}
         return made | ({"token_ids": self.token_ids} if self._request.says("return_token_ids") else {})
 
     def _logprobs_of(self, token_ids: Sequence[int], logprobs: Scores) -> Json:
-        told = [
-            (self._told(token, each.logprob), [(id, self._told(id, logprob)) for id, logprob in each.top])
+        entries = [
+            (self._entry(token, each.logprob), [(id, self._entry(id, logprob)) for id, logprob in each.top])
             for token, each in zip(token_ids, logprobs, strict=True)
         ]
         if self._request.chat:
-            content = [{**one, "top_logprobs": [each for _, each in top]} for one, top in told]
+            content = [{**one, "top_logprobs": [each for _, each in top]} for one, top in entries]
             return {"content": content, "refusal": None}
         return {
-            "tokens": [one["token"] for one, _ in told],
-            "token_logprobs": [one["logprob"] for one, _ in told],
-            "top_logprobs": [_by_text(token, top) for token, (_, top) in zip(token_ids, told, strict=True)],
+            "tokens": [one["token"] for one, _ in entries],
+            "token_logprobs": [one["logprob"] for one, _ in entries],
+            "top_logprobs": [_by_text(token, top) for token, (_, top) in zip(token_ids, entries, strict=True)],
             "text_offset": [self._offset_of(token) for token in token_ids],
         }
 
@@ -108,10 +107,7 @@ class Choice:
         self._offset += len(self._characters.decode(self._tokenizer.token_bytes(token)))
         return offset
 
-    def _told(self, token: int, logprob: float) -> Json:
-        if self._request.says("return_tokens_as_token_ids"):
-            text = f"token_id:{token}"
-            return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+    def _entry(self, token: int, logprob: float) -> Json:
         spelt = self._tokenizer.token_bytes(token)
         text = spelt.decode(errors="replace") if spelt else self._tokenizer.text([token])
         return {"token": text, "logprob": logprob, "bytes": list(spelt)}
@@ -120,7 +116,7 @@ class Choice:
 def _by_text(chosen: int, top: Sequence[tuple[int, Json]]) -> dict[str, float]:
     """Returns log-probabilities by tokens' texts. Of several with one text the chosen or the likeliest one has it.
 
-    The others have OpenAI's names of bytes, or vLLM's of ids.
+    The others have OpenAI's names of bytes, or their ids.
     """
     named = {each["token"]: token for token, each in reversed(top)}
     named |= {each["token"]: token for token, each in top if token == chosen}
@@ -144,7 +140,7 @@ class Answer:
         request_id: str,
         scores: Sequence[Scores] = (),
     ) -> None:
-        self._request, self._info = request, info
+        self._request = request
         self.choices = [
             Choice(request, index, tokenizer, scores[request.prompt_of(index)] if scores else None)
             for index in range(len(request.requests))
@@ -176,11 +172,11 @@ class Answer:
 
     def last(self) -> list[Json]:
         """Returns what ends a stream after all choices: the usage, if the request has include_usage."""
-        return [{**self._common, "choices": [], **self._totals()}] if self._request.says("include_usage") else []
+        return [{**self._common, "choices": [], "usage": self._usage()}] if self._request.says("include_usage") else []
 
     def whole(self) -> Json:
         choices = [each.whole(parts) for each, parts in zip(self.choices, self._kept, strict=True)]
-        return {**self._common, "choices": choices, **self._totals(), **self._prompt_ids()}
+        return {**self._common, "choices": choices, "usage": self._usage(), **self._prompt_ids()}
 
     def _prompt_ids(self) -> Json:
         wanted = self._request.chat and self._request.says("return_token_ids")
@@ -204,34 +200,11 @@ class Answer:
             },
         }
 
-    def _totals(self) -> Json:
-        ends = [each.end for each in self.choices if each.end]
-        return {"usage": self._usage(), **metrics(ends, self._info.max_speculation_length)}
 
-
-def metrics(ends: Sequence[GenerationEnd], most: int) -> Json:
-    """Builds vLLM's `metrics` (pull request 48915), of rounds with at least one draft token; nothing without any."""
-    accepted, drafted = (
-        [sum(column) for column in itertools.zip_longest(*(getattr(each.stats, name) for each in ends), fillvalue=0)]
-        for name in ("accepted_per_position", "drafted_per_position")
-    )
-    if not (steps := drafted[0] if drafted else 0):
-        return {}
-    told = {
-        "mean_acceptance_length": 1 + sum(accepted) / steps,
-        "draft_acceptance_rate": sum(accepted) / sum(drafted),
-        "acceptance_histogram": [n - more for n, more in itertools.pairwise([steps, *accepted, 0])],
-        "num_spec_steps": steps,
-        "num_accepted_draft_tokens": sum(accepted),
-        "num_draft_tokens": sum(drafted),
-        "num_spec_tokens": most,
-    }
-    return {"metrics": {"speculative_decoding": told}}
-
-
-def models(name: str, adapters: Mapping[str, str], info: ModelInfo, created: int) -> list[Json]:
-    """Returns the entries of /v1/models: the target, and each adapter as a model that is made of it."""
+def models(name: str, adapters: Mapping[str, str], info: ModelInfo, created: int) -> dict[str, Json]:
+    """Returns the entries of /v1/models by name: the target, and each adapter as a model that is made of it."""
     common = {"object": "model", "created": created, "owned_by": "tandem", "max_model_len": info.max_sequence_length}
-    return [
-        {"id": each, **common, "root": name, "parent": name if each != name else None} for each in (name, *adapters)
-    ]
+    return {
+        each: {"id": each, **common, "root": name, "parent": name if each != name else None}
+        for each in (name, *adapters)
+    }

@@ -13,7 +13,7 @@ import grpc
 
 from tandem.hints import meant
 from tandem.services.health import HealthService
-from tandem.services.http.errors import NoSuchPath, Refusal, WrongMethod, own_refusal
+from tandem.services.http.errors import NoSuchPath, Refusal, WrongMethod, refused
 from tandem.services.http.exchange import Exchange
 from tandem.services.http.service import HttpService
 from tandem.services.layers import Call, Layer
@@ -100,18 +100,18 @@ class HttpApp:
         """Returns the refusal of headers, on any path."""
         host, expected = exchange.header("host"), exchange.header("expect")
         if self._hosts and not self._hosts.take(host):
-            return own_refusal(
+            return refused(
                 403, "host_not_allowed", f"host: {host!r:.80} is not a name of this server (--allowed_hosts)"
             )
         if expected and expected.lower() != "100-continue":
-            return own_refusal(417, "expectation_failed", f"expect: {expected!r:.80} is not served: 100-continue is")
+            return refused(417, "expectation_failed", f"expect: {expected!r:.80} is not served: 100-continue is")
         return None
 
     async def _probe(self, exchange: Exchange, path: str) -> None:
         """Answers whether this server serves, or that it lives; no key is needed."""
         serving = path.endswith("live") or self._health.serving
-        told = {"grpc_port": self._grpc_port} if self._grpc_port else {}
-        await exchange.answer(200 if serving else 503, {"status": "serving" if serving else "not serving", **told})
+        more = {"grpc_port": self._grpc_port} if self._grpc_port else {}
+        await exchange.answer(200 if serving else 503, {"status": "serving" if serving else "not serving", **more})
 
     async def _called(self, exchange: Exchange, path: str, method: str) -> None:
         wanted, name, handler = self._route(path)
@@ -144,7 +144,7 @@ class HttpApp:
             return found
         if path.startswith(f"{MODELS}/"):
             name = path[len(MODELS) + 1 :]
-            return "GET", "Models", lambda call, exchange: self._service.model_named(call, exchange, name)
+            return "GET", "Models", lambda call, exchange: self._service.models(call, exchange, name)
 
         async def unknown(call: Call, exchange: Exchange) -> None:
             known = ("/", *PROBES, *self._routes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +49,7 @@ class WrongMethod(Exception):
 
 
 class NotJson(Exception):
-    """The body's headers name another type than JSON, or a coding that is not served."""
+    """The body's headers name another type than JSON, or a coding."""
 
 
 class BodyTooLarge(Exception):
@@ -71,14 +72,16 @@ class Refusal:
     headers: tuple[tuple[str, str], ...] = ()
 
 
-def own_refusal(status: int, code: str, message: str) -> Refusal:
-    """Builds the answer to a request that is refused before it is a call."""
-    kind = _TYPES.get(status, "invalid_request_error")
-    return Refusal(status, {"error": {"message": message, "type": kind, "param": None, "code": code}})
+def refused(
+    status: int, code: str | None, message: str, param: str | None = None, headers: Sequence[tuple[str, str]] = ()
+) -> Refusal:
+    """Builds an error of the API."""
+    kind = _TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")
+    return Refusal(status, {"error": {"message": message, "type": kind, "param": param, "code": code}}, tuple(headers))
 
 
 def refusal(status: status_pb2.Status) -> Refusal:
-    """Builds the answer for a status, with field and retry of its details."""
+    """Builds the error for a call's status, with field and retry of its details."""
     reason, param, wait = "", None, None
     info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
     detail: Packed
@@ -91,11 +94,9 @@ def refusal(status: status_pb2.Status) -> Refusal:
             wait = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
     outcome = outcome_of(code_pb2.Code.Name(status.code))
     number, code = _BY_REASON.get(reason, (_BY_OUTCOME.get(outcome, 500), reason.lower() or None))
-    kind = _TYPES.get(number) or ("invalid_request_error" if number < 500 else "server_error")
     headers = []
     if number in (429, 503):
         headers.append(("retry-after", str(max(RETRY_SECONDS, math.ceil(wait or 0)))))
     if number == 401:
         headers.append(("www-authenticate", "Bearer"))
-    content = {"error": {"message": status.message, "type": kind, "param": param, "code": code}}
-    return Refusal(number, content, tuple(headers))
+    return refused(number, code, status.message, param, headers)

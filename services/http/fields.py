@@ -7,8 +7,7 @@ from typing import Any
 
 from tandem.hints import meant
 from tandem.services.http.messages import messages, prediction
-from tandem.services.http.structures import response_format, structured_outputs
-from tandem.services.http.tools import tool_choice, tools
+from tandem.services.http.tools import response_format, structured_outputs, tool_choice, tools
 from tandem.services.http.values import (
     Parse,
     boolean,
@@ -70,17 +69,13 @@ def _stream_options(name: str, value: Any) -> dict[str, Any]:
 
 
 def _template_options(name: str, value: Any) -> dict[str, Any]:
+    own = ("self", "template", "messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
     for key in mapping(name, value):
-        if not key.isidentifier() or key in _OF_TEMPLATES:
+        if not key.isidentifier() or key in own:
             raise InvalidField(f"{name}.{key}", "not a variable that a request may give to a template")
     return dict(value)
 
 
-_OF_TEMPLATES = (
-    *("messages", "conversation", "tools", "documents", "chat_template", "tokenize", "tokenizer_kwargs"),
-    *("add_generation_prompt", "continue_final_message", "return_tensors", "return_dict", "padding", "truncation"),
-    *("max_length", "return_assistant_tokens_mask", "self"),
-)
 _BOTH: dict[str, Parse] = {
     "model": string,
     "n": integer(1, MAX_CHOICES),
@@ -101,12 +96,9 @@ _BOTH: dict[str, Parse] = {
     "structured_outputs": structured_outputs,
     "stream": boolean,
     "stream_options": _stream_options,
-    "truncate_prompt_tokens": integer(1, MOST),
     "add_special_tokens": boolean,
     "return_token_ids": boolean,
-    "return_tokens_as_token_ids": boolean,
     "cache_salt": string,
-    "request_id": string,
     "drafts": one_of(*(each.value for each in Drafts)),
     "speculation_length": _token,
     "prediction": prediction,
@@ -137,49 +129,45 @@ LABELS: Mapping[str, Parse] = {
     "prompt_cache_key": string,
 }
 """Fields that change nothing."""
-FIXED: Mapping[str, tuple[Any, ...]] = {
-    "store": ("answers are not kept here", False),
-    "service_tier": ("there is one tier", "auto", "default"),
-    "modalities": ("text alone is made", ["text"]),
-    "verbosity": ("the model takes no length of its answer", "medium"),
-    "prompt_cache_retention": ("prefixes are kept in memory alone", "in_memory"),
-    "include_reasoning": ("reasoning is a part of the answer", True),
-    "reasoning_effort": ("reasoning has no effort of its own here", "none"),
-    "best_of": ("all choices are answered", 1),
-    "use_beam_search": ("beams are not searched", False),
-    "early_stopping": ("beams are not searched", False),
-    "length_penalty": ("it is for beam search, which is not served", 1),
-    "min_tokens": ("not served: the end may come with any token", 0),
-    "skip_special_tokens": ("special tokens have no text here", True),
-    "spaces_between_special_tokens": ("not served", True, False),
-    "include_stop_str_in_output": ("the text ends before its stop string", False),
-    "priority": ("requests wait in turn", 0),
-    "bad_words": ("not served: bias single tokens with logit_bias", []),
-    "logits_processors": ("not served", []),
-    "vllm_xargs": ("not served", {}),
-    "suffix": ("inserting text is not served", ""),
-    "functions": ("use tools and tool_choice",),
-    "function_call": ("use tools and tool_choice",),
-    "audio": ("text alone is read and made",),
-    "mm_processor_kwargs": ("text alone is read and made",),
-    "web_search_options": ("this server searches nothing",),
-    "moderation": ("nothing is moderated here",),
-    "thinking_token_budget": ("reasoning has no effort of its own here",),
-    "prompt_cache_options": ("prefixes are kept by the server's own rule",),
-    "chat_template": ("the model's own template is used",),
-    "prompt_logprobs": ("log-probabilities of a prompt come with echo",),
-    "allowed_token_ids": ("not served: bias single tokens with logit_bias",),
-    "structural_tag": ("structures are JSON schemas, regular expressions, choices and grammars",),
-    "kv_transfer_params": ("pages come from PrefillWorkers: --prefill",),
-    "prompt_embeds": ("prompts are texts and token ids",),
-    "data_parallel_rank": ("this server has one rank that answers",),
-    "guided_json": ("use structured_outputs",),
-    "guided_regex": ("use structured_outputs",),
-    "guided_choice": ("use structured_outputs",),
-    "guided_grammar": ("use structured_outputs",),
-    "guided_decoding_backend": ("use structured_outputs",),
-    "guided_whitespace_pattern": ("JSON has no whitespace here; a schema may ask for it",),
-}
+_FIXED: tuple[tuple[Any, ...], ...] = (
+    ("store", "answers are not kept here", False),
+    ("service_tier", "there is one tier", "auto", "default"),
+    ("modalities", "text alone is made", ["text"]),
+    ("verbosity", "the model takes no length of its answer", "medium"),
+    ("prompt_cache_retention", "prefixes are kept in memory alone", "in_memory"),
+    ("include_reasoning", "reasoning is a part of the answer", True),
+    ("reasoning_effort", "reasoning has no effort of its own here", "none"),
+    ("best_of", "all choices are answered", 1),
+    ("use_beam_search early_stopping", "beams are not searched", False),
+    ("length_penalty", "it is for beam search, which is not served", 1),
+    ("min_tokens", "not served: the end may come with any token", 0),
+    ("skip_special_tokens", "special tokens have no text here", True),
+    ("spaces_between_special_tokens", "not served", True, False),
+    ("include_stop_str_in_output", "the text ends before its stop string", False),
+    ("priority", "requests wait in turn", 0),
+    ("bad_words logits_processors", "not served: bias single tokens with logit_bias", []),
+    ("vllm_xargs", "not served", {}),
+    ("suffix", "inserting text is not served", ""),
+    ("return_tokens_as_token_ids", "use return_token_ids", False),
+    ("truncate_prompt_tokens", "prompts are not cut"),
+    ("request_id", "use the header x-request-id"),
+    ("functions function_call", "use tools and tool_choice"),
+    ("audio mm_processor_kwargs", "text alone is read and made"),
+    ("web_search_options", "this server searches nothing"),
+    ("moderation", "nothing is moderated here"),
+    ("thinking_token_budget", "reasoning has no effort of its own here"),
+    ("prompt_cache_options", "prefixes are kept by the server's own rule"),
+    ("chat_template", "the model's own template is used"),
+    ("prompt_logprobs", "log-probabilities of a prompt come with echo"),
+    ("allowed_token_ids", "not served: bias single tokens with logit_bias"),
+    ("structural_tag", "structures are JSON schemas, regular expressions, choices and grammars"),
+    ("kv_transfer_params", "pages come from PrefillWorkers: --prefill"),
+    ("prompt_embeds", "prompts are texts and token ids"),
+    ("data_parallel_rank", "this server has one rank that answers"),
+    ("guided_json guided_regex guided_choice guided_grammar guided_decoding_backend", "use structured_outputs"),
+    ("guided_whitespace_pattern", "JSON has no whitespace here; a schema may ask for it"),
+)
+FIXED: Mapping[str, tuple[Any, ...]] = {name: tuple(fixed) for names, *fixed in _FIXED for name in names.split()}
 """Fields that are not served: why, and then the values that are accepted, since they change nothing."""
 
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 import uvicorn
 
 from tandem.rpc.addresses import bare_host, joined
-from tandem.rpc.secret_files import signature
 from tandem.services.binding import bound
 from tandem.services.health import HealthService
 from tandem.services.http.address import HttpAddress
@@ -21,9 +20,7 @@ from tandem.services.http.protocol import HEADER_BYTES, BoundedProtocol
 from tandem.services.http.service import HttpService
 from tandem.services.layers import Layer
 from tandem.services.security.config import Security
-from tandem.services.security.tls import TlsConfig, check_pair
-
-log = logging.getLogger("tandem.security")
+from tandem.services.security.tls import Certificates, TlsConfig
 
 ACCEPTED_AT_ONCE, MOST_UNACCEPTED = 64, 8192
 """Connections that the event loop accepts in one go, so that a flood does not delay requests; that wait for that."""
@@ -85,7 +82,7 @@ class HttpPort:
         _allow_open_files()
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
         config.load()
-        config.ssl = _context(tls) if (tls := self._security.tls) else None
+        config.ssl = _renewed_context(tls) if (tls := self._security.tls) else None
         self._server = _Server(config)
         self._serving = asyncio.create_task(self._server.serve([self._socket]), name="http")
         while not (self._server.started or self._serving.done()):
@@ -110,29 +107,21 @@ def _allow_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _context(config: TlsConfig) -> ssl.SSLContext:
+def _renewed_context(config: TlsConfig) -> ssl.SSLContext:
     """Returns a context whose certificates are read again, for new connections, once the files have changed."""
-
-    def made() -> ssl.SSLContext:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=config.client_ca)
-        context.load_cert_chain(config.cert, config.key, password="")
-        context.verify_mode = ssl.CERT_REQUIRED if config.client_ca else ssl.CERT_NONE
-        return context
-
-    first, seen = made(), [signature(*config.files)]
-    latest: list[ssl.SSLContext] = []
+    certificates = Certificates(config, _context)
+    latest = certificates.first
 
     def refresh(connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
-        with contextlib.suppress(OSError):
-            if (found := signature(*config.files)) != seen[0]:
-                seen[0] = found
-                try:
-                    check_pair(config)
-                    latest[:] = [made()]
-                except (OSError, ValueError) as error:
-                    log.error("cannot use the new certificate files, keeping the old ones: %s", error)
-        if latest:
-            connection.context = latest[0]
+        nonlocal latest
+        connection.context = latest = certificates.changed() or latest
 
-    first.sni_callback = refresh
-    return first
+    certificates.first.sni_callback = refresh
+    return certificates.first
+
+
+def _context(config: TlsConfig) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=config.client_ca)
+    context.load_cert_chain(config.cert, config.key, password="")
+    context.verify_mode = ssl.CERT_REQUIRED if config.client_ca else ssl.CERT_NONE
+    return context

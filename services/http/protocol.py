@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from tandem.services.http.errors import RETRY_SECONDS
+from tandem.services.http.errors import RETRY_SECONDS, refused
 
 HEADER_BYTES = 32 * 1024
 """Of headers, of a chunk's line, of trailers: whatever must be whole before it is read."""
@@ -27,26 +27,23 @@ _PHRASES = {400: "Bad Request", 431: "Request Header Fields Too Large", 501: "No
 _PHRASES |= {503: "Service Unavailable"}
 
 
-def _closing(status: int, kind: str, code: str, message: str, headers: str = "") -> bytes:
+def _closing(status: int, code: str, message: str, headers: str = "") -> bytes:
     """Builds the answer of a connection that is closed before a request is read."""
-    body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
+    body = json.dumps(refused(status, code, message).content)
     head = f"HTTP/1.1 {status} {_PHRASES[status]}\r\n{headers}connection: close\r\ncontent-type: application/json\r\n"
     return f"{head}content-length: {len(body)}\r\n\r\n{body}".encode()
 
 
 _BUSY = _closing(
     503,
-    "server_error",
     "too_many_connections",
     f"this server has its limit of {CONNECTIONS} connections, or this host its share of them",
     f"retry-after: {RETRY_SECONDS}\r\n",
 )
 _MALFORMED = {
-    400: _closing(400, "invalid_request_error", "malformed_request", "the request is not HTTP/1.1"),
-    431: _closing(
-        431, "invalid_request_error", "headers_too_large", f"the headers are above the limit of {HEADER_BYTES} bytes"
-    ),
-    501: _closing(501, "invalid_request_error", "unknown_transfer_coding", "the only transfer coding is chunked"),
+    400: _closing(400, "malformed_request", "the request is not HTTP/1.1"),
+    431: _closing(431, "headers_too_large", f"the headers are above the limit of {HEADER_BYTES} bytes"),
+    501: _closing(501, "unknown_transfer_coding", "the only transfer coding is chunked"),
 }
 
 
@@ -72,9 +69,12 @@ class Host:
 
     def __init__(self) -> None:
         self.by_state: dict[str, dict[BoundedProtocol, None]] = {state: {} for state in (WAITS, IDLE, UPLOADS, RUNS)}
+        self.total = 0
 
-    def count(self, *states: str) -> int:
-        return sum(len(self.by_state[state]) for state in states or self.by_state)
+    @property
+    def slow(self) -> int:
+        """Connections whose requests are not yet whole."""
+        return len(self.by_state[WAITS]) + len(self.by_state[UPLOADS])
 
     def first(self, *states: str) -> BoundedProtocol | None:
         return next((each for state in states for each in self.by_state[state]), None)
@@ -87,12 +87,12 @@ def to_make_way(hosts: Mapping[str, Host], taken: int, newcomer: BoundedProtocol
     With all taken, the host with most loses one without a request, unless that is the newcomer's. Uploads go last.
     """
     own = hosts[newcomer.host]
-    if 2 * taken > CONNECTIONS and 4 * (own.count(WAITS, UPLOADS) - 1) >= CONNECTIONS:
+    if 2 * taken > CONNECTIONS and 4 * (own.slow - 1) >= CONNECTIONS:
         return own.first(WAITS, UPLOADS)
     if taken <= CONNECTIONS:
         return None
-    most = max(hosts.values(), key=Host.count)
-    return newcomer if own.count() == most.count() else most.first(WAITS, IDLE, UPLOADS) or newcomer
+    most = max(hosts.values(), key=lambda host: host.total)
+    return newcomer if own.total == most.total else most.first(WAITS, IDLE, UPLOADS) or newcomer
 
 
 class BoundedProtocol(H11Protocol):
@@ -131,11 +131,12 @@ class BoundedProtocol(H11Protocol):
     def _move(self, state: str) -> None:
         """Counts this connection in a state; in none, "", no more."""
         host = self._hosts.setdefault(self.host, Host())
+        host.total += bool(state) - bool(self._state)
         if self._state and self._state != state:
             del host.by_state[self._state][self]
         if state:
             host.by_state[state].setdefault(self)
-        elif not host.count():
+        elif not host.total:
             del self._hosts[self.host]
         self._state = state
 

@@ -164,8 +164,6 @@ class RequestReader:
         n = given.get("n", 1)
         if n * len(prompts) > MAX_CHOICES:
             raise InvalidField("n", f"{n} choices of {len(prompts)} prompts are above the limit of {MAX_CHOICES}")
-        if last := given.get("truncate_prompt_tokens"):
-            prompts = [prompt[-last:] for prompt in prompts]
         longest, prediction = self._generator.info.max_sequence_length, given.get("prediction", "")
         for prompt in prompts:
             self._limits.check_prompt(len(prompt), "", longest)

@@ -11,15 +11,15 @@ from typing import Any
 
 from google.protobuf.wrappers_pb2 import StringValue
 
-from tandem.rpc.request_context import Request, begin, current_span, set_prefix_scope, valid_id
+from tandem.rpc.request_context import Request, begin, current_span, set_prefix_scope
 from tandem.services.errors import Interrupted, NotAccepting, NotOffered, NotRead
 from tandem.services.generation import GenerateMethod, Generations
 from tandem.services.http import fields
 from tandem.services.http.answers import Answer, Scores, models
-from tandem.services.http.body import read_json, unpacked
 from tandem.services.http.errors import NoSuchModel
 from tandem.services.http.exchange import Exchange
 from tandem.services.http.requests import PROMPTS, ParsedRequest, RequestReader, known_output, own_name
+from tandem.services.http.values import read_json
 from tandem.services.layers import Call
 from tandem.services.observability.setup import version
 from tandem.services.security.call_limits import MessageTimeout, WaitLimit
@@ -54,7 +54,6 @@ class HttpService:
     ) -> None:
         self._generate, self._metrics, self._most, self._started = generate, metrics, most, int(time.time())
         self._reader = RequestReader(generate.generator, generate.limits, adapters)
-        self._cut = False
         self._works: set[Generations] = set()
         self._scraping = ThreadPoolExecutor(1, "metrics page")
 
@@ -62,13 +61,8 @@ class HttpService:
     def model(self) -> str:
         return self._reader.model
 
-    @property
-    def accepting(self) -> bool:
-        return self._generate.lifecycle.accepting
-
     def cut(self) -> None:
         """Ends what still runs, with an error."""
-        self._cut = True
         for work in list(self._works):
             work.abort()
 
@@ -99,25 +93,14 @@ class HttpService:
 
     async def _read(self, of: str, call: Call, exchange: Exchange) -> dict[str, Any]:
         """Reads fields; those of a large body in the thread in which callers take turns."""
-        data = await self._body(call, exchange)
+        data = await exchange.body(self._most, self._generate.limits.message_seconds)
+        call.received(StringValue(value=data.decode(errors="replace")), len(data))
         if len(data) <= LARGE_BODY:
             return fields.read(of, read_json(data))
         return await self._generate.generator.encoding.run(lambda: fields.read(of, read_json(data)))
 
-    async def _body(self, call: Call, exchange: Exchange) -> bytes:
-        data = await exchange.body(self._most, self._generate.limits.message_seconds)
-        if exchange.coding != "identity":
-            packed = data
-            data = await self._generate.generator.encoding.run(lambda: unpacked(packed, self._most))
-        call.received(StringValue(value=data.decode(errors="replace")), len(data))
-        return data
-
     def _begin(self, call: Call, exchange: Exchange, request: ParsedRequest) -> None:
         """Gives this task the id, the adapter and the prefix scope of the request."""
-        if "request_id" in request.given:
-            if not valid_id(request.given["request_id"]):
-                raise InvalidField("request_id", "not 1 to 128 visible ASCII characters")
-            call.request_id = exchange.request_id = request.given["request_id"]
         begin(Request(call.request_id, current_span(), request.requests[0].adapter))
         if "cache_salt" in request.given:
             set_prefix_scope(caller(), request.given["cache_salt"])
@@ -170,18 +153,12 @@ class HttpService:
         finally:
             self._works.discard(work)
 
-    async def models(self, call: Call, exchange: Exchange) -> None:
-        await exchange.answer(200, {"object": "list", "data": self._models()})
-
-    async def model_named(self, call: Call, exchange: Exchange, name: str) -> None:
-        for each in self._models():
-            if each["id"] == name:
-                await exchange.answer(200, each)
-                return
-        raise NoSuchModel(f"model: there is no {name[:128]!r} here")
-
-    def _models(self) -> list[dict[str, Any]]:
-        return models(self.model, self._reader.adapters(), self._generate.generator.info, self._started)
+    async def models(self, call: Call, exchange: Exchange, name: str | None = None) -> None:
+        """Answers with all models, or the one of a name."""
+        found = models(self.model, self._reader.adapters(), self._generate.generator.info, self._started)
+        if name is not None and name not in found:
+            raise NoSuchModel(f"model: there is no {name[:128]!r} here")
+        await exchange.answer(200, found[name] if name else {"object": "list", "data": list(found.values())})
 
     async def version(self, call: Call, exchange: Exchange) -> None:
         await exchange.answer(200, {"version": version()})

@@ -51,7 +51,7 @@ class CallObserver:
 class CallLayer(Layer):
     """Notifies `observers`, which may be added until the server listens."""
 
-    told = True
+    sees_messages = True
 
     def __init__(self, observers: Sequence[CallObserver]) -> None:
         self._observers = observers
@@ -88,8 +88,10 @@ class CallLayer(Layer):
             self._notify("received", call, size)
 
     def replied(self, call: Call, reply: Any) -> None:
-        """Pairs a stream's reply with its oldest unanswered request, and a step of a run with the newest message."""
+        """Pairs a reply of a stream with its oldest unanswered request, or if it counts messages with the newest."""
         answered = call.dialogue and not getattr(reply, "messages_read", 0)
+        while not answered and len(call.unanswered) > 1:
+            call.unanswered.popleft()
         request, read = call.unanswered.popleft() if answered else call.unanswered[-1]
         seconds = time.perf_counter() - read
         for step in (reply, *getattr(reply, "next_steps", ())):
@@ -107,19 +109,18 @@ class CallLayer(Layer):
 
 
 def end_of(reply: Any) -> dict[str, Any] | None:
-    """Returns what the end of a generation says, from a reply to a Generate of ours or of VllmEngine; else None."""
-    kind = reply.WhichOneof(reply.DESCRIPTOR.oneofs[0].name)
-    if kind == "completion":
-        done, stats = reply.completion, reply.completion.stats
-        counts = {"rounds": stats.rounds, "drafted": stats.drafted, "accepted": stats.accepted}
-        why, output = FinishReason(done.finish_reason).name.lower(), done.output_tokens
-    elif kind == "complete":
-        done = reply.complete
-        counts = {"drafted": done.spec_draft_tokens, "accepted": done.spec_accepted_tokens}
-        why, output = done.finish_reason, done.completion_tokens
-    else:
+    """Returns what a reply to Generate tells of the end of a generation; None if it is not the end."""
+    if reply.WhichOneof("event") != "completion":
         return None
-    return {"finish_reason": why, "prompt_tokens": done.prompt_tokens, "output_tokens": output, **counts}
+    done, stats = reply.completion, reply.completion.stats
+    return {
+        "finish_reason": FinishReason(done.finish_reason).name.lower(),
+        "prompt_tokens": done.prompt_tokens,
+        "output_tokens": done.output_tokens,
+        "rounds": stats.rounds,
+        "drafted": stats.drafted,
+        "accepted": stats.accepted,
+    }
 
 
 def begins_run(request: Any) -> bool:

@@ -21,7 +21,7 @@ from tandem.engine.page_copies import PageRow
 from tandem.engine.prefix_cache import PrefixCache
 from tandem.engine.slots import SlotPool
 from tandem.engine.structures import OUTCOMES, Structures
-from tandem.rpc.wire_runs import drafted_in
+from tandem.rpc.wire_sessions import drafted_in
 from tandem.runners.feature_rows import FeatureRow
 from tandem.runners.protocol import FusedRow, PrefillRow, ProposeRow, VerifyRow
 from tandem.services.layers import Call
@@ -30,7 +30,7 @@ from tandem.services.observability.adapter_metrics import watch_adapters
 from tandem.services.observability.calls import CallObserver
 from tandem.services.observability.generation_metrics import MODEL_LABELS, GenerationMetrics
 from tandem.services.observability.scraped_metrics import ScrapedMetrics
-from tandem.services.sessions.table import SessionTable
+from tandem.services.sessions.table import CountedSessions
 from tandem.speculation.fallible import DrafterHealth
 
 _STEP = (0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.012, 0.016, 0.024, 0.032, 0.064, 0.128, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -88,7 +88,7 @@ class Metrics(CallObserver):
     # --- states read at each scrape ---
 
     def watch_requests(
-        self, lifecycle: Lifecycle, sessions: Sequence[SessionTable[Any, Any]], slots: Sequence[SlotPool]
+        self, lifecycle: Lifecycle, sessions: Sequence[CountedSessions], slots: Sequence[SlotPool]
     ) -> None:
         """Adds gauges of running and waiting Generate requests, and of sessions, which never wait."""
 
@@ -155,7 +155,7 @@ class Metrics(CallObserver):
             lambda: [({"error": kind}, count) for kind, count in list(target.fused_fallbacks.items())],
         )
 
-    def watch_sessions(self, kind: str, table: SessionTable[Any, Any]) -> None:
+    def watch_sessions(self, kind: str, table: CountedSessions) -> None:
         """Adds metrics of a session table. `kind`: verify or propose."""
         add, label = self.states, {"kind": kind}
         add.gauge("tandem:sessions", "Open sessions.", label, lambda: len(table))

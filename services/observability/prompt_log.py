@@ -16,7 +16,7 @@ log = logging.getLogger("tandem.prompts")
 class PromptLayer(Layer):
     """Comes last, so that the caller is known."""
 
-    told = True
+    sees_messages = True
 
     def received(self, call: Call, message: Any, size: int | None) -> None:
         if message is not None:

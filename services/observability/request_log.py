@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.rpc.request_context import current
-from tandem.rpc.wire_runs import drafted_in
+from tandem.rpc.wire_sessions import drafted_in
 from tandem.services.layers import Call
 from tandem.services.observability.calls import CallObserver, end_of
 from tandem.services.security.identity import caller
@@ -94,7 +94,7 @@ def _key(request: Any) -> SessionKey:
 
 
 def _adapter_of(request: Any) -> str:
-    """The adapter of a Generate request of ours; one of VllmEngine has that of its port."""
+    """The adapter of a Generate request; one over HTTP has it in its context."""
     if "generation" in request.DESCRIPTOR.fields_by_name:
         return str(request.generation.adapter)
     asked = current()
@@ -107,7 +107,7 @@ def _adapted(adapter: str) -> dict[str, str]:
 
 
 def _with(choices: dict[str, Any] | None, choice: dict[str, Any]) -> dict[str, Any]:
-    """Adds a choice of a request (VllmEngine answers several in one call) to the totals of those before it."""
+    """Adds a choice of a request (one over HTTP may have several) to the totals of those before it."""
     if choices is None:
         return choice
     return choice | {name: choices[name] + choice[name] for name in ("output_tokens", "drafted", "accepted")}

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import tandem
 from tandem.engine.batcher import Batcher
@@ -20,7 +20,7 @@ from tandem.services.lifecycle import Lifecycle
 from tandem.services.observability.calls import CallLayer, CallObserver
 from tandem.services.observability.request_log import RequestLog
 from tandem.services.observability.spans import CallSpans
-from tandem.services.sessions.table import SessionTable
+from tandem.services.sessions.table import CountedSessions, SessionTable
 from tandem.services.shutdown import bounded_call
 from tandem.speculation.fallible import DrafterHealth
 from tandem.speculation.types import ModelInfo
@@ -108,13 +108,13 @@ class Observability:
         lifecycle: Lifecycle,
         batcher: Batcher,
         slots: Mapping[str, SlotPool],
-        sessions: Mapping[str, SessionTable[Any, Any]] | None = None,
+        sessions: Mapping[str, CountedSessions] | None = None,
         drafter: DrafterHealth | None = None,
     ) -> None:
         """Observes a server's parts: slots of "target" or "draft", sessions that "verify" or "propose"."""
         sessions = sessions or {}
-        if "verify" in sessions:
-            sessions["verify"].on_end.append(self._log.session_ended)
+        if isinstance(verifying := sessions.get("verify"), SessionTable):
+            verifying.on_end.append(self._log.session_ended)
         if not self.metrics:
             return
         self.metrics.watch_steps(batcher)

@@ -9,7 +9,7 @@ import grpc
 
 from tandem.rpc.request_context import Attributes
 from tandem.rpc.tracing import Span, Tracing
-from tandem.rpc.wire_runs import drafted_in
+from tandem.rpc.wire_sessions import drafted_in
 from tandem.services.layers import Call
 from tandem.services.observability.calls import CallObserver, end_of
 
@@ -50,8 +50,8 @@ class CallSpans(CallObserver):
             call.span.note({"prefix_length": len(request.prefix), "reused_length": reply.reused_length})
             _step(call.span, "prefill", reply.queue_seconds, reply.prefill_seconds, {}, now)
         elif method == "Propose":
-            call.span.note({"k": request.speculation_length, "drafted": len(reply.draft_tokens)})
-            _step(call.span, "propose", reply.queue_seconds, reply.compute_seconds, {"rows": reply.step_rows}, now)
+            about = {"rows": reply.step_rows, "drafted": len(reply.draft_tokens), "base_length": reply.base_length}
+            _step(call.span, "propose", reply.queue_seconds, reply.compute_seconds, about, now)
         elif method == "Generate" and (done := end_of(reply)):
             call.span.note({name: done[name] for name in ("prompt_tokens", "output_tokens")})
 

@@ -21,7 +21,7 @@ from tandem.rpc.request_context import prefix_scope
 from tandem.services.errors import NotRead
 from tandem.services.layers import Call, Layer
 from tandem.services.security.identity import caller
-from tandem.services.security.limits import ServerLimits, UnderWay
+from tandem.services.security.limits import ConcurrencyLimit, ServerLimits
 from tandem.speculation.types import InvalidField
 
 log = logging.getLogger("tandem.rpc")
@@ -32,7 +32,6 @@ _ROUND = 256 * 1024
 METHOD_BYTES = {
     "GetModelInfo": _SMALL,
     "CloseSession": _SMALL,
-    "EndProposals": _SMALL,
     "Check": _SMALL,
     "Watch": _SMALL,
     "Verify": _ROUND,
@@ -53,8 +52,8 @@ def origin() -> str:
     return caller() or _ORIGIN.get()
 
 
-def whose() -> tuple[str, str]:
-    """Returns who takes a turn among waiting requests: the caller, and the user that it says it calls for."""
+def fairness_key() -> tuple[str, str]:
+    """Returns by what waiting requests take turns: the caller, and the user that it says it calls for."""
     return origin(), prefix_scope()
 
 
@@ -67,9 +66,9 @@ class TransportInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, limits: ServerLimits, layers: Sequence[Layer]) -> None:
         self.limits, self.layers = limits, layers
-        self.calls = UnderWay("calls", "yours", limits.max_calls_per_caller, limits.max_calls)
+        self.calls = ConcurrencyLimit("calls", "yours", limits.max_calls_per_caller, limits.max_calls)
         probes = ("calls", "yours", limits.max_probes_per_caller, limits.max_probes)
-        self.probes = {method: UnderWay(*probes) for method in ("Check", "Watch")}
+        self.probes = {method: ConcurrencyLimit(*probes) for method in ("Check", "Watch")}
 
     async def intercept_service(
         self,

@@ -67,9 +67,9 @@ class ServerLimits:
             elif value is not None and value < 1:
                 raise ValueError(f"{name}: {value} is below 1")
 
-    def running(self) -> UnderWay:
+    def running(self) -> ConcurrencyLimit:
         """Returns what counts each caller's running requests."""
-        return UnderWay("max_requests_per_identity", "your requests", self.max_requests_per_identity)
+        return ConcurrencyLimit("max_requests_per_identity", "your requests", self.max_requests_per_identity)
 
     def check_sessions(self, opened: int) -> None:
         """Raises LimitReached if a caller with `opened` open sessions may not open another."""
@@ -111,7 +111,7 @@ def check_count(field: str, values: Sized, most: int, what: str = "") -> None:
         raise InvalidField(field, f"{len(values)} {what}are above the limit of {most}")
 
 
-class UnderWay:
+class ConcurrencyLimit:
     """Counts what each caller has under way, limited to `most_each` per caller and `most` in total; None: no limit.
 
     `name` and `yours`: what errors call the limit, and what a caller has under way.

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import grpc
 
 from tandem.rpc.secret_files import check_readable, signature, warn_if_others_read
 
 log = logging.getLogger("tandem.security")
+Form = TypeVar("Form")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,26 +70,27 @@ def check_pair(config: TlsConfig) -> None:
 
 
 def server_credentials(config: TlsConfig) -> grpc.ServerCredentials:
-    """Returns credentials for add_secure_port. gRPC fetches the certificates again for every new connection."""
-    certificates = _Certificates(config)
+    """Returns credentials for add_secure_port. gRPC calls `changed` on its own thread during a handshake."""
+    certificates = Certificates(config, _in_grpcs_form)
     return grpc.dynamic_ssl_server_credentials(
-        certificates.read(), certificates.changed, require_client_authentication=config.client_ca is not None
+        certificates.first, certificates.changed, require_client_authentication=config.client_ca is not None
     )
 
 
-class _Certificates:
-    """The files in gRPC's form. gRPC calls `changed` on its own thread during a handshake."""
+def _in_grpcs_form(config: TlsConfig) -> grpc.ServerCertificateConfiguration:
+    ca = Path(config.client_ca).read_bytes() if config.client_ca else None
+    pair = (Path(config.key).read_bytes(), Path(config.cert).read_bytes())
+    return grpc.ssl_server_certificate_configuration([pair], ca)
 
-    def __init__(self, config: TlsConfig) -> None:
-        self._config, self._signature = config, signature(*config.files)
 
-    def read(self) -> grpc.ServerCertificateConfiguration:
-        config = self._config
-        ca = Path(config.client_ca).read_bytes() if config.client_ca else None
-        pair = (Path(config.key).read_bytes(), Path(config.cert).read_bytes())
-        return grpc.ssl_server_certificate_configuration([pair], ca)
+class Certificates(Generic[Form]):
+    """The files in the form of a library, which `read` makes of them. `first`: as they are now."""
 
-    def changed(self) -> grpc.ServerCertificateConfiguration | None:
+    def __init__(self, config: TlsConfig, read: Callable[[TlsConfig], Form]) -> None:
+        self._config, self._signature, self._read = config, signature(*config.files), read
+        self.first = read(config)
+
+    def changed(self) -> Form | None:
         """Returns the new certificates; None if the files are unchanged or unusable, so that the old ones stay."""
         try:
             found = signature(*self._config.files)
@@ -94,7 +98,7 @@ class _Certificates:
                 return None
             self._signature = found
             check_pair(self._config)
-            read = self.read()
+            read = self._read(self._config)
         except (OSError, ValueError) as error:
             log.error("cannot use the new certificate files, keeping the old ones: %s", error)
             return None

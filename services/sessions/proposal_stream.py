@@ -1,4 +1,4 @@
-"""One stream of proposals: a drafter follows what its caller commits, and the newest draft is sent when it can be.
+"""A stream of proposals whose caller does not wait: a drafter follows the committed tokens; the newest draft is sent.
 
 A draft that was not sent yet is replaced by a newer one, so a caller that reads slowly holds back nothing.
 """
@@ -15,7 +15,7 @@ from tandem.speculation.lookahead import DraftPlan
 from tandem.v1 import draft_worker_pb2 as pb
 
 
-class ProposalStream(Duplex[pb.ProposeStreamRequest, pb.ProposeStreamResponse]):
+class ProposalStream(Duplex[pb.ProposeRequest, pb.ProposeResponse]):
     """Follows the sequence that `first`, read at `arrived`, begins. `check` checks and counts each later message.
 
     `drafter` is open. Nothing is drafted beyond `end` tokens, or more than `chunk` in a call.
@@ -24,11 +24,11 @@ class ProposalStream(Duplex[pb.ProposeStreamRequest, pb.ProposeStreamResponse]):
     def __init__(
         self,
         drafter: Drafter,
-        first: pb.ProposeStreamRequest,
+        first: pb.ProposeRequest,
         arrived: float,
         end: int,
         chunk: int,
-        check: Callable[[pb.ProposeStreamRequest], None],
+        check: Callable[[pb.ProposeRequest], None],
     ) -> None:
         super().__init__()
         self._check = check
@@ -36,22 +36,22 @@ class ProposalStream(Duplex[pb.ProposeStreamRequest, pb.ProposeStreamResponse]):
         self._messages = 1
         self._follower = Follower(drafter, first.tokens, _plan(first), end, chunk, self.ready)
 
-    def _hear(self, request: pb.ProposeStreamRequest, arrived: float) -> None:
+    def _hear(self, request: pb.ProposeRequest, arrived: float) -> None:
         self._check(request)
         self._messages += 1
         self._heard[self._messages] = arrived
         self._follower.arrived(request.tokens, _plan(request))
 
-    async def _work(self, incoming: Incoming[pb.ProposeStreamRequest]) -> None:
+    async def _work(self, incoming: Incoming[pb.ProposeRequest]) -> None:
         await self._follower.run()
 
-    def _next_reply(self) -> pb.ProposeStreamResponse | None:
+    def _next_reply(self) -> pb.ProposeResponse | None:
         followed = None if self.ended else self._follower.take()
         if followed is None:
             return None
         heard = self._heard[followed.arrivals]
         self._heard = {number: at for number, at in self._heard.items() if number >= followed.arrivals}
-        return pb.ProposeStreamResponse(
+        return pb.ProposeResponse(
             base_length=followed.base,
             draft_tokens=followed.token_ids,
             proposed_by=[proposer.value for proposer in followed.proposed_by],
@@ -63,5 +63,5 @@ class ProposalStream(Duplex[pb.ProposeStreamRequest, pb.ProposeStreamResponse]):
         )
 
 
-def _plan(request: pb.ProposeStreamRequest) -> DraftPlan:
+def _plan(request: pb.ProposeRequest) -> DraftPlan:
     return DraftPlan(request.draft_ahead, request.send_first, request.send_more)

@@ -11,7 +11,7 @@ import enum
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from tandem.services.security.names import check_name
@@ -71,6 +71,21 @@ class Fence(enum.Enum):
     APPLY = "apply"
     REPLAY = "replay"
     STALE = "stale"
+
+
+class CountedSessions(Protocol):
+    """Open sessions, and the totals that metrics show."""
+
+    @property
+    def opened(self) -> int: ...
+
+    @property
+    def closed(self) -> int: ...
+
+    @property
+    def expired(self) -> int: ...
+
+    def __len__(self) -> int: ...
 
 
 @dataclass(slots=True)

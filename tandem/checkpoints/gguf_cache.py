@@ -23,11 +23,10 @@ from tandem.checkpoints.locate import (
     check_unchanged,
     weights_revision,
 )
-from tandem.checkpoints.made_once import made_once
 from tandem.checkpoints.numbers import Stored, of_floats
 from tandem.checkpoints.tensors import shards_of, write_tensors
 from tandem.checkpoints.tokenizers import write_tokenizer
-from tandem.checkpoints.trusted_cache import cache_root
+from tandem.checkpoints.trusted_cache import cache_root, made_once
 
 log = logging.getLogger("tandem.engine")
 _SHARD_BYTES = 4 << 30
@@ -46,7 +45,7 @@ def unpacked(checkpoint: Checkpoint) -> Checkpoint:
         check_unchanged(checkpoint, revision)
 
     try:
-        folder = made_once(f"{checkpoint.name}-{key}-v{_LAYOUT}", f"unpacking {checkpoint.gguf}", make)
+        folder = made_once(cache_root(), f"{checkpoint.name}-{key}-v{_LAYOUT}", f"unpacking {checkpoint.gguf}", make)
     except OSError as error:
         raise CheckpointError(
             f"{checkpoint.gguf} cannot be unpacked into {cache_root()} (TANDEM_CACHE): {error}"

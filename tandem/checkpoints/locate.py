@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tandem.checkpoints.claimed_sizes import check_folder, check_gguf
 from tandem.checkpoints.json_files import read_json, read_object
-from tandem.checkpoints.trusted_cache import file_hashes
+from tandem.checkpoints.trusted_cache import hash_file
 from tandem.installing import install_command
 
 WEIGHTS_PACKAGE = "tandem_weights"
@@ -216,7 +216,7 @@ def weights_revision(checkpoint: Checkpoint) -> str:
     )
     try:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            hashes = list(pool.map(file_hashes().of, files))
+            hashes = list(pool.map(hash_file, files))
     except OSError as error:
         raise CheckpointError(f"{folder}: {error}") from None
     whole = hashes[0] if len(hashes) == 1 else hashlib.sha256("\n".join(hashes).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Manages cache folders, and checks that nobody else could have changed their files.
+"""The cache on disk: files that nobody else could have changed, made once for all processes of this user.
 
 Cached files are executed, or determine a model's output. A file is used only if this user or root owns it, nobody else
 may write it, and its hash is the one recorded when it was made; otherwise it is made again.
@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import logging
 import os
+import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-
-from tandem.checkpoints.file_hashes import FileHashes, write_whole
 
 log = logging.getLogger("tandem.engine")
 NOTE = "hashes.json"
+REMEMBERED_BYTES = 1 << 24  # smaller files are faster to hash than to look up
+SETTLED_SECONDS = 2.0  # two writes within one tick of the file system's clock leave the same timestamps
+PROGRESS_SECONDS = 5.0
+_BLOCK = 1 << 22
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -45,14 +50,6 @@ def _temporary_root() -> Path:
     except OSError as error:
         raise ValueError(f"TANDEM_CACHE: name a folder for caches in it, since there is no HOME: {error}") from None
     return path
-
-
-def file_hashes() -> FileHashes:
-    """Hashes remembered in the user's cache, or not remembered if that cannot be used."""
-    try:
-        return FileHashes(private_folder(cache_root() / "hashes"))
-    except OSError:
-        return FileHashes(None)
 
 
 def private_folder(path: Path) -> Path:
@@ -95,8 +92,7 @@ def seal(note: Path, files: Sequence[Path]) -> None:
     """
     for each in {*files, *(file.parent for file in files)}:
         each.chmod(stat.S_IMODE(each.stat().st_mode) & ~_OTHERS_WRITE)
-    hashes = file_hashes()
-    content = {str(file.relative_to(note.parent)): hashes.of(file) for file in sorted(files)}
+    content = {str(file.relative_to(note.parent)): hash_file(file) for file in sorted(files)}
     write_whole(note, json.dumps(content, indent=1, sort_keys=True) + "\n")
 
 
@@ -107,13 +103,12 @@ def seal_error(note: Path) -> str | None:
         sealed = json.loads(note.read_text(encoding="utf-8"))
         if not isinstance(sealed, dict) or not sealed:
             return f"{note} is damaged"
-        hashes = file_hashes()
         for name, noted in sealed.items():
             file = note.parent / name
             for folder in {file.parent, note.parent}:
                 _check_ours(folder)
             _check_ours(file)
-            if hashes.of(file) != noted:
+            if hash_file(file) != noted:
                 return f"{file} was changed: its hash differs from the recorded one"
     except FileNotFoundError as error:
         return "" if error.filename == str(note) else f"{error.filename} is missing"
@@ -133,3 +128,102 @@ def _check_ours(path: Path) -> None:
         raise Untrusted(f"{path} belongs to another user (uid {status.st_uid})")
     if status.st_mode & _OTHERS_WRITE:
         raise Untrusted(f"{path} is writable by other users (mode {stat.S_IMODE(status.st_mode):o})")
+
+
+def made_once(parent: Path, name: str, what: str, make: Callable[[Path], None]) -> Path:
+    """The folder `name` in `parent`, filled by `make` unless it is there unchanged. `what`: the work, for logs.
+
+    Raises OSError if the cache cannot be used.
+    """
+    folder = private_folder(parent) / name
+    if seal_error(folder / NOTE) is None:
+        return folder
+    with locked(folder.with_name(f"{folder.name}.lock")):  # servers that start together make it once
+        wrong = seal_error(folder / NOTE)
+        if wrong:
+            log.warning("%s again: %s", what, wrong)
+        if wrong is not None:
+            log.info("%s once, into %s", what, folder)
+            _fill(folder, make)
+    return folder
+
+
+def _fill(folder: Path, make: Callable[[Path], None]) -> None:
+    """Replaces whatever is at `folder` by a new folder; processes that mapped the old files keep them."""
+    partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=folder.name))
+    try:
+        make(partial)
+        seal(partial / NOTE, [file for file in partial.rglob("*") if file.is_file()])
+        if folder.is_dir() and not folder.is_symlink():
+            shutil.rmtree(folder)
+        else:
+            folder.unlink(missing_ok=True)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file atomically: it has either all of `text` or its previous content."""
+    number, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}")
+    try:
+        with os.fdopen(number, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(partial, path)
+    except BaseException:
+        os.unlink(partial)
+        raise
+
+
+def hash_file(file: Path) -> str:
+    """The SHA-256 hash of a file's name, size and content; that of a large file is remembered until it changes.
+
+    Raises OSError, also if the file changes meanwhile.
+    """
+    with file.open("rb") as stream:
+        facts = _facts(stream.fileno())
+        note = _hash_note(file) if facts[0] >= REMEMBERED_BYTES else None
+        if note and (known := _remembered(note, file, facts)):
+            return known
+        digest = hashlib.sha256(f"{file.name}:{facts[0]}".encode())
+        _read(stream.fileno(), file, facts[0], digest)
+        if _facts(stream.fileno()) != facts:
+            raise OSError(f"{file} changed while it was read")
+    if note and time.time() - max(facts[1], facts[2]) / 1e9 > SETTLED_SECONDS:
+        with contextlib.suppress(OSError):
+            write_whole(note, json.dumps({"name": file.name, "facts": facts, "sha256": digest.hexdigest()}))
+    return digest.hexdigest()
+
+
+def _hash_note(file: Path) -> Path | None:
+    """Where the hash of a file is remembered; None if the cache cannot be used."""
+    try:
+        folder = private_folder(cache_root() / "hashes")
+    except OSError:
+        return None
+    return folder / f"{hashlib.sha256(os.path.realpath(file).encode()).hexdigest()}.json"
+
+
+def _remembered(note: Path, file: Path, facts: list[int]) -> str | None:
+    try:
+        noted = json.loads(note.read_text(encoding="utf-8"))
+        return str(noted["sha256"]) if (noted["facts"], noted["name"]) == (facts, file.name) else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _facts(number: int) -> list[int]:
+    """Size, timestamps, inode and device. Only root can set the change time (ctime) back."""
+    status = os.fstat(number)
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev]
+
+
+def _read(number: int, file: Path, size: int, digest: hashlib._Hash) -> None:
+    block, done, logged = bytearray(_BLOCK), 0, time.monotonic()
+    view = memoryview(block)
+    while count := os.readv(number, [block]):
+        digest.update(view[:count])
+        done += count
+        if time.monotonic() - logged > PROGRESS_SECONDS:
+            logged = time.monotonic()
+            log.info("hashing %s: %.1f of %.1f GB", file.name, done / 1e9, size / 1e9)

@@ -20,8 +20,7 @@ from tandem.cli.values import auto_or_count, credentials, numbers, split_list
 from tandem.comparison.links.settings import LINK_KINDS
 from tandem.comparison.measuring.architectures import HEADED
 from tandem.comparison.measuring.config import ComparisonConfig, parse_connect
-from tandem.comparison.measuring.prompts import BUILT_IN
-from tandem.comparison.measuring.workloads import Prompt, built_in_prompts, given_prompts, read_prompt_file
+from tandem.comparison.measuring.workloads import BUILT_IN, Prompt, built_in_prompts, given_prompts, read_prompt_file
 from tandem.speculation.sampling import member_named
 from tandem.speculation.types import Rule, SamplingParams
 

@@ -12,7 +12,7 @@ from tandem.cli.role_names import BACKENDS, REAL, TORCH
 from tandem.comparison.links.settings import LINK_KINDS
 from tandem.comparison.measuring.architectures import HEADED, PIPELINED
 from tandem.comparison.measuring.config import CLIENTS, ONE_LENGTH, ComparisonConfig
-from tandem.comparison.measuring.prompts import BUILT_IN, ON_REQUEST
+from tandem.comparison.measuring.workloads import BUILT_IN, ON_REQUEST
 
 PROMPTS_PER_WORKLOAD = 4
 """Keeps the default comparison within a few minutes on two cores."""

@@ -32,12 +32,12 @@ from tandem.speculation.depth import Pipeline
 from tandem.speculation.sampling import SAMPLING_FIELDS, member_named
 
 
-def serve(args: Options, *host: Any) -> Coroutine[Any, Any, int]:
-    """Runs a server role; `host` replaces our own gRPC server (tandem/workshops/ray_serve/replica.py)."""
+def serve(args: Options) -> Coroutine[Any, Any, int]:
+    """Runs a server role."""
     model = args.target_model or args.model
     if args.role == "target":
         model = args.model or args.target_model
-    return run_role(args.role, role_config(args.with_own_draft(), model), *host)
+    return run_role(args.role, role_config(args.with_own_draft(), model))
 
 
 def role_config(args: Options, model: str | None) -> RoleConfig:

@@ -16,6 +16,7 @@ from tandem.cli.option import (
     NAME,
     SECONDS,
     URL,
+    choice,
     flags_of,
     option,
     switch,
@@ -43,6 +44,7 @@ from tandem.cli.role_names import (
     TORCH,
     VERIFYING,
 )
+from tandem.cli.tool_flags import ToolOptions
 from tandem.cli.values import auto_or_count
 
 ADAPTED = (*TARGETS, "prefill", *ALONE, "accept", "check")
@@ -50,7 +52,7 @@ _CALLING = {"nxdi": (*ASKING, *SESSIONS)}  # a fused_target calls PrefillWorkers
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class Options:
+class Options(ToolOptions):
     """The parsed options of a role. `argv`: the arguments that were parsed; `given`: the names of those options."""
 
     model: str | None = option(
@@ -59,112 +61,75 @@ class Options:
         group="models (default: the embedded SmolLM2-135M-Instruct)",
     )
     target_model: str | None = option(
-        "the target, for roles with two models; draft, draft_worker: whose tokenizer n-gram lookup uses, and an "
-        "EAGLE-3 head, with the embedding",
+        "the target, for roles with two models; draft, draft_worker: for its tokenizer and embedding",
         ("target", "verify_target", *DRAFTING, "plan", "convert"),
     )
     draft_model: str | None = option("the draft model, or EAGLE-3 head", (*DRAFTING, "verify_draft", "plan", "convert"))
-    draft: str = option(
-        "hybrid (prompt lookup, else the draft model), model, eagle (an EAGLE-3 head), or ngram (lookup alone); "
-        "auto: hybrid if possible, in fused_target with the shipped head of the embedded target",
+    draft: str = choice(
+        "hybrid: prompt lookup, else the draft model; eagle: an EAGLE-3 head; ngram: lookup alone",
+        "auto|hybrid|model|eagle|ngram",
         DRAFTING,
-        default="auto",
-        metavar="auto|hybrid|model|eagle|ngram",
     )
-    foreign_draft: bool = switch(
-        "the draft model has another tokenizer: its drafts are translated where tokens have the same bytes; draft, "
-        "draft_worker: name the target, whose tokenizer is read, with --target_model",
-        DRAFTING,
-        OURS,
-    )
-    hand_out_features: str = option(
-        "the hidden states after these layers go with verdicts to EAGLE-3 heads of draft workers; on: after those "
-        "that heads usually read; not with graphs",
+    foreign_draft: bool = switch("the draft model has another tokenizer (docs/drafts.md)", DRAFTING, OURS)
+    hand_out_features: str = choice(
+        "the layers whose hidden states go to EAGLE-3 heads elsewhere; on: the usual ones",
+        "off|on|L1,L2,L3",
         ("target",),
         OURS,
-        default="off",
-        metavar="off|on|L1,L2,L3",
     )
-    feature_format: str = option(
-        "number format of the features that an EAGLE-3 head gets from its target",
-        APART,
-        default="bfloat16",
-        metavar="bfloat16|int8",
-    )
+    feature_format: str = choice("number format of the features of an EAGLE-3 head", "bfloat16|int8", APART)
     feature_context: int = option(
         "an EAGLE-3 head gets the features of the last N positions of a prompt", APART, default=256
     )
     adapters: ADAPTERS | None = option(
-        "LoRA adapters of the target, in PEFT's folders, which requests choose by name, OpenAI clients as the "
-        "model (native steps and --compile off; nxdi: compiled in)",
+        "LoRA adapters of the target, in PEFT's folders, which requests choose by name",
         (*ADAPTED, "compile"),
         only={"torch": ADAPTED, "toy": ADAPTED},
     )
     draft_adapters: ADAPTERS | None = option(
-        "LoRA adapters of the draft model: a request with the target's of that name has it too",
+        "LoRA adapters of the draft model, for requests with the target's of that name",
         ("fused_target", "draft_worker", "draft", "accept"),
         OURS,
     )
-    backend: str = option(
-        "torch, nxdi (NxD Inference, on Neuron), or toy (for tests)", SHAPED, default="torch", metavar="torch|nxdi|toy"
+    backend: str = choice("nxdi: NxD Inference, on Neuron; toy: for tests", "torch|nxdi|toy", SHAPED)
+    device: str = choice("where models run; neuron: Trn2, Trn3", "auto|cpu|cuda|neuron", LOADING, TORCH)
+    dtype: str = choice(
+        "number format of activations, KV cache and unquantised weights", "auto|float32|bfloat16|float16", SHAPED, REAL
     )
-    device: str = option(
-        "where models run: auto, cpu, cuda or neuron (Trn2, Trn3)",
+    weights: str = choice(
+        "how weights lie in memory; int8, q4: quantised once; as-stored: the blocks of a .gguf file; auto: as "
+        "stored if native steps can run that and no --dtype is given, else in the dtype",
+        "auto|bfloat16|float32|int8|q4|as-stored",
         LOADING,
         TORCH,
-        default="auto",
-        metavar="auto|cpu|cuda|neuron",
-    )
-    dtype: str = option(
-        "number format of activations, KV cache and unquantised weights: auto, float32, bfloat16 or float16",
-        SHAPED,
-        REAL,
-        default="auto",
-        metavar="auto|float32|bfloat16|float16",
-    )
-    weights: str = option(
-        "how weights lie in memory: bfloat16, float32, int8 or q4 (quantised once, native steps only), as-stored "
-        "(the blocks of a .gguf file as they are); auto: as the checkpoint has them if native steps can run that "
-        "and no --dtype is given, else in the dtype",
-        LOADING,
-        TORCH,
-        default="auto",
-        metavar="auto|bfloat16|float32|int8|q4|as-stored",
     )
     threads: int | None = option(
         "CPU threads per model (default: torch's choice, or a rank's share of the CPUs)", LOADING, TORCH
     )
-    compile: str = option(
-        "how steps run: native (C++), inductor or neuron (graphs), off (module code), auto",
+    compile: str = choice(
+        "how steps run; native: C++; inductor, neuron: graphs; off: module code",
+        "auto|native|inductor|neuron|off",
         LOADING,
         TORCH,
-        default="auto",
-        metavar="auto|native|inductor|neuron|off",
     )
     exact: bool = switch("use only step shapes whose results agree bit for bit (default)", VERIFYING, REAL)
     recertify: bool = switch("check native steps though they passed on this CPU before", LOADING, TORCH)
     untested_model: bool = switch("try a family of models that was never tested here (docs/models.md)", LOADING, TORCH)
     fast: bool = switch("use all step shapes, even if their results differ in the last bits", VERIFYING, REAL)
     sequence_length: int | None = option(
-        "tokens per sequence, prompt included (servers on the CPU: the model's own length, as far as a quarter of "
-        "the free memory suffices for all slots; else 512)",
+        "tokens per sequence, prompt included (default: the model's own, as far as memory allows; else 512)",
         (*LOADING, "client", "fused_client", "plan"),
     )
     batch: int = option(
-        "KV slots: sequences in memory at once (default: 4; servers with the model's own length: up to 8, as memory "
-        "suffices)",
-        SHAPED,
-        default=4,
+        "sequences in memory at once (default: 4; servers with the model's own length: up to 8)", SHAPED, default=4
     )
     kv_cache_mb: int | None = option(
-        "memory in MiB that the KV slots of all models share, so that there may be more of them than memory for "
-        "all at full length; a request waits until its own length fits (native steps and --compile off on the "
-        "CPU; default: every slot has its full length)",
+        "MiB that the KV slots of all models share (on the CPU, without graphs; default: each has its full length)",
         SERVERS,
         OURS,
     )
     speculation_length: str | None = option(
-        "draft tokens per round; auto (default): the fastest by measurement. Clients: the server's choice",
+        "draft tokens per round; auto (default): by measurement. Clients: the server's choice",
         (*SERVERS, *ASKING, "accept", "compile", "plan"),
         also="gamma",
         metavar="auto|K",
@@ -173,13 +138,10 @@ class Options:
         "the maximum on a server (default: its speculation_length; for auto, 5)", SHAPED
     )
     rehearse: NAME | None = option(
-        "take the step times of a device that is not here: a preset (trn2-llama-8b, trn2-qwen3-4b, h100-llama-8b) or a "
-        "file of step times (docs/rehearsal.md)",
-        SERVERS,
-        OURS,
+        "take the step times of another device, a preset or a file (docs/rehearsal.md)", SERVERS, OURS
     )
     tp_degree: int = option(
-        "cores that share a target (torch: one process per core, started here or by torchrun)",
+        "cores that share a target (torch: one process per core)",
         SHAPED,
         REAL,
         only={"torch": (*TARGETS, "compile", "plan")},
@@ -192,39 +154,29 @@ class Options:
         "folder for compiled models, which servers may share (default: in ~/.cache/tandem)", LOADING, REAL
     )
     artifacts: DIR | None = option(
-        "store of compiled models, such as a bucket mounted from S3; compile writes it, servers read it", LOADING, NXDI
+        "store of compiled models, such as a mounted bucket; compile writes it, servers read it", LOADING, NXDI
     )
     compile_for: str | None = option("which of target, draft and fused to compile (default: all)", ("compile",))
     batch_buckets: LIST | None = option(
-        "batch sizes to compile graphs for, such as 1,4 (default: depends on the device)", LOADING, TORCH
+        "batch sizes to compile graphs for, such as 1,4 (default: by the device)", LOADING, TORCH
     )
     draft_buckets: LIST | None = option(
-        "draft lengths to compile graphs for, such as 2,5 (default: depends on the device)", LOADING, TORCH
+        "draft lengths to compile graphs for, such as 2,5 (default: by the device)", LOADING, TORCH
     )
     prefill_chunk: int | None = option("prompt tokens per step (default 64)", SHAPED, TORCH)
     neuron_config: JSON | None = option("fields of NeuronConfig, as JSON or a JSON file", LOADING, NXDI)
     draft_neuron_config: JSON | None = option("the NeuronConfig fields that differ for the draft", FUSING, NXDI)
     eagle: bool = switch("the draft is an EAGLE head of the target", FUSING, NXDI)
-    pair: str = option(
-        "load the pair as one graph, which is greedy, and apart for sampled requests; or as one of them, in half "
-        "the memory",
-        FUSING,
-        NXDI,
-        default="both",
-        metavar="both|fused|apart",
+    pair: str = choice(
+        "load the pair as one greedy graph (fused), as two models, or both", "both|fused|apart", FUSING, NXDI
     )
 
-    host: HOST = option(
-        "address a server listens on; 127.0.0.1 is for this machine only",
-        LISTENING,
-        default="127.0.0.1",
-        group="network",
-    )
+    host: HOST = option("address a server listens on", LISTENING, default="127.0.0.1", group="network")
     port: int = option(
         "port a server listens on, or a client connects to; 0: any free port", (*LISTENING, *ASKING), default=50051
     )
     target_host: HOST = option(
-        "the server, HOST or HOST:PORT; draft, draft_worker: a comma-separated list, for failover",
+        "the server, HOST or HOST:PORT; draft, draft_worker: a list, for failover",
         (*ASKING, "draft_worker"),
         default="127.0.0.1",
     )
@@ -232,12 +184,11 @@ class Options:
     propose_only: bool = switch("have no target; only draft for targets that ask", ("draft_worker",))
     draft_host: ADDRESS | None = option("use drafts from the DraftWorker at this address", ("target",))
     draft_seconds: SECONDS = option("how long a draft may take", ("target",), default=5.0)
-    pipeline: str = option(
-        "with a remote target or draft: off: each round waits for its verdict; on: rounds are sent before "
-        "verdicts arrive; never-waiting: the target steps on by itself; auto: what is likely fastest",
+    pipeline: str = choice(
+        "with a remote target or draft; off: each round waits for its verdict; on: rounds are sent ahead; "
+        "never-waiting: the target steps on by itself",
+        "auto|off|on|never-waiting",
         ("draft", "draft_worker", "target"),
-        default="auto",
-        metavar="off|on|never-waiting|auto",
     )
     health_port: int | None = option("also answer health checks on this port, without TLS (for probes)", LISTENING)
     ready_file: FILE | None = option("file to write the address and process id to once ready", LISTENING)
@@ -247,7 +198,7 @@ class Options:
     )
     lease_seconds: SECONDS = option("how long a session lives without a Verify", SESSIONS, default=60.0)
     connect_seconds: SECONDS | None = option(
-        "how long to wait for a server that does not listen yet (default: client, fused_client: 0; else 120)",
+        "how long to wait for a server that does not listen yet (default: clients 0, else 120)",
         (*ASKING, "draft_worker"),
     )
     reconnect_seconds: SECONDS = option(
@@ -255,9 +206,7 @@ class Options:
     )
     queue: int = option("requests that may wait for a slot", SERVERS, default=256)
     prefill: ADDRESSES | None = option(
-        "have long prompts computed by these servers of --role prefill, with the same bits (docs/prefill.md)",
-        TARGETS,
-        OURS,
+        "have long prompts computed by these servers of --role prefill (docs/prefill.md)", TARGETS, OURS
     )
     prefill_min_tokens: int = option(
         "prompts with fewer tokens to process are processed in place", TARGETS, OURS, default=256
@@ -274,15 +223,13 @@ class Options:
     )
     http_host: HOST = option("address for that port", SERVERS, default="127.0.0.1")
     allowed_hosts: str = option(
-        "further names, of Host headers, by which browsers may call that port where no key is asked for; * for any",
+        "further Host names for browsers at that port where no key is asked for; * for any",
         SERVERS,
         default="",
         metavar="NAME,...",
     )
     http_keep_alive_seconds: SECONDS = option(
-        "how long a connection of that port may be idle; above 60, after which balancers close theirs",
-        SERVERS,
-        default=75.0,
+        "how long a connection of that port may be idle; above 60, as balancers close theirs", SERVERS, default=75.0
     )
 
     tls_cert: FILE | None = option(
@@ -306,17 +253,15 @@ class Options:
     max_requests_per_identity: int | None = option(
         "maximum concurrent Generate calls of one caller (default: no limit)", LISTENING
     )
-    prefix_sharing: str = option(
-        "whose prompts and answers a prompt may begin with to be processed faster; identity: the caller's own, "
-        "since how fast an answer is shows what was asked before",
+    prefix_sharing: str = choice(
+        "with whose prompts and answers a prompt may share its beginning; identity: the caller's own",
+        "identity|all|off",
         LISTENING,
-        default="identity",
-        metavar="identity|all|off",
     )
     prefix_cache_mb: int = option("memory for them in MiB, of target and draft together", LISTENING, default=64)
     log_prompts: bool = switch("log prompts and answers; otherwise they are never logged", SERVERS)
     receipt_keys: DIR | None = option(
-        "sign receipts with the key in this folder, which the first start makes (docs/receipts.md; default: none)",
+        "sign receipts with the key in this folder, made by the first start (default: none)",
         SERVERS,
         group="receipts (docs/receipts.md)",
     )
@@ -328,7 +273,7 @@ class Options:
         "call with TLS; one of these CAs signed the server's certificate",
         CALLING,
         only=_CALLING,
-        group="security of outgoing calls, from clients and from servers that call another server",
+        group="security of outgoing calls",
     )
     tls_client_cert: FILE | None = option(
         "the caller's own certificate, for a server with mTLS", CALLING, only=_CALLING
@@ -343,10 +288,10 @@ class Options:
     )
 
     prompt: tuple[str, ...] = option(
-        "a prompt; may be repeated (check: the file that has it: text, or as JSON token ids or a chat)",
+        "a prompt; may be repeated (check: its file: text, or JSON token ids or a chat)",
         (*PROMPTS, "check"),
         default=(),
-        group="requests (on a server: the defaults for requests that leave them out)",
+        group="requests (on a server: their defaults)",
     )
     prompt_text: FILE | None = option("a file with one prompt per line", PROMPTS, also="prompt_file")
     messages: FILE | None = option(
@@ -368,11 +313,8 @@ class Options:
     repetition_penalty: float | None = option(
         "divide the logits of tokens of the prompt and output (0.01 to 2; default: a server's, else 1)", GENERATING
     )
-    generation_config: str = option(
-        "auto: what neither requests nor flags say of sampling is as in the model's generation_config.json; none: not",
-        SERVERS,
-        default="auto",
-        metavar="auto|none",
+    generation_config: str = choice(
+        "auto: defaults of sampling are those of the model's generation_config.json", "auto|none", SERVERS
     )
     logit_bias: LIST | None = option(
         "add to the logits of single tokens, as in 50256:-100,11:2.5 (id:bias, -100 to 100)", PROMPTED
@@ -387,69 +329,16 @@ class Options:
         "print every token's log-probability, and the N likeliest tokens in its place (0 to 20)", PROMPTED
     )
     adapter: NAME | None = option("the server's LoRA adapter to use, or one of --adapters (default: none)", PROMPTS)
-    rule: str = option(
-        "how drafts are verified: agreement or rejection", ASKING, default="agreement", metavar="agreement|rejection"
-    )
-    drafts: str = option(
-        "what drafts: auto: the server's choice; none: plain decoding; or lookup, model or head alone, if it is there",
-        PROMPTED,
-        default="auto",
-        metavar="auto|none|lookup|model|head",
+    rule: str = choice("how drafts are verified", "agreement|rejection", ASKING)
+    drafts: str = choice(
+        "what drafts for a request; auto: the server's choice", "auto|none|lookup|model|head", PROMPTED
     )
     stop: tuple[str, ...] = option("a string that ends the output; may be repeated", PROMPTED, default=())
     ignore_eos: bool = switch("go on past the end-of-sequence token", PROMPTED)
     receipts: DIR | None = option(
         "ask for a receipt of each answer, and write it to this folder", ("client", "fused_client")
     )
-    service: str | None = option(
-        "TargetVerifier, FusedSpeculativeServer or DraftWorker (default: whichever answers)", ("client",)
-    )
-
-    output: str | None = option(
-        "accept: file to write the figures to, as JSON; convert: empty folder to write to",
-        ("accept", "convert"),
-        group="measuring and advice (roles accept and advise)",
-    )
-    report: str | None = option("the comparison.json to use", ("advise",))
-    rtt_ms: float | None = option("round trip between client and target (default: as measured)", ("advise",))
-    clients: int = option("clients of one target at once", ("advise",), default=1)
-
-    receipt: FILE | None = option(
-        "the receipt; also without --receipt, after the role", ("check",), group="receipts (role check)"
-    )
-    keys: FILE | None = option(
-        "the server's public keys, as it publishes them at /v1/receipt_keys (default: not compared)", ("check",)
-    )
-    sample: int | None = option("draw only so many spans of 64 tokens again (default: all)", ("check",))
-    margin: float = option(
-        "how far a token may be from being drawn, in logits, where arithmetic differs", ("check",), default=0.5
-    )
-    signature_only: bool = switch("check signature and digests, without a model", ("check",))
-
-    convert: str | None = option(
-        "rescale FP8 weights for Neuron; complete an EAGLE head (--draft_model) for its target "
-        "(--target_model); or write safetensors",
-        ("convert",),
-        metavar="fp8|eagle|safetensors",
-        group="converting checkpoints (role convert, docs/trainium-nxdi.md)",
-    )
-    shard_gb: float = option("most GB of a file", ("convert",), default=5.0)
-
-    instance: str | None = option(
-        "an instance type such as trn2.48xlarge, or FAMILY:CHIPS such as trn3:4",
-        ("plan",),
-        group="planning (roles plan and doctor; plan also takes the models' flags)",
-    )
-    lnc: int | None = option("physical cores per logical one (default: the chip's, 2 on Trn2 and Trn3)", ("plan",))
-    quantization: str = option(
-        "quantization of the target: none, int8, f8e4m3, f8e5m2, or auto (as config.json says)",
-        ("plan",),
-        default="auto",
-        metavar="auto|none|int8|f8e4m3|f8e5m2",
-    )
-    modules_to_not_convert: LIST = option("modules to leave unquantized", ("plan",), default="lm_head")
-    log: FILE | None = option("a log: name its known errors, with cause and next command (docs/errors.md)", ("doctor",))
-    json: bool = switch("print JSON", ("plan", "doctor", "check"))
+    service: str | None = option("the service to call (default: whichever answers)", ("client",))
 
     metrics_port: int | None = option(
         "port for Prometheus metrics; 0: any free port (default: none)",
@@ -460,11 +349,8 @@ class Options:
     otlp_endpoint: URL | None = option(
         "http://HOST:PORT of the OTLP/gRPC collector to send traces to (default: none)", (*LISTENING, *PROMPTED)
     )
-    log_format: str = option("text, or json: one object per line", EVERY, default="text", metavar="text|json")
-    profile: bool = switch(
-        "write performance_*.csv and .json: a row for each request, and on a target for each session",
-        (*SERVERS, *PROMPTED),
-    )
+    log_format: str = choice("json: one object per line", "text|json", EVERY)
+    profile: bool = switch("write performance_*.csv and .json: a row for each request", (*SERVERS, *PROMPTED))
     debug: bool = switch("log more, and show tracebacks", EVERY)
 
     role: str

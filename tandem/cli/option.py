@@ -98,6 +98,13 @@ def option(
     return field(default=default, metadata={**said, "group": group})
 
 
+def choice(
+    text: str, words: str, roles: tuple[str, ...] = (), backends: tuple[str, ...] = BACKENDS, **more: Any
+) -> Any:
+    """Declares an option with one of `words`, such as auto|on|off, of which the first is the default."""
+    return option(text, roles, backends, default=words.partition("|")[0], metavar=words, **more)
+
+
 def switch(text: str, roles: tuple[str, ...] = (), backends: tuple[str, ...] = BACKENDS) -> Any:
     """Declares an option without a value, which is False unless it is given."""
     return option(text, roles, backends, default=False)

@@ -64,6 +64,6 @@ COMPARE_HELP = "compares the architectures on the same prompts; see compare --he
 SERVE_HELP = "serve [MODEL]: a fused_target for OpenAI clients, over HTTP at port 8080"
 COMPLETION = "completion"
 """Not a role: `completion SHELL` prints a script."""
-COMPLETION_HELP = "completion bash|zsh|fish: prints what completes roles, flags and values in that shell"
+COMPLETION_HELP = "completion bash|zsh: prints what completes roles, flags and values in that shell"
 COMMANDS = {SERVE: SERVE_HELP, COMPARE: COMPARE_HELP, COMPLETION: COMPLETION_HELP}
 """What else stands in a role's place, and its help."""

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict, deque
+from functools import partial
+
+from tandem.speculation.estimate import Line
 
 KEPT, FEW = 64, 8
 SLACK = 2.0
@@ -17,37 +20,6 @@ PAYS = 0.75
 """The longest window worth waiting for, as a share of the time that sharing a step saves."""
 TRIED = 0.3
 """The window while fewer than FEW returns are known, as a share of the step's own time."""
-FADING = 0.95
-"""Factor by which a step fades the earlier ones when it is estimated what sharing saves."""
-DIFFERENT = 0.05
-"""The variance of the rows of steps from which their times can be compared."""
-
-
-class SharedTime:
-    """Estimates the part of a step's time that does not grow with its rows, by least squares over recent steps."""
-
-    def __init__(self) -> None:
-        self._count = self._rows = self._seconds = self._rows_rows = self._rows_seconds = 0.0
-
-    def note(self, rows: int, seconds: float) -> None:
-        """Records that a step of `rows` rows took `seconds`."""
-        self._count = FADING * self._count + 1
-        self._rows = FADING * self._rows + rows
-        self._seconds = FADING * self._seconds + seconds
-        self._rows_rows = FADING * self._rows_rows + rows * rows
-        self._rows_seconds = FADING * self._rows_seconds + rows * seconds
-
-    @property
-    def share(self) -> float:
-        """The part, as a share of the mean step; 1 while all steps have the same number of rows."""
-        if not self._count:
-            return 1.0
-        rows, seconds = self._rows / self._count, self._seconds / self._count
-        variance = self._rows_rows / self._count - rows * rows
-        if variance < DIFFERENT or not seconds:
-            return 1.0
-        each = (self._rows_seconds / self._count - rows * seconds) / variance
-        return min(1.0, max(0.0, 1 - each * rows / seconds))
 
 
 class BatchWindow:
@@ -62,7 +34,7 @@ class BatchWindow:
         self._ended = self._step = self._window = 0.0
         self._waited = False
         self._returns: deque[float] = deque(maxlen=KEPT)
-        self._shared = defaultdict[object, SharedTime](SharedTime)  # by kind of step
+        self._times = defaultdict[object, Line](partial(Line, 0.0))  # seconds by rows, for each kind of step
 
     def answered(
         self, rows: int, now: float, seconds: float, kind: object = None, beside_prompts: bool = False
@@ -70,7 +42,7 @@ class BatchWindow:
         """Records that a step of `rows` decoding rows ended at `now`. `seconds`: its time, that of chunks included."""
         self._away, self._ended, self._step, self._waited = rows, now, seconds, False
         if not beside_prompts:
-            self._shared[kind].note(rows, seconds)
+            self._times[kind].note(rows, seconds)
         known = len(self._returns) >= FEW
         self._window = SLACK * statistics.median(self._returns) if known else TRIED * seconds
 
@@ -84,7 +56,7 @@ class BatchWindow:
 
     def seconds(self, now: float, missing: int, kind: object = None) -> float:
         """Returns how much longer a step of this kind waits for `missing` open sequences that have no row ready."""
-        if not min(self._away, missing) or self._window > PAYS * self._step * self._shared[kind].share:
+        if not min(self._away, missing) or self._window > PAYS * self._step * self._times[kind].fixed_share:
             return 0.0
         left = max(0.0, self._ended + self._window - now)
         self._waited |= left > 0

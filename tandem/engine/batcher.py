@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from tandem.engine.batch_window import BatchWindow
-from tandem.engine.run_ahead import RunAhead, Waiting, following
 from tandem.engine.slots import SlotPool
+from tandem.engine.stepper import SteppedRows, Waiting, next_rows
 from tandem.runners.protocol import RowFailed
 from tandem.speculation.loop import TOGETHER
 
@@ -30,7 +30,6 @@ log = logging.getLogger("tandem.engine")
 
 Row = TypeVar("Row")
 Result = TypeVar("Result")
-Step = Callable[[Sequence[Any]], Sequence[Any]]
 ObserveStep = Callable[[Any, int, float, float], None]
 """Called after a step, once for its decoding and once for its `prefill` rows: with the first of them, their number, the
 seconds that the step's first row waited, and the step's own seconds."""
@@ -162,11 +161,11 @@ class Batcher:
         limit: int,
         size: int = 1,
         prefill: bool = False,
-        ahead: RunAhead | None = None,
+        stepped: SteppedRows | None = None,
     ) -> asyncio.Future[TimedResult[Result]]:
         """Runs `row` in the next `step` that has room: sizes add up to at most `limit`, those of `prefill` rows apart.
 
-        With `ahead`, the device thread goes on after it while no other row comes, goes or waits.
+        With `stepped`, the device thread begins the next row by itself while no other row comes, goes or waits.
 
         After a step of `prefill` rows alone, others that wait come first. Raises RowFailed, StepHung or DeviceLost.
         """
@@ -174,7 +173,7 @@ class Batcher:
             raise StepHung(self._hung)
         future: asyncio.Future[TimedResult[Result]] = asyncio.get_running_loop().create_future()
         now = time.perf_counter()
-        self._ready.append(Waiting(step, row, limit, now, prefill, future, ahead, size))
+        self._ready.append(Waiting(step, row, limit, now, prefill, future, stepped, size))
         if not prefill:
             self._window.returned(now, bool(self._running))
         self._begin_if_ready()
@@ -231,13 +230,13 @@ class Batcher:
             while True:
                 ran = _run(rows)
                 self.failures += any(isinstance(result, DeviceLost) for result in ran.value)
-                new = [] if self._decides(rows) else following(rows, ran.value, loop)
-                if not new:
-                    tell(self._ended, rows, ran)
+                new = [] if self._hung else next_rows(rows, ran.value, loop)
+                if len(new) < len(rows) or self._decides(rows):
+                    tell(self._ended, rows, ran, new)
                     return
                 self._unread.append((rows, ran))
                 self._running = new
-                if ran.ended - told >= TOGETHER or any(row.ahead and row.ahead.at_once() for row in new):
+                if ran.ended - told >= TOGETHER or any(r.stepped and r.stepped.stepper.notify_each_step() for r in new):
                     told = ran.ended
                     tell(self._read)
                 rows = new
@@ -254,17 +253,22 @@ class Batcher:
         while self._unread:
             self._hand_out(*self._unread.popleft())
 
-    def _ended(self, rows: list[Waiting], ran: TimedResult[Sequence[Any]]) -> None:
+    def _ended(self, rows: list[Waiting], ran: TimedResult[Sequence[Any]], new: list[Waiting]) -> None:
         self._read()
         self._running, self._turns = [], _TURNS
         if self._hung:
-            self._fail(rows)
+            self._fail([*rows, *new])
             return self._returned(ran)
         if not rows[0].prefill:
             decoding = sum(not r.prefill for r in rows)
             kind, beside_prompts = type(rows[0].row), decoding < len(rows)
             self._window.answered(decoding, time.perf_counter(), ran.compute_seconds, kind, beside_prompts)
         self._hand_out(rows, ran)
+        for waiting in new:
+            self._window.returned(waiting.since, False)
+        self._ready += new
+        if self._closed:
+            self._cancel_ready()
         self._begin_if_ready()
 
     def _returned(self, ran: TimedResult[Sequence[Any]]) -> None:
@@ -307,7 +311,7 @@ class Batcher:
                 continue
             if isinstance(result, Exception):
                 waiting.done.set_exception(result)
-                waiting.done.exception()  # nobody may ever ask for a row that was foreseen
+                waiting.done.exception()  # the row's result may never be read
             else:
                 queued = ran.queue_seconds + rows[0].since - waiting.since
                 waiting.done.set_result(TimedResult(result, queued, ran.compute_seconds, len(rows), ran.ended))
@@ -320,9 +324,7 @@ class Batcher:
         if self._closed:
             return
         self._closed = True
-        for waiting in self._ready:
-            waiting.done.cancel()
-        self._ready.clear()
+        self._cancel_ready()
         last = asyncio.ensure_future(self.on_device(int))
         await asyncio.wait({last}, timeout=0 if self._hung else seconds)
         self.stuck = not last.done()
@@ -330,6 +332,11 @@ class Batcher:
             last.cancel()
             log.error("the device thread is left running: its step has not returned")
         self._thread.shutdown(wait=not self.stuck)
+
+    def _cancel_ready(self) -> None:
+        for waiting in self._ready:
+            waiting.done.cancel()
+        self._ready.clear()
 
 
 def _run(rows: list[Waiting]) -> TimedResult[Sequence[Any]]:

@@ -39,7 +39,7 @@ EXCLUDED: Mapping[Trait, Mapping[str, str]] = MappingProxyType(
             "pages": "an EAGLE head makes its keys again, from the features in its target's pages",
             "adapters": "an EAGLE head has none of its own: lookup drafts where its target has one",
             "proposals": (
-                "an EAGLE head reads its target's features, and targets that ask for drafts (Propose, ProposeStream)"
+                "an EAGLE head reads its target's features, and targets that ask for drafts (Propose)"
                 " send none; give the worker its --target_host, or another draft"
             ),
         },

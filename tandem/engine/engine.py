@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tandem.engine.adapter_registry import Adapters
-from tandem.engine.batcher import Batcher, DeviceLost, Step, StepHung, TimedResult
+from tandem.engine.batcher import Batcher, DeviceLost, StepHung, TimedResult
 from tandem.engine.compatibility import able, sentence
 from tandem.engine.fair_turns import TooManyWaiting
 from tandem.engine.feature_output import HandedFeatures, hand_out
@@ -19,6 +19,7 @@ from tandem.engine.prefix_cache import PrefixCache
 from tandem.engine.remote_prefill import RemotePrefill
 from tandem.engine.shared_steps import SharedSteps
 from tandem.engine.slots import SlotPool
+from tandem.engine.stepper import Step, SteppedRows
 from tandem.engine.structures import Structures
 from tandem.runners.capabilities import No
 from tandem.runners.protocol import RowFailed, Runner, verify_sized
@@ -76,21 +77,29 @@ class Engine:
     async def run(
         self, step: Step, row: Any, prefill: bool = False, sequence: KVSequence | None = None
     ) -> TimedResult[Any]:
-        """Runs `row` in the next `step` that has room, unless it ran ahead. Raises RowFailed, StepHung, or DeviceLost.
+        """Runs `row` in the next `step` that has room. Raises RowFailed, StepHung, or DeviceLost."""
+        return await self.result(self.begin(step, row, prefill), sequence)
+
+    def begin(
+        self, step: Step, row: Any, prefill: bool = False, stepped: SteppedRows | None = None
+    ) -> asyncio.Future[TimedResult[Any]]:
+        """Queues `row` for the next `step` that has room. `stepped`: the rows of its stepper. Raises DeviceLost."""
+        self.check_lost()
+        return self.batcher.run(step, row, *self.shared.room(row, prefill), prefill, stepped)
+
+    async def result(
+        self, result: asyncio.Future[TimedResult[Any]], sequence: KVSequence | None = None
+    ) -> TimedResult[Any]:
+        """Waits for the result of a row. Raises RowFailed, StepHung, or DeviceLost.
 
         After a step that hung the content of the slot of `sequence` is unknown, so it counts as empty. After a row that
         failed it is processed again, since what was copied to it may be the cause.
         """
-        if self.lost.is_set():
-            raise DeviceLost(self._cause)
-        ahead = sequence.ahead(prefill) if sequence else None
         try:
-            if ahead and (begun := ahead.take(row)):
-                return await begun
-            return await self.batcher.run(step, row, *self.shared.room(row, prefill), prefill, ahead)
+            return await result
         except StepHung:
             if sequence:
-                sequence.stop_ahead()
+                sequence.set_stepper(None)
                 sequence.held.clear()
             raise
         except RowFailed:
@@ -103,6 +112,11 @@ class Engine:
                     log.error("a step failed: %s", str(error).partition("\n")[0])
                 self.lose(error)
             raise
+
+    def check_lost(self) -> None:
+        """Raises DeviceLost if the engine is lost."""
+        if self.lost.is_set():
+            raise DeviceLost(self._cause)
 
     def lose(self, error: DeviceLost) -> None:
         """Marks the engine as lost: it is not used again, and requests that wait for a slot get `error`."""

@@ -6,17 +6,18 @@ import logging
 import time
 from collections.abc import Collection, Sequence
 
-from tandem.engine.batcher import DeviceLost, StepHung
+from tandem.engine.batcher import DeviceLost, StepHung, TimedResult
 from tandem.engine.engine import Engine
-from tandem.engine.fused_ahead import RoundsAhead
+from tandem.engine.fused_stepper import FusedStepper
 from tandem.engine.model_drafter import DraftSequence, Unreadable
 from tandem.engine.sequences import TargetSequence
 from tandem.runners.fused_step import fused
-from tandem.runners.protocol import FusedResult, FusedRow, ProposeRow, RowFailed, StructureEnded
+from tandem.runners.protocol import FusedResult, FusedRow, RowFailed, StructureEnded
 from tandem.speculation.fallible import Attempt, DrafterHealth
 from tandem.speculation.length import LengthPlan
 from tandem.speculation.lookup_policy import PolicedLookup
-from tandem.speculation.types import Draft, Proposer, Request, Rule, SpeculationStats, Verdict, model_part
+from tandem.speculation.loop import Rounds
+from tandem.speculation.types import Draft, Proposer, Request, SpeculationStats, Verdict, model_part
 
 log = logging.getLogger("tandem.engine")
 
@@ -43,12 +44,12 @@ class FusedPair:
             )
 
 
-class FusedRounds:
+class FusedRounds(Rounds):
     """Composes a sequence of the target and one of the draft model, which share their slot's number and their steps.
 
     With a `lookup`, a round that it can answer verifies the copy without running the draft model. If the draft model
-    fails, rounds go undrafted and are counted in `stats`; the model is tried again later. `stops` are the tokens that
-    end the text, if only they or its length end it, so that the device may go on with rounds by itself.
+    fails, rounds go undrafted and are counted in `stats`; the model is tried again later. `stops`: the tokens that end
+    the text, if only they or its length end it: then the device begins rounds by itself.
     """
 
     def __init__(
@@ -59,13 +60,12 @@ class FusedRounds:
         stats: SpeculationStats | None = None,
         stops: Collection[int] | None = None,
     ) -> None:
-        self._pair, self._request, self.drafter, self._stops = pair, request, lookup, stops
+        self._pair, self._request, self._lookup, self._stops = pair, request, lookup, stops
         self._stats = stats if stats is not None else SpeculationStats()
-        if lookup:
-            lookup.by_time = request.rule is Rule.AGREEMENT
         self._target: TargetSequence | None = None
         self._draft: DraftSequence | None = None
-        self.ahead: RoundsAhead | None = None
+        self.stepper: FusedStepper | None = None
+        self._end = 0
 
     async def open(self, prompt: Sequence[int]) -> None:
         pair, request = self._pair, self._request
@@ -74,18 +74,23 @@ class FusedRounds:
         self._draft.only_grows = True
         processing = await pair.target.processing(request, len(prompt))
         self._target.processing = self._draft.processing = processing  # a round's steps run one after the other
-        if self.drafter:
-            await self.drafter.open(prompt)
+        if self._lookup:
+            await self._lookup.open(prompt)
         self._stats.cached_prompt_tokens = await self._target.fill(prompt[:-1])
-        if self._stops is not None and processing is None:
-            end = request.most_tokens(len(prompt)) or pair.target.runner.limits.max_length
-            self.ahead = RoundsAhead(self._target, self._draft, self.drafter, pair.health, self._stops, end)
-            self._target.goes_on(self.ahead.follow)
+        self._end = request.most_tokens(len(prompt)) or pair.target.runner.limits.max_length
+        self._step_from(prompt)
+
+    def _step_from(self, tokens: Sequence[int]) -> None:
+        """Begins with a new stepper, and nothing begun."""
+        if self._target and self._draft:
+            health, lookup = self._pair.health, self._lookup
+            self.stepper = FusedStepper(self._target, self._draft, lookup, health, tokens, self._stops, self._end)
+            self._target.set_stepper(self.stepper, self._pair.step)
 
     def plan(self, length: LengthPlan) -> None:
-        """Says the lengths of the rounds after the one under way (see `round`), which must have begun."""
-        if self.ahead:
-            self.ahead.plan = length
+        """Sets the lengths of the rounds that the device begins by itself, after the round that has begun."""
+        if self.stepper:
+            self.stepper.plan = length
 
     async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
         """Runs a round.
@@ -102,84 +107,74 @@ class FusedRounds:
             return await self._round(tokens, 0)
 
     async def _round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
-        assert self._target and self._draft, "open comes first"
-        if self._target.lacks(tokens):
-            await self._target.fill(tokens[:-1])
-        row = self.ahead.foreseen(tokens) if self.ahead else None
-        if row:
-            k, copied = row.propose.k, row.copied
-        else:
-            copied = self.drafter.copy(tokens, k).token_ids if self.drafter and k else ()
-            k = model_part(k, model_k) if copied else self._draft.room(tokens, model_part(k, model_k))
-        attempt = (Attempt(self._pair.health) if row else self._pair.health.attempt()) if k and not copied else None
+        target, stepper, attempt, skipped = self._target, self.stepper, None, False
+        assert target and stepper and self._draft, "open comes first"
         try:
-            return await self._attempted(tokens, k, copied, attempt, row)
+            if target.device_waits:
+                stepper.plan, stepper.asked = None, LengthPlan(k, model_part(k, model_k))
+                if target.lacks(tokens):
+                    await target.fill(tokens[:-1])
+            if (found := await target.next_result()) is None:  # the draft model lacks tokens, or is down
+                attempt = await self._caught_up(self._draft, tokens)
+                skipped, stepper.model_ready = attempt is None, attempt is not None
+                found = await target.next_result()
+            assert found is not None, "the draft model has caught up, or does not draft"
+            row, done = found
+            if row.propose.k and not row.copied:
+                self._report(attempt or Attempt(self._pair.health), self._draft, done.value)
+            if skipped or done.value.draft_failed:
+                self._pair.health.skipped(self._stats)
+            return self._read(target, tokens, row, done)
+        except StepHung:
+            self._draft.held.clear()
+            self._step_from(tokens)
+            raise
         finally:
             if attempt:
                 attempt.ended()
 
-    async def _attempted(
-        self, tokens: Sequence[int], k: int, copied: tuple[int, ...], attempt: Attempt | None, row: FusedRow | None
-    ) -> tuple[Draft, Verdict]:
-        assert self._target and self._draft
-        asked = row.propose if row and attempt else None
-        if row is None:
-            asked = await self._draft_row(self._draft, tokens, k, attempt) if attempt else None
-            row = FusedRow(asked or self._target.undrafted(tokens, k if copied else 0), copied, self._target.adapter)
-            if self.ahead:
-                self.ahead.begin(tokens)
-        try:
-            done = await self._target.step(self._pair.step, row)
-        except StepHung:
-            self._draft.held.clear()
-            raise
-        result: FusedResult = done.value
-        proposed = result.proposal
-        drafting, waited = result.draft_seconds, done.queue_seconds + result.draft_seconds - proposed.seconds
-        verdict = self._target.verified(
-            tokens, proposed.token_ids, result.verdict, waited, done.compute_seconds - drafting, done.ended
-        )
-        if self.drafter and done.rows == 1:
-            self.drafter.stepped(len(proposed.token_ids), verdict.compute_seconds)
-        if attempt and asked:
-            self._report(attempt, self._draft, tokens, result)
-        if k and not copied and (asked is None or result.draft_failed):
-            self._pair.health.skipped(self._stats)
-        proposers = (Proposer.NGRAM if copied else Proposer.MODEL,) * len(proposed.token_ids)
-        draft = Draft(proposed.token_ids, 0.0, proposed.seconds, proposers, proposed.distributions, done.rows)
-        return draft, verdict
-
-    async def _draft_row(
-        self, draft: DraftSequence, tokens: Sequence[int], k: int, attempt: Attempt
-    ) -> ProposeRow | None:
-        """Returns the row for the draft model, or None if its cache cannot be filled."""
+    async def _caught_up(self, draft: DraftSequence, tokens: Sequence[int]) -> Attempt | None:
+        """Fills the draft model's cache. Returns the attempt to draft, or None if none may be made or that failed."""
+        attempt = self._pair.health.attempt()
+        if attempt is None:
+            return None
         try:
             if draft.lacks(tokens):
                 began = time.perf_counter()
                 await draft.fill(tokens[:-2])
                 self._stats.prefill_seconds += time.perf_counter() - began
-            return draft.row(tokens, k)
+            return attempt
         except Unreadable:
             attempt.succeeded()  # it is this request that the model cannot draft for
-            return None
         except (DeviceLost, RowFailed) as error:
             attempt.failed(error)
-            return None
+        attempt.ended()
+        return None
 
-    def _report(self, attempt: Attempt, draft: DraftSequence, tokens: Sequence[int], result: FusedResult) -> None:
+    def _read(
+        self, target: TargetSequence, tokens: Sequence[int], row: FusedRow, done: TimedResult[FusedResult]
+    ) -> tuple[Draft, Verdict]:
+        """Returns the draft and the verdict of a row, with their times."""
+        result, proposed = done.value, done.value.proposal
+        drafting, waited = result.draft_seconds, done.queue_seconds + result.draft_seconds - proposed.seconds
+        verdict = target.verified(
+            tokens[-1], proposed.token_ids, result.verdict, waited, done.compute_seconds - drafting, done.ended
+        )
+        proposers = (Proposer.NGRAM if row.copied else Proposer.MODEL,) * len(proposed.token_ids)
+        draft = Draft(proposed.token_ids, 0.0, proposed.seconds, proposers, proposed.distributions, done.rows)
+        return draft, verdict
+
+    def _report(self, attempt: Attempt, draft: DraftSequence, result: FusedResult) -> None:
         """Reports the outcome of the draft in a step."""
         if result.draft_failed:
             attempt.failed(RuntimeError(result.draft_failed))
             draft.cacheable = False
             return
         attempt.succeeded()
-        draft.proposed(tokens, result.proposal.token_ids)
-        if self.drafter:
-            self.drafter.modelled(tokens, result.proposal.token_ids)
 
     async def close(self) -> None:
         if self._draft:
             self._draft.release()
         if self._target:
             self._target.close()
-        self._target = self._draft = None
+        self._target = self._draft = self.stepper = None

@@ -11,9 +11,9 @@ from typing import Any
 from tandem.checkpoints.tokenizers import ChatTokenizer, Tokenizer
 from tandem.engine.chats import chat_length, chat_tokens
 from tandem.engine.fair_turns import FairThread
+from tandem.speculation.estimate import Estimate
 from tandem.speculation.length import AdaptiveLength, FixedLength, LengthPolicy
 from tandem.speculation.loop import Rounds, speculate
-from tandem.speculation.round_statistics import RoundStatistics
 from tandem.speculation.stopping import Stopping, StopRules
 from tandem.speculation.types import (
     Chunk,
@@ -87,16 +87,16 @@ class RequestDefaults:
 class Generator:
     """Answers requests with rounds made by `make_rounds`, within the limits in `info`.
 
-    `statistics`: measurements of its requests, from which draft lengths are chosen. `encoding`: where long texts are
+    `estimate`: what its requests measured, by which draft lengths are chosen. `encoding`: where long texts are
     tokenized. `fallback`: a generator of the same models for requests that this one does not answer (`answers`), with
-    statistics of its own. `placement`: what those say of where the models run.
+    an estimate of its own. `placement`: what those say of where the models run.
     """
 
     info: ModelInfo
     tokenizer: Tokenizer
     make_rounds: MakeRounds
     speculates: bool = True
-    statistics: RoundStatistics = field(default_factory=RoundStatistics)
+    estimate: Estimate = field(default_factory=Estimate)
     defaults: RequestDefaults = field(default_factory=RequestDefaults)
     encoding: FairThread = field(
         default_factory=partial(FairThread, "tokenizer", "their prompt to be tokenized", LONG_TEXTS)
@@ -122,7 +122,7 @@ class Generator:
         stats.placement = chosen.placement
         lengths = chosen._lengths(request)
         rounds = chosen.make_rounds(request, stats)
-        lengths = getattr(rounds, "lengths", lengths)  # of rounds that choose by themselves
+        lengths = rounds.lengths or lengths
         async with contextlib.aclosing(speculate(prompt, lengths, rounds, stopping, stats)) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -189,7 +189,7 @@ class Generator:
         most = self.info.max_speculation_length
         adaptive = request.speculation_length is None and self.info.adaptive_speculation_length
         if adaptive and _tokens_ignore_lengths(request):
-            return AdaptiveLength(most, self.statistics)
+            return AdaptiveLength(most, self.estimate)
         k = self.info.default_speculation_length if request.speculation_length is None else request.speculation_length
         if k > most:
             raise InvalidField("speculation_length", f"{k} is above the maximum {most}")

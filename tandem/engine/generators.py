@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -20,21 +20,20 @@ from tandem.runners.capabilities import No, Trait
 from tandem.runners.protocol import RowFailed
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.drafters import BonusDrafter, Drafter, NgramDrafter
+from tandem.speculation.estimate import Estimate
 from tandem.speculation.fallible import DrafterHealth, FallibleBonusDrafter
 from tandem.speculation.features import FeatureInbox
 from tandem.speculation.hybrid import HybridDrafter
 from tandem.speculation.length import FIRST
-from tandem.speculation.lookahead import LookaheadPolicy, RunMeasurements
+from tandem.speculation.lookahead import LookaheadPolicy
 from tandem.speculation.lookup_policy import PolicedLookup
 from tandem.speculation.loop import DraftThenVerify, Rounds
 from tandem.speculation.model_info import Rehearsal
 from tandem.speculation.never_waiting import DraftsElsewhere, NeverWaitingRounds
 from tandem.speculation.prediction import PredictionDrafter
 from tandem.speculation.request import Drafts
-from tandem.speculation.round_statistics import RoundStatistics
-from tandem.speculation.step_times import MeasuredTimes
 from tandem.speculation.types import GenerationRequest, InvalidField, ModelInfo, Request, Rule, SpeculationStats
-from tandem.speculation.verification_mode import ChosenRounds, ModeChoice
+from tandem.speculation.verification_mode import ChosenRounds, never_waits
 from tandem.vocabularies.drafter import ForeignDrafter
 
 
@@ -96,7 +95,7 @@ def drafted_generator(
     target: Loaded,
     default_k: int | None,
     name: str,
-    drafter: Callable[[GenerationRequest, SpeculationStats, MeasuredTimes], Drafter],
+    drafter: Callable[[GenerationRequest, SpeculationStats, Estimate], Drafter],
     pipeline: Pipeline,
     elsewhere: Callable[[GenerationRequest, SpeculationStats], DraftsElsewhere] | None = None,
 ) -> Generator:
@@ -106,8 +105,8 @@ def drafted_generator(
     wait it has one at a time. If it does not wait, the drafter follows it by what `elsewhere` makes, or is asked for
     each draft.
     """
-    info, statistics = target_info(target, default_k, name), RoundStatistics()
-    measured, most = RunMeasurements(steps=statistics.verify), info.max_speculation_length
+    info, estimate = target_info(target, default_k, name), Estimate()
+    most = info.max_speculation_length
 
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
         if request.predicted:
@@ -115,13 +114,13 @@ def drafted_generator(
         check_drafts(request, drafts_named(name))
         fixed = fixed_length(request, info)
         verifier = LocalVerifier(target.engine, request.of_models, stats)
-        drafts = drafter(request, stats, measured.times) if fixed != 0 else None
+        drafts = drafter(request, stats, estimate) if fixed != 0 else None
         waiting = DraftThenVerify(verifier, drafts)
         if drafts is None or pipeline in (Pipeline.OFF, Pipeline.ON) or request.rule is not Rule.AGREEMENT:
             return waiting
-        reach = LookaheadPolicy(most, measured, fixed)
+        reach = LookaheadPolicy(most, estimate, fixed)
         running = NeverWaitingRounds(
-            LocalRunVerifier(verifier, target.lookup_policy, stop_tokens(request, info)),
+            LocalRunVerifier(verifier, target.estimate, stop_tokens(request, info)),
             drafts,
             reach,
             stats,
@@ -133,10 +132,16 @@ def drafted_generator(
             copies=request.drafts in (Drafts.AUTO, Drafts.LOOKUP) and Drafts.LOOKUP in drafts_named(name),
         )
 
-        choice = ModeChoice(reach, 1, pipeline)
-        return ChosenRounds(verifier.open, choice.runs, choice.took, waiting, running, reach, measures_steps=True)
+        async def opens(prompt: Sequence[int]) -> bool:
+            await verifier.open(prompt)
+            return False
 
-    return Generator(info, target.tokenizer, rounds, statistics=statistics)
+        def runs() -> bool:
+            return never_waits(pipeline, reach.most, estimate)
+
+        return ChosenRounds(opens, runs, waiting, running, reach, measures_steps=True)
+
+    return Generator(info, target.tokenizer, rounds, estimate=estimate)
 
 
 def predicted_rounds(target: Loaded, request: GenerationRequest, stats: SpeculationStats, info: ModelInfo) -> Rounds:
@@ -147,7 +152,7 @@ def predicted_rounds(target: Loaded, request: GenerationRequest, stats: Speculat
     drafter = PredictionDrafter(request.predicted, only_grows=True)
     most = info.max_speculation_length if request.speculation_length is None else request.speculation_length
     stops = None if request.stop_strings else stop_tokens(request, info)
-    return UndraftedRounds(verifier, stops, most, PolicedLookup(target.lookup_policy, prediction=drafter))
+    return UndraftedRounds(verifier, stops, most, PolicedLookup(target.estimate, prediction=drafter))
 
 
 def fixed_length(request: GenerationRequest, info: ModelInfo) -> int | None:
@@ -240,12 +245,12 @@ def fused_generator(
             mine = None  # its part of the prompt is not computed
         stops = None if request.stop_strings else stop_tokens(request, info)
         if pair and mine:
-            lookup = choice.lookup(mine.lookup_policy) if request.drafts is Drafts.AUTO else None
+            lookup = choice.lookup(target.estimate) if request.drafts is Drafts.AUTO else None
             return FusedRounds(pair, request.of_models, lookup, stats, stops)
         verifier = LocalVerifier(target.engine, request.of_models, stats)
         if mine is None and not request.drafts_sample:
             most = info.max_speculation_length if (k := fixed_length(request, info)) is None else k
-            return UndraftedRounds(verifier, stops, most, PolicedLookup(target.lookup_policy, only_grows=True))
+            return UndraftedRounds(verifier, stops, most, PolicedLookup(target.estimate, only_grows=True))
         drafter = make_drafter(mine, request.of_models, info.vocab_size, choice, None, tolerance(health, stats))
         return DraftThenVerify(verifier, drafter)
 
@@ -287,7 +292,7 @@ def make_drafter(
         return NgramDrafter()
     model = model_drafter(draft, request, target_vocab_size, slot_seconds, inbox)
     model = tolerate_failures(model) if tolerate_failures else model
-    lookup = choice.lookup(draft.lookup_policy) if request.drafts is Drafts.AUTO else None
+    lookup = choice.lookup(draft.estimate) if request.drafts is Drafts.AUTO else None
     return model if lookup is None else HybridDrafter(lookup, model)
 
 

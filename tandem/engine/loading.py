@@ -22,7 +22,7 @@ from tandem.runners.protocol import Runner
 from tandem.runners.rehearsal import bare, rehearsed
 from tandem.runners.startup import Startup
 from tandem.runners.torch.tensor_parallel import DRAFT, TARGET, Leader, RankLink
-from tandem.speculation.lookup_policy import LookupPolicy
+from tandem.speculation.estimate import Estimate
 from tandem.vocabularies.mapping import Translation
 from tandem.vocabularies.reading import translated
 
@@ -33,7 +33,7 @@ class Loaded:
 
     engine: Engine
     tokenizer: Tokenizer
-    lookup_policy: LookupPolicy = field(default_factory=LookupPolicy)
+    estimate: Estimate = field(default_factory=Estimate)
     translation: Translation | None = None
 
     @property

@@ -5,25 +5,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Sequence
 
-from tandem.engine.run_ahead import run_steps
 from tandem.engine.sequences import LocalVerifier
+from tandem.speculation.estimate import Estimate
 from tandem.speculation.length import FixedLength
-from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
+from tandem.speculation.lookup_policy import PolicedLookup
+from tandem.speculation.loop import Rounds
 from tandem.speculation.never_waiting import OnStep, RunStep
 from tandem.speculation.pipeline import OutOfStep
-from tandem.speculation.run_on import MAX_UNREAD, RunMessage, RunOn
+from tandem.speculation.run_on import MAX_UNREAD, RunMessage, SelfPacedRun
 from tandem.speculation.types import Draft, Proposer, Verdict
 
 
 class LocalRunVerifier:
-    """The run of a local target for one request. It ends at a token of `stops`. `policy`: of copies."""
+    """The run of a local target for one request. It ends at a token of `stops`. `estimate`: of what copies gain."""
 
     window = MAX_UNREAD
 
-    def __init__(self, verifier: LocalVerifier, policy: LookupPolicy, stops: Collection[int] = ()) -> None:
-        self._verifier, self._lookup, self._stops = verifier, PolicedLookup(policy, only_grows=True), stops
-        self._tokens: list[int] = []
-        self._run: RunOn | None = None
+    def __init__(self, verifier: LocalVerifier, estimate: Estimate, stops: Collection[int] = ()) -> None:
+        self._verifier, self._lookup, self._stops = verifier, PolicedLookup(estimate, only_grows=True), stops
+        self._run: SelfPacedRun | None = None
         self._news = asyncio.Event()
         self._stepping: asyncio.Task[None] | None = None
 
@@ -31,26 +31,27 @@ class LocalRunVerifier:
         await self._verifier.open(prompt)
 
     def begin(self, tokens: Sequence[int], on_step: OnStep) -> None:
-        self._tokens, self._run = list(tokens), RunOn(tokens, self._stops, lookup=self._lookup)
-        self._verifier.goes_on(run_steps(self._run), self._run.fed)
-        self._stepping = asyncio.create_task(self._go_on(self._run, on_step), name="step on")
+        self._run = SelfPacedRun(tokens, self._stops, lookup=self._lookup)
+        self._verifier.begin_run(self._run)
+        self._stepping = asyncio.create_task(self._step_on(self._run, list(tokens), on_step), name="step on")
 
     def send(self, message: RunMessage) -> None:
         assert self._run is not None, "begin comes first"
-        self._run.hear(message)
+        self._run.receive(message)
         self._news.set()
 
-    async def _go_on(self, run: RunOn, on_step: OnStep) -> None:
+    async def _step_on(self, run: SelfPacedRun, tokens: list[int], on_step: OnStep) -> None:
         try:
-            await self._lookup.open(self._tokens)
+            await self._lookup.open(tokens)
             while True:
-                while (draft := run.next_draft()) is None:
-                    self._news.clear()
+                self._news.clear()
+                if (found := await self._verifier.next_step()) is None:
                     await self._news.wait()
-                verdict = await self._verifier.verify(self._tokens, draft)
-                self._tokens += verdict.token_ids
-                run.commit(verdict.token_ids, len(draft), verdict.compute_seconds, verdict.rows)
-                on_step(RunStep(verdict, len(draft), copied=run.copied))
+                    continue
+                row, verdict = found
+                tokens += verdict.token_ids
+                run.stepped(len(row.draft), verdict.compute_seconds, verdict.rows)
+                on_step(RunStep(verdict, len(row.draft), copied=row.copied))
         except Exception as error:
             on_step(error)
 
@@ -67,44 +68,44 @@ class LocalRunVerifier:
             await self._verifier.close()
 
     async def _leave(self) -> None:
-        self._verifier.goes_on(None)
+        self._verifier.begin_run(None)
         stepping, self._stepping, self._run = self._stepping, None, None
         if stepping:
             stepping.cancel()
             await asyncio.gather(stepping, return_exceptions=True)
 
 
-class UndraftedRounds:
+class UndraftedRounds(Rounds):
     """Rounds of a target beside which nothing drafts: plain ones, and with a `lookup` copies where they pay.
 
-    A copy has at most `most` tokens. `stops` are the tokens that end the text, if only they or its length end it: then
-    the device goes on by itself.
+    A copy has at most `most` tokens. `stops`: the tokens that end the text, if only they or its length end it: then the
+    device begins rounds by itself.
     """
-
-    drafter = None
 
     def __init__(
         self, verifier: LocalVerifier, stops: Collection[int] | None, most: int = 0, lookup: PolicedLookup | None = None
     ) -> None:
-        self._verifier, self._stops, self._most, self._lookup = verifier, stops, most, lookup
-        self.lengths, self._run = FixedLength(most), RunOn(())
+        self._verifier, self._stops, self._most = verifier, stops, most
+        self._lookup = lookup if most else None
+        self.lengths = FixedLength(most)
 
     async def open(self, prompt: Sequence[int]) -> None:
         await self._verifier.open(prompt)
-        if self._lookup and self._most:
+        if self._lookup:
             await self._lookup.open(prompt)
         end = self._verifier.most_tokens(len(prompt))
-        self._run = RunOn(prompt, self._stops or (), end, lookup=self._lookup)
-        self._run.hear(RunMessage(len(prompt), prompt[-1], (), end, 0, self._most))
-        if self._stops is not None:
-            self._verifier.goes_on(run_steps(self._run))
+        run = SelfPacedRun(prompt, self._stops or (), end, lookup=self._lookup)
+        run.receive(RunMessage(len(prompt), prompt[-1], (), end, 0, self._most))
+        self._verifier.begin_run(run, self_paced=self._stops is not None)
 
     async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
         """Returns the run's next step; `k` is not used."""
-        draft = self._run.next_draft() or ()
-        verdict = await self._verifier.verify(tokens, draft)
-        self._run.commit(verdict.token_ids, len(draft), verdict.compute_seconds, verdict.rows)
-        return Draft(draft, proposed_by=(Proposer.NGRAM,) * len(draft)), verdict
+        found = await self._verifier.next_step()
+        assert found is not None, "the text has ended"
+        row, verdict = found
+        if self._lookup:
+            self._lookup.stepped(len(row.draft), verdict.compute_seconds, verdict.rows)
+        return Draft(row.draft, proposed_by=(Proposer.NGRAM,) * len(row.draft)), verdict
 
     async def close(self) -> None:
         await self._verifier.close()

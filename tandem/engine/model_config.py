@@ -11,8 +11,9 @@ from tandem.installing import install_command
 from tandem.runners.backends import BACKENDS, BackendSettings, LoadRequest
 from tandem.runners.loading import Execution, Shape
 from tandem.runners.torch.tensor_parallel import Ranks
+from tandem.speculation.estimate import Estimate
 from tandem.speculation.features import DEFAULT_CONTEXT, FeatureFormat
-from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
+from tandem.speculation.lookup_policy import PolicedLookup
 from tandem.speculation.types import InvalidField
 
 DRAFTS = ("auto", "hybrid", "model", "eagle", "ngram")
@@ -55,9 +56,9 @@ class DraftChoice:
             raise CheckpointError(f"draft: the draft model that Tandem ships is not installed: {ways}")
         return model
 
-    def lookup(self, policy: LookupPolicy) -> PolicedLookup | None:
+    def lookup(self, estimate: Estimate) -> PolicedLookup | None:
         """Returns the lookup used before the draft model in one request, or None if only the model drafts."""
-        return PolicedLookup(policy) if self.looks_up else None
+        return PolicedLookup(estimate) if self.looks_up else None
 
     @property
     def looks_up(self) -> bool:

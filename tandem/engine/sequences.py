@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Hashable, Sequence
+from collections.abc import Coroutine, Hashable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tandem.engine.batcher import Step, TimedResult
+from tandem.engine.batcher import TimedResult
 from tandem.engine.engine import Engine
-from tandem.engine.run_ahead import Follow, RunAhead
 from tandem.engine.shared_steps import Prompt
+from tandem.engine.stepper import Step, SteppedRows, Stepper
 from tandem.runners.feature_rows import FeatureRow
 from tandem.runners.pages import PAGE
 from tandem.runners.protocol import PrefillRow, ProposeRow, RowFailed, StructureEnded, VerifyRow
 from tandem.speculation.common_prefix import common
 from tandem.speculation.features import FeatureSpec
 from tandem.speculation.processing import Processing, Processor
+from tandem.speculation.run_on import SelfPacedRun
 from tandem.speculation.types import Request, SparseDistribution, SpeculationStats, Verdict
 
 if TYPE_CHECKING:
@@ -33,12 +35,11 @@ class KVSequence:
 
     processing: Processing | None = None
 
-    _follow: Follow | None = None
+    _stepped: SteppedRows | None = None
 
     def __init__(self, engine: Engine, slot: int, request: Request, adapter: int = 0) -> None:
         self.engine, self.slot, self.request, self.adapter = engine, slot, request, adapter
         self.held: list[int] = []
-        self._ahead: RunAhead | None = None
         self.scope = engine.prefixes.scope(adapter) if engine.prefixes else None
         self._failures = engine.batcher.failures
         self._invalid = False
@@ -82,32 +83,31 @@ class KVSequence:
         """Runs a row of this sequence (see Engine.run)."""
         return self.engine.run(step, row, prefill, self)
 
-    def ahead(self, prefill: bool) -> RunAhead | None:
-        """Returns what the device thread may have run of the next row; a prefill row drops it."""
-        if prefill:
-            self.stop_ahead()
-        elif self._follow and (self._ahead is None or self._ahead.over):
-            self._ahead = RunAhead(self._follow, self._at_once)
-        return self._ahead
-
-    def goes_on(self, follow: Follow | None, at_once: Callable[[], bool] = lambda: False) -> None:
-        """Sets what makes the next row on the device thread after each row that is not prefill (None: nothing).
-
-        `at_once`: see RunAhead.
-        """
-        self.stop_ahead()
-        self._follow, self._at_once = follow, at_once
+    def set_stepper(self, stepper: Stepper | None, step: Step | None = None) -> None:
+        """Drops the rows of the stepper before. From now on `stepper` makes those of `next_result`, for `step`."""
+        if self._stepped:
+            self._stepped.end()
+        self._stepped = SteppedRows(step or self.engine.verify, stepper) if stepper else None
 
     @property
-    def foreseen(self) -> Any:
-        """The row that the device thread runs next by itself, or has run; None if there is none."""
-        return self._ahead.next if self._ahead else None
+    def device_waits(self) -> bool:
+        """Whether the device has begun no row whose result was not read: it waits for `next_result`."""
+        return self._stepped is None or not self._stepped.unread
 
-    def stop_ahead(self) -> None:
-        """Drops what the device thread has foreseen."""
-        if self._ahead:
-            self._ahead.end()
-            self._ahead = None
+    async def next_result(self) -> tuple[Any, TimedResult[Any]] | None:
+        """Returns the stepper's next row and its result; None, at once, if it makes no row now."""
+        stepped, engine = self._stepped, self.engine
+        assert stepped is not None, "set_stepper comes first"
+        engine.check_lost()
+        if stepped.unread:
+            row, result = stepped.unread.popleft()
+        elif stepped.error:
+            raise stepped.error
+        elif (row := stepped.stepper.next_row()) is None:
+            return None
+        else:
+            result = engine.begin(stepped.step, row, stepped=stepped)
+        return row, await engine.result(result, self)
 
     async def fill(self, tokens: Sequence[int]) -> int:
         """Processes the part of `tokens` that is not held yet, in chunks, between which other rows' steps run.
@@ -132,7 +132,6 @@ class KVSequence:
 
     def invalidate(self) -> None:
         """Forgets what is held, since it may be unsound: it is processed again, not copied."""
-        self.stop_ahead()
         self.held.clear()
         self._invalid = True
 
@@ -146,7 +145,7 @@ class KVSequence:
 
         The slot may be given to others at once.
         """
-        self.stop_ahead()
+        self.set_stepper(None)
         self.engine.adapters.give_back(self.adapter)
         prefixes, batcher = self.engine.prefixes, self.engine.batcher
         if prefixes is None or not self.cacheable or len(self.held) < PAGE or self.engine.lost.is_set():
@@ -163,56 +162,79 @@ class KVSequence:
 class TargetSequence(KVSequence):
     """A sequence of the target: prefilled, then used to verify round by round."""
 
-    async def verify(
-        self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()
-    ) -> Verdict:
-        """Runs one pass over [last of tokens, draft...]; the accepted tokens stay held.
-
-        A row that fails is retried once on a refilled slot, since leftovers of an earlier sequence may be the cause.
-        """
-        position = len(tokens) - 1
-        row = VerifyRow(
+    def verify_row(
+        self,
+        tokens: Sequence[int],
+        draft: Sequence[int],
+        distributions: Sequence[SparseDistribution] = (),
+        copied: bool = False,
+    ) -> VerifyRow:
+        """Returns the row that verifies a draft after `tokens`. `copied`: it is a copy from the text."""
+        return VerifyRow(
             self.slot,
-            position,
+            len(tokens) - 1,
             tokens[-1],
             tuple(draft),
             self.request,
             tuple(distributions),
             self.processor(tokens),
             self.adapter,
+            copied,
         )
+
+    async def verify(
+        self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()
+    ) -> Verdict:
+        """Runs one pass over [last of tokens, draft...]; the accepted tokens stay held."""
+        self.set_stepper(OneRound(self, tokens, draft, distributions))
+        found = await self.next_verdict()
+        assert found is not None
+        return found[1]
+
+    async def next_verdict(self) -> tuple[VerifyRow, Verdict] | None:
+        """Returns the stepper's next row and its verdict; None if it makes no row now.
+
+        A row that fails is retried once on a refilled slot, since leftovers of an earlier sequence may be the cause.
+        """
+        assert self._stepped is not None, "set_stepper comes first"
+        tokens = self._stepped.stepper.tokens
         for again in (True, False):
             try:
-                if self.lacks(tokens):
+                if self.device_waits and self.lacks(tokens):
                     await self.fill(tokens[:-1])
-                done = await self.step(self.engine.verify, row)
+                found = await self.next_result()
                 break
             except StructureEnded:
                 raise
             except RowFailed:
                 if not again:
                     raise
-        return self.verified(tokens, draft, done.value, done.queue_seconds, done.compute_seconds, done.ended)
+        if found is None:
+            return None
+        row, done = found
+        return row, self.verified(
+            row.last_token, row.draft, done.value, done.queue_seconds, done.compute_seconds, done.ended
+        )
 
     def verified(
         self,
-        tokens: Sequence[int],
+        last_token: int,
         draft: Sequence[int],
         verdict: Verdict,
         queue_seconds: float,
         seconds: float,
         ended: float,
     ) -> Verdict:
-        """Records a step that verified `draft` after `tokens`, of which all but the last were held, in `seconds`.
+        """Records a step of `seconds` that verified `draft` after `last_token`, before which all is held.
 
         Returns its verdict with these times: every verdict of this process gets them here.
         """
         verdict.queue_seconds, verdict.compute_seconds, verdict.ended = queue_seconds, seconds, ended
-        self.held += [tokens[-1], *draft[: verdict.accepted]]
+        self.held += [last_token, *draft[: verdict.accepted]]
         self.engine.adapters.committed(self.adapter, len(draft), verdict)
         return verdict
 
-    def undrafted(self, tokens: Sequence[int], k: int) -> ProposeRow:
+    def verify_only_row(self, tokens: Sequence[int], k: int) -> ProposeRow:
         """Returns a fused row's part of the draft model, for a round in which that model does not run."""
         processor = self.processor(tokens)
         return ProposeRow(self.slot, len(tokens) - 1, (tokens[-1],), k, self.request, processor=processor)
@@ -238,6 +260,48 @@ class TargetSequence(KVSequence):
         return len(self.held) < position
 
 
+@dataclass(frozen=True, slots=True)
+class OneRound:
+    """Makes one row: the verification of a draft from elsewhere."""
+
+    sequence: TargetSequence
+    tokens: Sequence[int]
+    draft: Sequence[int]
+    distributions: Sequence[SparseDistribution] = ()
+    self_paced: bool = False
+
+    def follow(self, row: VerifyRow, result: Verdict) -> None: ...
+
+    def next_row(self) -> VerifyRow:
+        return self.sequence.verify_row(self.tokens, self.draft, self.distributions)
+
+    def notify_each_step(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class RunStepper:
+    """Makes the rows of a run, each with the drafts that have arrived, until the run pauses."""
+
+    sequence: TargetSequence
+    run: SelfPacedRun
+    self_paced: bool = True
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        return self.run.tokens
+
+    def follow(self, row: VerifyRow, result: Verdict) -> None:
+        self.run.follow(result.token_ids)
+
+    def next_row(self) -> VerifyRow | None:
+        draft = self.run.next_draft()
+        return None if draft is None else self.sequence.verify_row(self.run.tokens, draft, copied=self.run.copied)
+
+    def notify_each_step(self) -> bool:
+        return self.run.client_is_drafting
+
+
 class LocalVerifier:
     """A local target for one request; `open` waits for a slot if all are taken. `stats` gets what was cached."""
 
@@ -257,10 +321,15 @@ class LocalVerifier:
         """Returns how many tokens a sequence may have that begins with such a prompt."""
         return self._request.most_tokens(prompt_length) or self._engine.runner.limits.max_length
 
-    def goes_on(self, follow: Follow | None, at_once: Callable[[], bool] = lambda: False) -> None:
-        """Calls KVSequence.goes_on, unless the sequence is closed."""
+    def begin_run(self, run: SelfPacedRun | None, self_paced: bool = True) -> None:
+        """Ends the run before; `run` chooses the drafts of the steps that follow. `self_paced`: see Stepper."""
         if self._sequence:
-            self._sequence.goes_on(follow, at_once)
+            self._sequence.set_stepper(RunStepper(self._sequence, run, self_paced) if run else None)
+
+    async def next_step(self) -> tuple[VerifyRow, Verdict] | None:
+        """Returns the next row of the run and its verdict; None while the run pauses."""
+        assert self._sequence is not None, "open comes first"
+        return await self._sequence.next_verdict()
 
     async def verify(
         self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()

@@ -11,8 +11,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tandem.engine.batcher import Step
 from tandem.engine.prefix_cache import PrefixCache
+from tandem.engine.stepper import Step
 from tandem.runners.protocol import PrefillRow, RowFailed, Runner
 
 Feed = Callable[[Sequence[PrefillRow]], Sequence[RowFailed | None]]

@@ -13,8 +13,24 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from tandem.engine import structure_worker
-from tandem.engine.structure_worker import COMPILE, COMPILED, DIED, DONE, FORK, NOTHING, PACKET, TAKEN, TEXT
+from tandem.engine.structure_worker import (
+    ADVANCE,
+    COMPILE,
+    COMPILED,
+    DIED,
+    DONE,
+    FORK,
+    MASK,
+    NOTHING,
+    PACKET,
+    TAKEN,
+    TEXT,
+)
+from tandem.speculation.draws import BadLogits, StructureFailed
+from tandem.speculation.processing import Mask
 from tandem.speculation.sampling import InvalidField, Structure
 
 COMPILE_SECONDS = 2.0
@@ -26,10 +42,12 @@ MEMORY_MIB = 256
 LEXER_STATES = 50_000
 """llguidance's own limit, at 1 to 2 kB each."""
 STALLED_SECONDS = 10.0
-"""How long an answer may take on the clock: it is limited in processor time, of which a busy machine gives little."""
+"""Limit of an answer on the clock; far above its processor time, of which a busy machine gives little."""
 HUNG_SECONDS = 120.0
 """The same limit for starting and compiling, for which no step waits."""
 _END_SECONDS = 1.0
+TRIES = 2
+"""Attempts at work whose process ends without having exceeded a limit."""
 _TOKENS = PACKET // 4  # in one packet
 
 
@@ -38,7 +56,7 @@ class Refused(ValueError):
 
 
 class Died(RuntimeError):
-    """The process has ended. `signal`: the one that ended it; None if nobody knows."""
+    """The process has ended. `signal`: its cause; None if unknown."""
 
     def __init__(self, number: int | None = None) -> None:
         super().__init__(f"ended by signal {number}" if number else "ended")
@@ -55,7 +73,7 @@ LIMITS: dict[int | None, str] = {
 
 
 def refusal(structure: Structure, error: Refused | Died, doing: str) -> InvalidField:
-    """Returns the error of a request whose structure cannot be enforced. `doing`: "compile" or "follow"."""
+    """Builds the error of a request whose structure cannot be enforced. `doing`: "compile" or "follow"."""
     match error:
         case Died(signal=signal.SIGPROF) if doing == "compile":
             why = f"it took more than {COMPILE_SECONDS:g} s of processor time to compile"
@@ -75,7 +93,7 @@ def refusal(structure: Structure, error: Refused | Died, doing: str) -> InvalidF
 
 
 class StructureProcess:
-    """A process, which ends when this object does. Only one thread at a time may ask it; any may `fork`."""
+    """A process, which ends with this object. One thread at a time may ask it; any may `fork`."""
 
     def __init__(
         self,
@@ -83,16 +101,16 @@ class StructureProcess:
         parent: StructureProcess | None = None,
         process: subprocess.Popen[bytes] | None = None,
     ) -> None:
-        self._own, self._parent = own, parent  # which lives as long, to tell how this one ended
+        self._own, self._parent = own, parent  # the parent lives as long, to send how this one ended
         self._answer = bytearray(PACKET + TAKEN.size)
         self._expected = 0  # tokens that are to be taken
         self.close = weakref.finalize(self, _ended, own, process)
 
     @classmethod
     def started(cls, given: Mapping[str, Any]) -> StructureProcess:
-        """Starts one, which compiles nothing itself and is told by `ready` that it can fork. Blocks: milliseconds.
+        """Starts one that others are forked from, once it is `ready`. Blocks for milliseconds. Raises OSError.
 
-        `given`: how tokens are spelled, as Worker reads it. Raises OSError.
+        `given`: the spelling of tokens, as Worker reads it.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -107,8 +125,8 @@ class StructureProcess:
             "lexer_states": LEXER_STATES,
         }
         assert process.stdin is not None
-        with process.stdin as told:
-            told.write(json.dumps({**given, **limits}).encode())
+        with process.stdin as pipe:
+            pipe.write(json.dumps({**given, **limits}).encode())
         return cls(ours, process=process)
 
     async def ready(self) -> None:
@@ -116,10 +134,7 @@ class StructureProcess:
         await self._answered()
 
     def fork(self) -> StructureProcess:
-        """Returns a process that has what this one has. It may not be there yet; then its answers take longer.
-
-        Raises Died.
-        """
+        """Returns a copy of this process, which may still start. Raises Died."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
@@ -130,7 +145,7 @@ class StructureProcess:
         return StructureProcess(ours, self)
 
     async def compile(self, kind: str, text: str) -> int:
-        """Compiles a structure; returns the bytes that this took. Raises Refused or Died."""
+        """Compiles a structure. Returns the bytes that this took. Raises Refused and Died."""
         raw = text.encode("utf-8", "surrogatepass")
         for at in range(0, len(raw), PACKET):
             await self._sent(bytes([TEXT]) + raw[at : at + PACKET])
@@ -138,7 +153,7 @@ class StructureProcess:
         return int(COMPILED.unpack(await self._answered())[1])
 
     async def take(self, tokens: Sequence[int]) -> int:
-        """Takes tokens while they match; returns how many did. Raises Refused or Died."""
+        """Takes tokens while they match. Returns how many did. Raises Refused and Died."""
         taken = 0
         for at in range(0, len(tokens), _TOKENS):
             part = tokens[at : at + _TOKENS]
@@ -148,10 +163,10 @@ class StructureProcess:
                 break
         return taken
 
-    def ask(self, asked: int, back: int, tokens: Sequence[int], token: int = 0) -> None:
-        """Takes back and takes tokens, all of which must match, and asks about what then may follow. May block.
+    def ask(self, question: int, back: int, tokens: Sequence[int], token: int = 0) -> None:
+        """Takes back and takes tokens, all of which must match, and asks what may follow. May block.
 
-        `answer` must be called before anything else is asked. Raises Refused or Died.
+        Call `answer` before the next question. Raises Refused and Died.
         """
         last = max(0, len(tokens) - 1) // _TOKENS * _TOKENS
         for at in range(0, last, _TOKENS):
@@ -160,12 +175,12 @@ class StructureProcess:
             back = 0
         if not self._own.gettimeout():
             self._own.settimeout(STALLED_SECONDS)
-        with contextlib.suppress(OSError):  # `answer` will be told why
-            self._own.send(structure_worker.step(asked, back, tokens[last:], token))
+        with contextlib.suppress(OSError):  # `answer` raises the reason
+            self._own.send(structure_worker.step(question, back, tokens[last:], token))
         self._expected = len(tokens) - last
 
     def answer(self) -> memoryview:
-        """Returns the answer to what was asked last, which the next one overwrites. Blocks. Raises Refused or Died."""
+        """Returns the answer to the last question; the next one overwrites it. Blocks. Raises Refused and Died."""
         try:
             answer = self._read(self._own.recv_into(self._answer))
         except OSError:
@@ -176,7 +191,7 @@ class StructureProcess:
 
     async def _sent(self, packet: bytes) -> None:
         self._own.setblocking(False)
-        with contextlib.suppress(OSError):  # `_answered` will be told why
+        with contextlib.suppress(OSError):  # `_answered` raises the reason
             await asyncio.get_running_loop().sock_sendall(self._own, packet)
 
     async def _answered(self) -> memoryview:
@@ -210,3 +225,114 @@ def _ended(own: socket.socket, process: subprocess.Popen[bytes] | None) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+class RemoteMatcher:
+    """A Matcher in a process of its own, forked from `compiled`. One thread at a time may use it.
+
+    A token that is allowed is assumed to come next: the mask after it is made while the model computes. If the process
+    is killed from outside, another takes its place. A limit, or an output that cannot go on, is final.
+    """
+
+    def __init__(self, structure: Structure, compiled: StructureProcess, vocab_size: int) -> None:
+        self._structure, self._compiled, self._vocab_size = structure, compiled, vocab_size
+        self._process = compiled.fork()
+        self._tokens: list[int] = []
+        self._sent: list[int] = []  # that the process has taken
+        self._shared = 0  # length of their common beginning with the output
+        self._due = False  # whether an answer is due: the mask after all tokens that were sent
+        self._looks_ahead = True
+        self._packed = b""  # the mask, a bit for each token, if it is known
+        self._mask: Mask | None = None
+        self._failed = ""
+
+    async def take(self, tokens: Sequence[int]) -> int:
+        """Takes the first tokens while they match. Returns how many did. Raises Refused and Died."""
+        taken = await self._process.take(tokens) if tokens else 0
+        self._tokens, self._sent, self._shared = list(tokens[:taken]), list(tokens[:taken]), taken
+        return taken
+
+    def mask(self) -> Mask:
+        if self._mask is None:
+            packed = np.frombuffer(self._bits(), dtype=np.uint8)
+            self._mask = np.unpackbits(packed, count=self._vocab_size, bitorder="little").view(np.bool_)
+        return self._mask
+
+    def allows(self, token: int) -> bool:
+        if not _has(self._bits(), token):
+            return False
+        if self._looks_ahead and not self._due and self._shared == len(self._sent) == len(self._tokens):
+            with contextlib.suppress(Refused, Died):
+                self._process.ask(MASK, 0, (token,))
+            self._sent.append(token)
+            self._due = True
+        return True
+
+    def advance(self, token: int) -> bool:
+        sure = _has(self._packed, token)
+        if not sure and not self._ask(ADVANCE, token)[0]:
+            return False
+        at = len(self._tokens)
+        self._tokens.append(token)
+        if not sure:
+            self._sent.append(token)
+        if self._shared == at and self._sent[at:] == [token]:
+            self._shared += 1
+        self._packed, self._mask = b"", None
+        return True
+
+    def back(self, count: int) -> None:
+        if count:
+            del self._tokens[-count:]
+            self._shared = min(self._shared, len(self._tokens))
+            self._packed, self._mask = b"", None
+
+    def _bits(self) -> bytes:
+        if not self._packed:
+            self._packed = bytes(self._ask(MASK))
+        return self._packed
+
+    def _ask(self, question: int, token: int = 0) -> memoryview:
+        """Brings the process to the end of the output, and asks it. Raises StructureFailed, or another BadLogits."""
+        for _ in range(TRIES):
+            if self._failed:
+                break
+            wanted = question == MASK and self._shared == len(self._sent) == len(self._tokens)
+            try:
+                if not (self._due and wanted):
+                    self._drop_answer()
+                    self._process.ask(question, len(self._sent) - self._shared, self._tokens[self._shared :], token)
+                    self._sent[self._shared :] = self._tokens[self._shared :]
+                    self._shared = len(self._sent)
+                self._due = False
+                return self._process.answer()
+            except (Refused, Died) as error:
+                if isinstance(error, Refused) or error.signal in LIMITS:
+                    self._failed = refusal(self._structure, error, "follow").fault
+                else:
+                    self._again()
+        if self._failed:
+            raise StructureFailed(self._failed)
+        raise BadLogits("the processes that follow the structure were killed")
+
+    def _drop_answer(self) -> None:
+        """Reads an answer that is due and not wanted. If the process has failed there, another begins."""
+        if self._due:
+            self._due = False
+            try:
+                self._process.answer()
+            except (Refused, Died):
+                self._looks_ahead = False  # a costly mask is made only where it is needed
+                self._again()
+
+    def _again(self) -> None:
+        """Begins again in another process, if there can be one."""
+        self._process.close()
+        self._sent, self._shared, self._due = [], 0, False
+        with contextlib.suppress(Died):
+            self._process = self._compiled.fork()
+
+
+def _has(bits: bytes, token: int) -> bool:
+    """Whether a token is in a mask that has a bit for each; the mask may be empty."""
+    return token < 8 * len(bits) and bool(bits[token // 8] >> token % 8 & 1)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, unquote
 
 Compiles = Callable[[str], bool]
+TextOf = Callable[[int], bytes]
+"""The bytes of a token."""
 # Keywords of an object itself, and those with the schemas of what is in an object or an array.
 OF_OBJECTS = ("properties", "patternProperties", "additionalProperties", "required", "minProperties")
 NAMED = ("properties", "patternProperties")
@@ -31,6 +33,13 @@ TEXT: /(?s:.*)/
 begin[lazy]: TEXT "{CALL_BEGIN}"
 call: "\\n"? %json """
 """A grammar of text with calls of tools between marks; the schema of a call follows, as `call_schema` makes it."""
+MOST_DIGITS = 20
+"""Digits in a row that a number of JSON may have: a float has 17 significant ones, an integer of 64 bits 20."""
+EXPONENT_DIGITS = 3
+LONGEST_NUMBER = 400
+"""Digits in a row, where the schema itself has such numbers: 1e308 has 309."""
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_NUMBER = re.compile(rb"([0-9][eE][+-]?)?([0-9]*)$")
 _DECODER = json.JSONDecoder()
 _LOOKING = ("(?=", "(?!", "(?<=", "(?<!", r"\b", r"\B")
 
@@ -231,10 +240,9 @@ class Calls:
     """Checks the calls in an output against the original schemas of their arguments."""
 
     def __init__(self, schema: str) -> None:
-        tools = {key.removeprefix("tools."): (key, each) for key, each in json.loads(schema)["$defs"].items()}
         self._rests = {
-            name: Rest(json.dumps({"$ref": arguments_of(name), "$defs": {key: each}}))
-            for name, (key, each) in tools.items()
+            key: Rest(json.dumps({"$ref": f"#/$defs/{step(key)}", "$defs": {key: each}}))
+            for key, each in json.loads(schema)["$defs"].items()
         }
         self._fault_of = lru_cache(64)(self._checked)  # most steps end no call
 
@@ -244,8 +252,9 @@ class Calls:
         return next(filter(None, found), "")
 
     def _checked(self, name: str, arguments: str) -> str:
-        fault = self._rests[name].fault(arguments)
-        return f"tools.{name}: {fault}" if fault else ""
+        key = f"tools.{name}"
+        fault = self._rests[key].fault(arguments)
+        return f"{key}: {fault}" if fault else ""
 
 
 class Rest:
@@ -271,6 +280,81 @@ class Rest:
         """Returns where an output breaks the schema, and how; "" if nowhere."""
         found = next(self._validator.iter_errors(json.loads(output)), None)
         return f"{found.json_path}: {found.message}" if found else ""
+
+
+class JsonText:
+    """Reads an output that is JSON. It bounds the digits of numbers, which schemas leave without end.
+
+    `leading[n]`: the tokens that begin with n digits or more, as bits of a mask. `most`: digits in a row; an exponent
+    has EXPONENT_DIGITS. `rest` checks a complete output; `fault`: its last result.
+    """
+
+    def __init__(
+        self, leading: Sequence[int], most: int, text_of: Callable[[int], bytes], rest: Rest | Calls | None = None
+    ) -> None:
+        self._leading, self._most, self._text_of, self._rest = leading, most, text_of, rest
+        self._texts: list[bytes] = []
+        self.fault = ""
+
+    def take(self, token: int) -> None:
+        self._texts.append(self._text_of(token))
+
+    def back(self, count: int) -> None:
+        del self._texts[len(self._texts) - count :]
+
+    def limit(self, mask: bytearray, may_end: bool) -> None:
+        """Takes the tokens out of a mask that have too many digits, unless nothing else may come."""
+        outside = _STRINGS.sub(b"", b"".join(self._texts))
+        number = _NUMBER.search(outside)
+        assert number, "it matches what is empty"
+        over = max(1, (EXPONENT_DIGITS if number[1] else self._most) - len(number[2]) + 1)
+        if b'"' in outside or over >= len(self._leading):
+            return
+        left = int.from_bytes(mask, "little") & ~self._leading[over]
+        if left or may_end:
+            mask[:] = left.to_bytes(len(mask), "little")
+
+    def complete(self) -> bool:
+        """Whether an output that may end has nothing against it."""
+        self.fault = self._rest.fault(b"".join(self._texts).decode(errors="replace")) if self._rest else ""
+        return not self.fault
+
+
+class CallText(JsonText):
+    """Reads an output with calls of tools. `rest` checks each before its end mark.
+
+    That mark may be a stop string, after which no mask is made.
+    """
+
+    def limit(self, mask: bytearray, may_end: bool) -> None:
+        if not self.complete():
+            raise ValueError(f"the output breaks it at {self.fault}")
+
+
+def reader(schema: str, calls: bool, dropped: bool, leading: Sequence[int], text_of: TextOf) -> JsonText | None:
+    """Returns the reader of outputs of a schema or, with `calls`, of the grammar CALLS; None if it would do nothing.
+
+    `dropped`: the schema has keywords that its grammar has not.
+    """
+    if calls:
+        return CallText([], 0, text_of, Calls(schema)) if dropped else None
+    return JsonText(leading, digits_needed(schema), text_of, Rest(schema) if dropped else None)
+
+
+def leading_digits(vocabulary: Any, vocab_size: int) -> list[int]:
+    """Returns the `leading` of JsonText for a vocabulary."""
+    found: list[int] = [0]
+    for token in range(vocab_size):
+        text = vocabulary.decode_bytes([token])
+        for n in range(1, len(text) - len(text.lstrip(b"0123456789")) + 1):
+            found += [0] * (n + 1 - len(found))
+            found[n] |= 1 << token
+    return found
+
+
+def digits_needed(schema: str) -> int:
+    """Returns how many digits in a row a number may have: MOST_DIGITS, or as many as the schema itself has."""
+    return min(LONGEST_NUMBER, max(MOST_DIGITS, *map(len, re.findall("[0-9]+", schema)), 0))
 
 
 def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:

@@ -1,8 +1,8 @@
 """A process that compiles structures and follows outputs through them. llguidance runs here and never in the server.
 
-structures.py starts one with the path of this file. It builds the vocabulary, and then only forks: for each structure
-a process that compiles it, and from that one, for each output, a process that follows it. A fork begins with what its
-parent has, at no cost, and can be killed alone. Each process has a limit of memory, and of processor time per message.
+The first one builds the vocabulary and only forks: for each structure a process that compiles it, and from that one,
+for each output, a process that follows it. Each can be killed alone, and has a limit of memory, and of processor time
+per message.
 
 A message is a packet on the process's own socket. If the other end closes, the process is killed. If it dies, its
 parent sends the signal in its place. Of Tandem it imports structure_schemas.py alone, so that it starts quickly.
@@ -13,7 +13,6 @@ from __future__ import annotations
 import array
 import contextlib
 import gc
-import importlib
 import json
 import os
 import re
@@ -23,8 +22,11 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:  # main makes it importable
+    from tandem.engine.structure_schemas import JsonText
 
 # A message begins with what to do.
 FORK, TEXT, COMPILE, STEP = b"FTCS"
@@ -33,17 +35,9 @@ DONE, REFUSED, DIED = b"+!X"
 # What a STEP asks about, once the output has changed.
 NOTHING, ADVANCE, MASK = range(3)
 
-STEP_HEADER = struct.Struct("<BBxxII")  # STEP, what is asked, tokens to take back, a token
+STEP_HEADER = struct.Struct("<BBxxII")  # STEP, the question, tokens to take back, a token
 TAKEN = struct.Struct("<cI")  # DONE, how many of the tokens were taken
 COMPILED = struct.Struct("<cQ")  # DONE, bytes that the process took to compile
-
-MOST_DIGITS = 20
-"""Digits in a row that a number of JSON may have: a float has 17 significant ones, an integer of 64 bits 20."""
-EXPONENT_DIGITS = 3
-LONGEST_NUMBER = 400
-"""Digits in a row, where the schema itself has such numbers: 1e308 has 309."""
-_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_NUMBER = re.compile(rb"([0-9][eE][+-]?)?([0-9]*)$")
 
 PACKET = 64 * 1024
 """Most bytes of a text or of tokens in one packet; a socket's buffer holds about three times as many."""
@@ -51,75 +45,9 @@ _SCHEMA = re.compile(r"^(.*%json )(\{.*\})$", re.MULTILINE)
 _PAGE = resource.getpagesize()
 
 
-def step(asked: int, back: int, tokens: Sequence[int], token: int = 0) -> bytes:
+def step(question: int, back: int, tokens: Sequence[int], token: int = 0) -> bytes:
     """Returns the packet that takes back `back` tokens and takes `tokens`, and what it asks then, about `token`."""
-    return STEP_HEADER.pack(STEP, asked, back, token) + array.array("I", tokens).tobytes()
-
-
-class JsonText:
-    """Reads an output that is JSON. It bounds the digits of numbers, which schemas leave without end.
-
-    `leading[n]`: the tokens that begin with n digits or more, as bits of a mask. `most`: digits in a row; an exponent
-    has EXPONENT_DIGITS. `rest` (structure_schemas.Rest) checks an output that is complete; `fault`: what it found last.
-    """
-
-    def __init__(self, leading: Sequence[int], most: int, text_of: Callable[[int], bytes], rest: Any = None) -> None:
-        self._leading, self._most, self._text_of, self._rest = leading, most, text_of, rest
-        self._texts: list[bytes] = []
-        self.fault = ""
-
-    def take(self, token: int) -> None:
-        self._texts.append(self._text_of(token))
-
-    def back(self, count: int) -> None:
-        del self._texts[len(self._texts) - count :]
-
-    def limit(self, mask: bytearray, may_end: bool) -> None:
-        """Takes the tokens out of a mask that have too many digits, unless nothing else may come."""
-        outside = _STRINGS.sub(b"", b"".join(self._texts))
-        number = _NUMBER.search(outside)
-        assert number, "it matches what is empty"
-        over = max(1, (EXPONENT_DIGITS if number[1] else self._most) - len(number[2]) + 1)
-        if b'"' in outside or over >= len(self._leading):
-            return
-        left = int.from_bytes(mask, "little") & ~self._leading[over]
-        if left or may_end:
-            mask[:] = left.to_bytes(len(mask), "little")
-
-    def complete(self) -> bool:
-        """Whether an output that may end has nothing against it."""
-        self.fault = self._rest.fault(b"".join(self._texts).decode(errors="replace")) if self._rest else ""
-        return not self.fault
-
-
-class CallText(JsonText):
-    """Reads an output with calls of tools. `rest` (structure_schemas.Calls) checks each before its end mark.
-
-    That mark may be a stop string, after which no mask is made.
-    """
-
-    def limit(self, mask: bytearray, may_end: bool) -> None:
-        if fault := self._rest.fault(b"".join(self._texts).decode(errors="replace")):
-            raise ValueError(f"the output breaks it at {fault}")
-
-    def complete(self) -> bool:
-        return True
-
-
-def leading_digits(vocabulary: Any, vocab_size: int) -> list[int]:
-    """Returns the `leading` of JsonText for a vocabulary."""
-    found: list[int] = [0]
-    for token in range(vocab_size):
-        text = vocabulary.decode_bytes([token])
-        for n in range(1, len(text) - len(text.lstrip(b"0123456789")) + 1):
-            found += [0] * (n + 1 - len(found))
-            found[n] |= 1 << token
-    return found
-
-
-def digits_needed(schema: str) -> int:
-    """Returns how many digits in a row a number may have: MOST_DIGITS, or as many as the schema itself has."""
-    return min(LONGEST_NUMBER, max(MOST_DIGITS, *map(len, re.findall("[0-9]+", schema)), 0))
+    return STEP_HEADER.pack(STEP, question, back, token) + array.array("I", tokens).tobytes()
 
 
 class Follower:
@@ -205,11 +133,11 @@ def grammar(kind: str, text: str) -> str:
     """Returns llguidance's form of a structure of this kind. Raises ValueError."""
     from llguidance import LLMatcher
 
-    from tandem.engine.structure_schemas import CALLS, rewritten
+    from tandem.engine.structure_schemas import rewritten
 
     def enforced(found: re.Match[str]) -> str:
         schema, dropped = rewritten(found[2], compiles)
-        if dropped and not text.startswith(CALLS):
+        if dropped:
             raise ValueError(f"at {dropped} of %json: a grammar cannot say it; a json_schema is checked for it")
         return found[1] + schema
 
@@ -219,13 +147,19 @@ def grammar(kind: str, text: str) -> str:
         text = _SCHEMA.sub(enforced, text)
     if kind == "choice":
         text = "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in json.loads(text))
-    return str(LLMatcher.grammar_from_regex(text) if kind == "regex" else LLMatcher.grammar_from_lark(text))
+    return str(LLMatcher.grammar_from_regex(text)) if kind == "regex" else lark(text)
+
+
+def lark(text: str) -> str:
+    from llguidance import LLMatcher
+
+    return str(LLMatcher.grammar_from_lark(text))
 
 
 def json_grammar(schema: str) -> str:
     """Returns llguidance's form of a JSON schema, without optional whitespace, which some models would write for ever.
 
-    It leaves out keywords that it does not have, and takes formats that it does not have as annotations.
+    llguidance drops keywords and formats that it does not have.
     """
     from llguidance import LLMatcher
 
@@ -245,9 +179,11 @@ def fault(schema: str) -> str:
 
 
 class Worker:
-    """Serves one structure process. `given`: what the server sent at its start, such as the limits."""
+    """Serves one structure process. `given`: the vocabulary's spelling, and the limits."""
 
     def __init__(self, own: socket.socket, given: dict[str, Any]) -> None:
+        from tandem.engine.structure_schemas import leading_digits
+
         self._own, self._given = own, given
         spelling = given["spelling"]
         spelled = spelling if isinstance(spelling, str) else [bytes.fromhex(token) for token in spelling]
@@ -284,7 +220,7 @@ class Worker:
         self._own.send(answer)
 
     def _compile(self, kind: str) -> bytes:
-        """Compiles the text, and makes the first mask: a structure may be found to be wrong only there."""
+        """Compiles the text, and makes the first mask, which may fail too."""
         import llguidance
 
         from tandem.engine import structure_schemas
@@ -293,17 +229,14 @@ class Worker:
         resource.setrlimit(resource.RLIMIT_AS, (before + most, before + most))
         limits = llguidance.LLParserLimits(max_lexer_states=self._given["lexer_states"], verbose_errors=False)
         text = self._text.decode("utf-8", "surrogatepass")
-        schema = text.removeprefix(structure_schemas.CALLS) if kind == "grammar" else text
-        calls, made = schema != text, ""
-        read: JsonText | None = None
+        calls, made, read = kind == "grammar" and text.startswith(structure_schemas.CALLS), "", None
         if calls or kind == "json_schema":
+            schema = text.removeprefix(structure_schemas.CALLS)
             made, dropped = structure_schemas.rewritten(schema, compiles)
-            if calls and dropped:
-                read = CallText([], 0, self._text_of, structure_schemas.Calls(schema))
-            elif not calls:
-                rest = structure_schemas.Rest(text) if dropped else None
-                read = JsonText(self._leading, digits_needed(text), self._text_of, rest)
-        form = grammar(kind, text) if calls or not made else json_grammar(made)
+            read = structure_schemas.reader(schema, calls, bool(dropped), self._leading, self._text_of)
+            form = lark(structure_schemas.CALLS + made) if calls else json_grammar(made)
+        else:
+            form = grammar(kind, text)
         matcher = llguidance.LLMatcher(self._vocabulary, form, log_level=0, limits=limits)
         if made and matcher.is_error():
             why = (calls and fault(made)) or matcher.get_error()
@@ -315,25 +248,25 @@ class Worker:
         return COMPILED.pack(bytes([DONE]), max(0, _address_space() - before))
 
     def _step(self, packet: memoryview) -> bytes:
-        """Takes back tokens, takes others, and answers a question about what may follow if all were taken."""
+        """Takes back tokens, takes others, and answers a question if all were taken."""
         follower = self._follower
         assert follower is not None, "it is compiled first"
-        _, asked, back, token = STEP_HEADER.unpack_from(packet)
+        _, question, back, token = STEP_HEADER.unpack_from(packet)
         tokens = array.array("I", packet[STEP_HEADER.size :].tobytes())
         if back:
             follower.back(back)
         taken = next((i for i, each in enumerate(tokens) if not follower.advance(each)), len(tokens))
         answer = b""
         if taken == len(tokens):
-            if asked == MASK:
+            if question == MASK:
                 answer = follower.mask()
-            elif asked == ADVANCE:
+            elif question == ADVANCE:
                 answer = bytes([follower.advance(token)])
         follower.check()
         return TAKEN.pack(bytes([DONE]), taken) + answer
 
     def _fork(self, fd: int | None) -> None:
-        """Forks; the child answers on `fd`. Where that fails, the other end is told by its closing."""
+        """Forks; the child answers on `fd`, which is closed if that fails."""
         if fd is None:
             return
         given = socket.socket(fileno=fd)
@@ -354,7 +287,7 @@ class Worker:
             self._step(memoryview(step(MASK, 0, ())))  # touches what the first question will, while nobody waits
 
     def _begin(self) -> None:
-        """Begins to watch its own socket and children, of which there are none yet."""
+        """Begins to watch its socket, and children to come."""
         self._children: dict[int, tuple[int, socket.socket]] = {}
         self._woken, write = os.pipe()
         for end in (self._woken, write):
@@ -367,7 +300,7 @@ class Worker:
         self._poll.register(self._woken, select.POLLIN)
 
     def _received(self) -> tuple[int, int | None]:
-        """Returns the size of the next packet and the descriptor in it. If none will come, ends with its children."""
+        """Returns the size of the next packet and the descriptor in it. At the socket's end, ends with its children."""
         while self._children and not self._watched():
             pass
         room = socket.CMSG_SPACE(array.array("i").itemsize)
@@ -380,7 +313,7 @@ class Worker:
         return size, fds[0] if fds else None
 
     def _watched(self) -> bool:
-        """Waits for something; kills the children that nobody waits for. Returns whether a packet has come."""
+        """Waits; kills children whose sockets were closed. Returns whether a packet has come."""
         found = dict(self._poll.poll())
         if self._woken in found:
             self._reap()
@@ -390,9 +323,9 @@ class Worker:
         return self._own.fileno() in found
 
     def _reap(self) -> None:
-        """Reaps dead children; sends the signals that killed them to those who wait for their answers.
+        """Reaps dead children; sends the signals that killed them to their sockets' other ends.
 
-        A child is reaped last: once it is gone, nothing can be sent to it any more, so nobody forks what never answers.
+        A child is reaped last: as long as it exists, what is sent to it is answered by its death.
         """
         with contextlib.suppress(BlockingIOError):
             os.read(self._woken, PACKET)
@@ -420,7 +353,6 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # it ends with the server, which may have requests to finish
     signal.signal(signal.SIGCHLD, lambda *_: None)  # so that it wakes
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    importlib.import_module("tandem.engine.structure_schemas")  # so that forks have it
     try:
         worker = Worker(own, json.load(sys.stdin))
     except BaseException as error:

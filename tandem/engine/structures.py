@@ -1,9 +1,7 @@
 """Compiles structures (JSON schemas, regular expressions, choices, grammars) for a tokenizer, with llguidance.
 
-llguidance was chosen over xgrammar: it needs no other package, compiles in milliseconds and has limits for hostile
-grammars. But these bound neither time nor memory: one step of a lexer may take minutes, also when the output has come
-a long way (measured, docs/security.md). So it runs in processes of its own, which can be ended (structure_worker.py).
-The optional extra `structured` brings it.
+llguidance's own limits bound neither time nor memory: one step of a lexer may take minutes, also late in an output
+(docs/security.md). So it runs in processes of its own, which can be killed (structure_worker.py).
 """
 
 from __future__ import annotations
@@ -16,34 +14,34 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+
 from tandem.engine.fair_turns import FairTurns
-from tandem.engine.known_output import KnownOutput
-from tandem.engine.structure_matcher import TRIES, RemoteMatcher
-from tandem.engine.structure_process import LIMITS, Died, Refused, StructureProcess, refusal
-from tandem.speculation.processing import Matcher
+from tandem.engine.structure_process import LIMITS, TRIES, Died, Refused, RemoteMatcher, StructureProcess, refusal
+from tandem.speculation.processing import Mask, Matcher
 from tandem.speculation.sampling import InvalidField, Structure, StructureKind
 
 KEPT = 16
-"""Compiled structures to keep, each in a process; those used last."""
+"""Compiled structures that are kept, each in a process: the last used ones."""
 KEPT_BYTES = 256 * 2**20
-"""Most bytes of those together; the one used last is kept in any case."""
+"""Limit of their memory; the last used one is kept in any case."""
 COMPILING = 2
 """Structures that are compiled at a time, one of each caller."""
 WAITING = 256
-"""Most of a caller's requests that wait until their structure is compiled."""
+"""Requests of a caller that may wait for their structures."""
 OUTCOMES = ("compiled", "refused", "time", "memory", "nesting", "killed", "cancelled")
-"""How a compilation may end."""
+"""The ends of a compilation."""
 _MISMATCH = "the output in it does not match the structure"
 
 
 @runtime_checkable
 class Spelled(Protocol):
-    """A tokenizer that tells how its tokens are spelled."""
+    """A tokenizer whose tokens have known bytes."""
 
     end_of_sequence_ids: tuple[int, ...]
 
     def spelling(self) -> str | Sequence[bytes]:
-        """The JSON of a `tokenizers` tokenizer, or the bytes of each token, b"" for special ones."""
+        """Returns the JSON of a `tokenizers` tokenizer, or the bytes of each token, b"" for special ones."""
 
 
 @dataclass(slots=True)
@@ -55,8 +53,8 @@ class _Compiling:
 class Structures:
     """Makes the matchers of one tokenizer, for logits of `vocab_size` tokens.
 
-    Its first process is started with the first structure. `end_ids`: the model's end-of-sequence tokens, beside the
-    tokenizer's. `turns`: of those who compile. `outcomes`: how compilations ended, by OUTCOMES.
+    `end_ids`: end-of-sequence tokens of the model, besides the tokenizer's. `turns`: of callers, for compiling.
+    `outcomes`: counts compilations by OUTCOMES.
     """
 
     def __init__(self, tokenizer: object, vocab_size: int, end_ids: Sequence[int] = ()) -> None:
@@ -70,14 +68,14 @@ class Structures:
         self.outcomes: Counter[str] = Counter()
 
     async def check(self, structure: Structure) -> None:
-        """Raises InvalidField if the structure cannot be enforced, or TooManyWaiting. Keeps it compiled if it can."""
+        """Compiles a structure and keeps it. Raises InvalidField if it cannot be enforced, and TooManyWaiting."""
         if structure.kind is StructureKind.TOKENS:
             self._known(structure)
         else:
             await self._compiled(structure)
 
     async def matcher(self, structure: Structure, output: Sequence[int] = ()) -> Matcher:
-        """Returns a matcher that has taken `output`. Raises InvalidField if that does not match, and like `check`."""
+        """Returns a matcher after `output`. Raises InvalidField if that does not match, and the errors of `check`."""
         if structure.kind is StructureKind.TOKENS:
             known = self._known(structure)
             if not all(map(known.advance, output)):
@@ -106,7 +104,7 @@ class Structures:
         return KnownOutput(tokens, self._vocab_size)
 
     async def _compiled(self, structure: Structure) -> StructureProcess:
-        """Returns the process of a compiled structure. Requests of one caller for it wait for one compilation."""
+        """Returns the process of a compiled structure. A caller's requests for it share one compilation."""
         if structure in self.kept:
             self.kept.move_to_end(structure)
             return self.kept[structure][0]
@@ -161,7 +159,7 @@ class Structures:
         raise AssertionError("the last try returns or raises")
 
     async def _first(self) -> StructureProcess:
-        """Returns the process that others are forked from. Raises InvalidField if there can be none."""
+        """Returns the process that the others are forked from. Raises InvalidField if it cannot start."""
         if self._starting is None or (self._starting.done() and not _well(self._starting)):
             self._starting = asyncio.create_task(self._started(), name="structures")
         return await asyncio.shield(self._starting)
@@ -196,3 +194,29 @@ class Structures:
 
 def _well(task: asyncio.Task[StructureProcess]) -> bool:
     return not task.cancelled() and task.exception() is None
+
+
+class KnownOutput:
+    """A Matcher that allows only `known[i]` as token i of the output, and any token after these."""
+
+    def __init__(self, known: Sequence[int], vocab_size: int) -> None:
+        self._known, self._vocab_size = known, vocab_size
+        self._taken = 0
+
+    def mask(self) -> Mask:
+        if self._taken >= len(self._known):
+            return np.ones(self._vocab_size, dtype=np.bool_)
+        mask = np.zeros(self._vocab_size, dtype=np.bool_)
+        mask[self._known[self._taken]] = True
+        return mask
+
+    def allows(self, token: int) -> bool:
+        return self._taken >= len(self._known) or self._known[self._taken] == token
+
+    def advance(self, token: int) -> bool:
+        allowed = self.allows(token)
+        self._taken += allowed
+        return allowed
+
+    def back(self, count: int) -> None:
+        self._taken -= count

@@ -15,9 +15,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tandem.checkpoints.file_hashes import write_whole
 from tandem.checkpoints.json_files import parsed
-from tandem.checkpoints.trusted_cache import locked, private_folder
+from tandem.checkpoints.trusted_cache import locked, private_folder, write_whole
 from tandem.installing import install_command
 from tandem.receipts.reading import Reader
 from tandem.receipts.receipt import Receipt, Signed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 from collections.abc import Callable
 from types import TracebackType
@@ -36,25 +35,8 @@ _STUBS: dict[str, Any] = {
     DRAFT: draft_worker_pb2_grpc.DraftWorkerStub,
 }
 
-# gRPC retries only UNAVAILABLE, and only idempotent calls: Propose with the same tokens gives the same proposal.
-# OpenSession and Verify are idempotent too, but a client that lost a session reopens it, at another verifier if it has
-# one; retrying at the server that is gone would only delay that. tandem/rpc/closing.py retries calls that end sessions.
-_SERVICE_CONFIG = {
-    "methodConfig": [
-        {
-            "name": [{"service": f"tandem.v1.{DRAFT}", "method": "Propose"}],
-            "retryPolicy": {
-                "maxAttempts": 3,
-                "initialBackoff": "0.02s",
-                "maxBackoff": "0.5s",
-                "backoffMultiplier": 3,
-                "retryableStatusCodes": ["UNAVAILABLE"],
-            },
-        }
-    ]
-}
+# gRPC itself retries nothing: a client that lost a session reopens it, at another server if it has one.
 _OPTIONS = (
-    ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.use_local_subchannel_pool", 1),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 from tandem.rpc.addresses import joined
 from tandem.speculation.types import InvalidField, ModelInfo
@@ -37,16 +37,12 @@ class EndpointPool:
 
     def after(self, address: str) -> str:
         """Returns the next address after `address` that is not refused; `address` itself if there is no other."""
-        return self.following(address, (address,)) or address
+        return next((each for each in self.turns(address) if each != address), address)
 
     def turns(self, preferred: str) -> tuple[str, ...]:
         """Returns the addresses that are not refused, from `preferred` on."""
         at = self.addresses.index(preferred)
         return tuple(each for each in (*self.addresses[at:], *self.addresses[:at]) if each not in self.refused)
-
-    def following(self, preferred: str, exclude: Collection[str] = ()) -> str | None:
-        """Returns the first address from `preferred` on that is neither in `exclude` nor refused; None if none is."""
-        return next((each for each in self.turns(preferred) if each not in exclude), None)
 
     def failed(self, address: str, reason: str) -> None:
         """Records that a server failed, or does not answer, and switches to the next one."""

@@ -16,8 +16,31 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.rpc.errors import TandemError
 from tandem.speculation.outcomes import SILENT, outcome_of
+from tandem.speculation.retry import RetryBudget
 
 Reply = TypeVar("Reply")
+
+PROMPT_TOKEN_SECONDS = 0.005
+"""What each token of a prompt adds to the time that opening a session may take."""
+
+
+class Waits:
+    """Time limits in seconds of a request that can go on at another verifier, by the time left until its deadline.
+
+    `silence` limits a verifier that answers nothing, `stall` one that is serving but slow.
+    """
+
+    def __init__(self, silence: float, stall: float, retry_budget: RetryBudget) -> None:
+        self._silence, self._stall, self._retry_budget = silence, stall, retry_budget
+
+    def silence(self) -> float:
+        return self._retry_budget.before_another(self._silence, 0.2)
+
+    def round(self) -> float:
+        return self._retry_budget.before_another(self._stall, 0.25)
+
+    def opening(self, tokens: int) -> float:
+        return self._retry_budget.before_another(self._stall + tokens * PROMPT_TOKEN_SECONDS, 0.25)
 
 
 class Health(enum.Enum):
@@ -45,13 +68,12 @@ async def watch(
     check: Callable[[float], Awaitable[Health]],
     quiet: Callable[[], float],
     silence: Callable[[], float],
-    stall: Callable[[], float] | None = None,
+    stall: Callable[[], float],
 ) -> TandemError:
     """Waits until a verifier should be given up, and returns the reason as an error.
 
     `what` names the call, which has been unanswered for `quiet()` seconds. After half of `silence()` the verifier's
-    health is checked, with the same time to answer. A serving verifier may take `stall()` seconds; without `stall`, it
-    may take any time.
+    health is checked, with the same time to answer. A serving verifier may take `stall()` seconds.
     """
     while True:
         pause = silence() / 2
@@ -67,7 +89,7 @@ async def watch(
             return TandemError("DEADLINE_EXCEEDED", said)
         if health is Health.NOT_SERVING:
             return TandemError("UNAVAILABLE", said)
-        left = stall() - waited if stall else pause
+        left = stall() - waited
         if left <= 0:
             return TandemError("DEADLINE_EXCEEDED", said)
         await asyncio.sleep(min(pause, left))

@@ -1,4 +1,4 @@
-"""Implements speculation's DraftsElsewhere over the RPC ProposeStream of a DraftWorker.
+"""Implements speculation's DraftsElsewhere over the RPC Propose of a DraftWorker, whose drafts are not waited for.
 
 The target never waits for the worker: while there is no stream, or nothing comes, it decodes plainly.
 """
@@ -7,39 +7,52 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from tandem.rpc import wire
 from tandem.rpc import wire_checks as check
 from tandem.rpc.duplex import Duplex, RoundTrips
 from tandem.rpc.errors import TandemError
 from tandem.rpc.remote_drafter import DraftClient
-from tandem.rpc.request_context import outgoing
 from tandem.speculation.acceptance import known_prefix
-from tandem.speculation.ahead import DraftingAhead
-from tandem.speculation.draft_store import MAX_NODES
+from tandem.speculation.ahead import ChoosesLookahead
 from tandem.speculation.fallible import Attempt
 from tandem.speculation.outcomes import REQUESTS_OWN
 from tandem.speculation.retry import Backoff
-from tandem.speculation.types import Draft, ModelInfo, Request, SpeculationStats
+from tandem.speculation.types import MAX_DRAFTED, Draft, ModelInfo, Proposer, Request, SpeculationStats
 from tandem.v1 import draft_worker_pb2 as pb
 
 MOST_DRAFTED = 2**14
 """Tokens that a worker may have drafted since the reply before: it answers at least every 33rd message."""
 
 
+class AdoptsDrafts(Protocol):
+    """A sequence of at most `end` tokens for which drafts are made elsewhere; see DraftingAhead."""
+
+    known: list[int]
+    end: int
+    drafted: int
+    heard: Callable[[], None] | None
+
+    @property
+    def reach(self) -> ChoosesLookahead: ...
+
+    def adopt(self, base: int, token_ids: Sequence[int], proposed_by: Sequence[Proposer] = ()) -> None: ...
+
+
 class StreamedDrafts:
     """The drafts of one request of a target with `vocab_size` tokens. Counts bytes into `stats`.
 
-    A worker that is silent for the client's `seconds` has failed.
+    A worker that is silent for the client's `seconds` has failed. `following`: a draft may come.
     """
 
     def __init__(self, client: DraftClient, request: Request, vocab_size: int, stats: SpeculationStats) -> None:
         self._client, self._request, self._vocab_size, self._stats = client, request, vocab_size, stats
         self._backoff = Backoff()  # after refusals of this request
         self._news = asyncio.Event()
-        self._stream: ProposeStream | None = None
+        self._stream: FollowedStream | None = None
+        self.following = True
 
     def arrived(self) -> None:
         if self._stream:
@@ -48,38 +61,39 @@ class StreamedDrafts:
             self._client.health.skipped(self._stats)
         self._news.set()
 
-    async def run(self, ahead: DraftingAhead, prompt_length: int) -> None:
-        """Lets `ahead` adopt drafts, until cancelled."""
+    async def run(self, ahead: AdoptsDrafts, prompt_length: int, ended: Callable[[], None] = lambda: None) -> None:
+        """Lets `ahead` adopt drafts, until cancelled. Calls `ended` when none comes for a while."""
         ahead.heard = self.arrived
         while True:
             attempt = self._client.health.attempt(self._backoff)
+            self.following = attempt is not None
             if attempt:
-                await self._follow(attempt, ahead, prompt_length)
+                await self._follow(attempt, ahead, prompt_length, ended)
             else:
+                ended()
                 await self._news.wait()
                 self._news.clear()
 
-    async def _follow(self, attempt: Attempt, ahead: DraftingAhead, prompt_length: int) -> None:
+    async def _follow(
+        self, attempt: Attempt, ahead: AdoptsDrafts, prompt_length: int, ended: Callable[[], None]
+    ) -> None:
         """Adopts the drafts of one stream, and reports how it ended."""
         try:
             limits = await self._client.info(self._client.seconds)
             if len(ahead.known) >= limits.max_sequence_length:
                 attempt.ended()
+                self.following = False
+                ended()
                 await asyncio.Event().wait()  # too long for the worker: it drafts no more
 
-            def take(reply: pb.ProposeStreamResponse, stream: ProposeStream) -> None:
+            def take(reply: pb.ProposeResponse, stream: FollowedStream) -> None:
                 self._take(reply, stream, ahead, limits.vocab_size)
                 self._backoff.succeeded()
                 attempt.succeeded()
 
-            first = pb.ProposeStreamRequest(
-                session_id=uuid.uuid4().hex,
-                tokenizer_sha256=self._client.tokenizer_sha256,
-                prompt_length=prompt_length,
-                max_total_tokens=ahead.end,
-            )
-            wire.proposing_to_wire(self._request, first)
-            self._stream = ProposeStream(self._client, first, ahead, limits, take, self._stats, self._request.deadline)
+            first = self._client.first_message(self._request, prompt_length)
+            first.max_total_tokens = ahead.end
+            self._stream = FollowedStream(self._client, first, ahead, limits, take, self._stats, self._request.deadline)
             await self._stream.done
         except TandemError as error:
             self._failed(attempt, error)
@@ -99,29 +113,26 @@ class StreamedDrafts:
             self._client.forget()
             attempt.failed(error)
 
-    def _take(
-        self, reply: pb.ProposeStreamResponse, stream: ProposeStream, ahead: DraftingAhead, vocab_size: int
-    ) -> None:
+    def _take(self, reply: pb.ProposeResponse, stream: FollowedStream, ahead: AdoptsDrafts, vocab_size: int) -> None:
         """Records what a reply says that was spent, and adopts its draft. Raises InvalidField."""
         stream.check(reply)
         queued = check.seconds("queue_seconds", reply.queue_seconds, stream.seconds)
         computed = check.seconds("compute_seconds", reply.compute_seconds, stream.seconds)
         tokens = check.token_ids("draft_tokens", reply.draft_tokens, vocab_size)
-        times = ahead.reach.measured.times
-        times.drafted(reply.drafted, computed)
+        estimate = ahead.reach.estimate
+        estimate.drafted(reply.drafted, computed)
         if (rtt := stream.trips.answered(reply.messages_read, reply.server_seconds)) is not None:
-            times.travelled(rtt)
+            estimate.travelled(rtt)
         self._stats.spent(Draft((), queued, computed))
         ahead.drafted += reply.drafted
         tokens = known_prefix(tokens, self._vocab_size)
         ahead.adopt(reply.base_length, tokens, wire.proposers_from_wire(reply.proposed_by, len(tokens)))
 
 
-class ProposeStream(Duplex[pb.ProposeStreamRequest, pb.ProposeStreamResponse]):
-    """One ProposeStream call, which tells a worker with these `limits` what is known of a sequence.
+class FollowedStream(Duplex[pb.ProposeRequest, pb.ProposeResponse]):
+    """One call of Propose, in which a worker with these `limits` follows a sequence.
 
-    `told`: the tokens that the worker was told. `done` ends with the stream, or when
-    the sequence is too long for the worker.
+    `sent_length`: the tokens sent. `done` ends with the stream, or when the sequence is too long for the worker.
     """
 
     what = "the stream of proposals"
@@ -129,20 +140,18 @@ class ProposeStream(Duplex[pb.ProposeStreamRequest, pb.ProposeStreamResponse]):
     def __init__(
         self,
         client: DraftClient,
-        first: pb.ProposeStreamRequest,
-        ahead: DraftingAhead,
+        first: pb.ProposeRequest,
+        ahead: AdoptsDrafts,
         limits: ModelInfo,
-        take: Callable[[pb.ProposeStreamResponse, ProposeStream], None],
+        take: Callable[[pb.ProposeResponse, FollowedStream], None],
         stats: SpeculationStats,
         deadline: float | None,
     ) -> None:
         self._request, self._ahead, self._longest, self._taken = first, ahead, limits.max_sequence_length, take
-        self.told, self.trips = 0, RoundTrips()
+        self.sent_length, self.trips = 0, RoundTrips()
         self._began = time.perf_counter()
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        timeout = None if deadline is None else max(0.001, deadline - time.monotonic())
-        call = client.stub.ProposeStream(timeout=timeout, metadata=outgoing())
-        super().__init__(client.name, call, stats, client.seconds)
+        super().__init__(client.name, client.propose(deadline), stats, client.seconds)
         self.news.set()  # the first message
 
     @property
@@ -150,30 +159,31 @@ class ProposeStream(Duplex[pb.ProposeStreamRequest, pb.ProposeStreamResponse]):
         """How long the call has been open."""
         return time.perf_counter() - self._began
 
-    def check(self, reply: pb.ProposeStreamResponse) -> None:
+    def check(self, reply: pb.ProposeResponse) -> None:
         """Checks what a reply says of the messages and drafts of this call. Raises InvalidField."""
-        check.count("base_length", reply.base_length, self.told, 1)
-        check.count("draft_tokens", len(reply.draft_tokens), MAX_NODES)
+        check.count("base_length", reply.base_length, self.sent_length, 1)
+        check.count("draft_tokens", len(reply.draft_tokens), MAX_DRAFTED)
         check.count("drafted", reply.drafted, min(MOST_DRAFTED, check.MOST_TOKENS - self._ahead.drafted))
         check.count("messages_read", reply.messages_read, self.trips.sent)
         check.seconds("server_seconds", reply.server_seconds)
 
-    def _next(self) -> pb.ProposeStreamRequest | None:
+    def _next(self) -> pb.ProposeRequest | None:
         """Returns the message with tokens that the worker does not know, and how far to draft, if there are any."""
         known, plan = self._ahead.known, self._ahead.reach.plan
         if len(known) >= self._longest:
             self._over()
             return None
-        if len(known) <= self.told:
+        if len(known) <= self.sent_length:
             return None
-        request, self._request = self._request, pb.ProposeStreamRequest()
-        request.tokens.extend(known[self.told :])
-        request.draft_ahead, request.send_first, request.send_more = min(plan.depth, MAX_NODES), plan.fresh, plan.width
-        self.told = len(known)
+        request, self._request = self._request, pb.ProposeRequest()
+        request.tokens.extend(known[self.sent_length :])
+        request.draft_ahead = min(plan.depth, MAX_DRAFTED)
+        request.send_first, request.send_more = plan.fresh, plan.width
+        self.sent_length = len(known)
         self.trips.sending()
         return request
 
-    def _take(self, reply: pb.ProposeStreamResponse) -> None:
+    def _take(self, reply: pb.ProposeResponse) -> None:
         self._taken(reply, self)
 
     def _owed(self) -> float:

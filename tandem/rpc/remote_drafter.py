@@ -1,34 +1,27 @@
-"""Implements speculation's Drafter over the RPCs Propose and EndProposals of a DraftWorker."""
+"""Implements speculation's Drafter over the RPC Propose of a DraftWorker, for targets that wait for its drafts."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from tandem.rpc import calls, wire
+from tandem.rpc import wire
 from tandem.rpc import wire_checks as check
 from tandem.rpc.channel import DRAFT, open_channel, stub
-from tandem.rpc.closing import SessionCloses
 from tandem.rpc.credentials import Credentials
-from tandem.rpc.errors import BrokenContract, TandemError, contract
+from tandem.rpc.duplex import Duplex
+from tandem.rpc.errors import BrokenContract, TandemError
 from tandem.rpc.generation_client import GenerationClient
 from tandem.rpc.request_context import outgoing
+from tandem.speculation.estimate import Estimate
 from tandem.speculation.fallible import DrafterHealth, DrafterLate, DrafterRefused
 from tandem.speculation.outcomes import REQUESTS_OWN, Outcome
-from tandem.speculation.step_times import MeasuredTimes
-from tandem.speculation.types import (
-    Draft,
-    ModelInfo,
-    Request,
-    SpeculationStats,
-    model_part,
-)
+from tandem.speculation.types import Draft, InvalidField, ModelInfo, Request, SpeculationStats, model_part
 from tandem.v1 import draft_worker_pb2 as pb
 
 PROPOSE_SECONDS = 5.0
-_END_SECONDS = 2.0
 _SHARE = 0.3  # share of the time until a request's deadline that a hung worker may cost
 _FAIR_SECONDS = 1.0  # a worker silent for this long has failed; a shorter timeout does not prove that
 
@@ -52,7 +45,6 @@ class DraftClient:
         self.stub: Any = stub(self.channel, DRAFT)
         self.health, self.name = DrafterHealth(f"at {address}"), f"the DraftWorker at {address}"
         self._info: ModelInfo | None = None
-        self.closes = SessionCloses()
 
     async def info(self, timeout: float, wait: bool = True) -> ModelInfo:
         """Returns the worker's model info, cached until it fails. Raises TandemError or TokenizerMismatch."""
@@ -70,18 +62,23 @@ class DraftClient:
         """Clears the cached info: the next worker to answer may be another one, with other limits."""
         self._info = None
 
-    def end(self, session_id: str) -> int:
-        """Ends a session in the background and returns the bytes sent. If that fails, the session's lease ends it."""
-        request = pb.EndProposalsRequest(session_id=session_id)
-        self.closes.begin(
-            lambda: calls.unary(self.stub.EndProposals, request, timeout=_END_SECONDS, metadata=outgoing())
-        )
-        return request.ByteSize()
+    def first_message(self, request: Request, prompt_length: int) -> pb.ProposeRequest:
+        """Returns the first message of a session, without tokens."""
+        message = pb.ProposeRequest(tokenizer_sha256=self.tokenizer_sha256, prompt_length=prompt_length)
+        wire.proposing_to_wire(request, message)
+        return message
+
+    def propose(self, deadline: float | None) -> Any:
+        """Begins a call of Propose, which ends at the request's deadline."""
+        timeout = None if deadline is None else max(0.001, deadline - time.monotonic())
+        return self.stub.Propose(timeout=timeout, metadata=outgoing())
 
     async def close(self) -> None:
-        """Waits briefly for pending session closes, then closes the channel."""
-        await self.closes.settle()
         await self.channel.close()
+
+
+Convert = Callable[[pb.ProposeResponse, float], Draft]
+"""Returns the draft of a reply that took so many seconds. Raises InvalidField."""
 
 
 class RemoteDrafter:
@@ -90,7 +87,7 @@ class RemoteDrafter:
     A call takes at most the client's `seconds`, and a share of the time until the request's deadline. Raises
     DrafterLate if that was too short to blame the worker, DrafterRefused if the worker refused the request, and
     TandemError if the worker failed. Counts bytes and the network time of answered calls into `stats`, and records the
-    times of drafts and round trips in `times`.
+    times of drafts and round trips in `estimate`.
     """
 
     def __init__(
@@ -99,68 +96,48 @@ class RemoteDrafter:
         request: Request,
         vocab_size: int,
         stats: SpeculationStats,
-        times: MeasuredTimes | None = None,
+        estimate: Estimate | None = None,
     ) -> None:
         self._client, self._request, self._vocab_size = client, request, vocab_size
-        self._stats, self._times = stats, times
-        self._session_id = ""
-        self._known = self._prompt_length = 0
+        self._stats, self._estimate = stats, estimate
+        self._stream: AnsweredStream | None = None
+        self._prompt_length = 0
 
     async def open(self, prompt: Sequence[int]) -> None:
         """Sends the prompt to the worker. The time counts as prompt processing, not as network time."""
-        self._session_id, self._known = uuid.uuid4().hex, 0
+        await self.close()
         self._prompt_length = len(prompt)
-        await self._propose(prompt, 0, None)
+        await self._draft(prompt, 0, None, opens=True)
 
     async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
-        sent = time.perf_counter()
-        answered = await self._propose(tokens, k, model_k)
-        if answered is None:
-            return Draft()
-        reply, limits = answered
-        seconds = time.perf_counter() - sent
-        try:
-            with contract(self._client.name):
-                network_seconds = seconds - check.seconds("server_seconds", reply.server_seconds, seconds)
-                draft = wire.draft_from_wire(reply, limits.vocab_size, self._vocab_size, k, self._request.rule, seconds)
-        except BrokenContract:
-            self._client.forget()
-            raise
-        self._stats.network_seconds += network_seconds
-        if self._times:
-            self._times.drafted(len(draft.token_ids), draft.compute_seconds)
-            self._times.travelled(network_seconds)
-        return draft
+        return await self._draft(tokens, k, model_k)
 
     async def close(self) -> None:
-        """Ends the session without waiting for the answer, which may never come."""
-        if self._session_id:
-            self._stats.bytes_up += self._client.end(self._session_id)
-            self._session_id = ""
+        """Ends the stream, and with it the session."""
+        stream, self._stream = self._stream, None
+        if stream:
+            await stream.close()
 
-    async def _propose(
-        self, tokens: Sequence[int], k: int, model_k: int | None
-    ) -> tuple[pb.ProposeResponse, ModelInfo] | None:
-        """Returns the worker's reply and limits, or None if the sequence is too long for it.
-
-        Resends all tokens if necessary.
-        """
+    async def _draft(self, tokens: Sequence[int], k: int, model_k: int | None, opens: bool = False) -> Draft:
+        """Returns the worker's draft; an empty one if the sequence is too long for it."""
         now, seconds = time.monotonic(), self._client.seconds
         if self._request.deadline is not None:
             seconds = max(0.001, min(seconds, _SHARE * (self._request.deadline - now)))
-        give_up = now + seconds
         try:
             limits = await self._client.info(seconds)
             if len(tokens) >= limits.max_sequence_length:
-                return None
+                return Draft()
             k = min(k, limits.max_speculation_length)
-            reply = await self._ask(tokens, k, model_k, give_up)
-            if reply.unknown:
-                self._known = 0
-                reply = await self._ask(tokens, k, model_k, give_up)
-            if reply.unknown:
-                raise TandemError("ABORTED", "the worker does not know a session that has just begun")
+            message = pb.ProposeRequest(speculation_length=k)
+            if (most := model_part(k, model_k)) < k:
+                message.model_speculation_length = most
+
+            def convert(reply: pb.ProposeResponse, took: float) -> Draft:
+                return self._converted(reply, took, len(tokens), k, limits.vocab_size, measured=not opens)
+
+            return await self._answered(tokens, message, convert, now + seconds)
         except TandemError as error:
+            await self.close()
             if error.outcome in REQUESTS_OWN:
                 # A message about an invalid field may quote tokens, and refusals are logged.
                 raise DrafterRefused(error.code if error.code == "INVALID_ARGUMENT" else str(error)) from None
@@ -168,24 +145,93 @@ class RemoteDrafter:
                 raise DrafterLate(str(error)) from None
             self._client.forget()
             raise
-        self._known = len(tokens)
-        return reply, limits
 
-    async def _ask(self, tokens: Sequence[int], k: int, model_k: int | None, give_up: float) -> pb.ProposeResponse:
-        first = self._known == 0
-        request = pb.ProposeRequest(
-            session_id=self._session_id,
-            known_length=self._known,
-            tokens=tokens[self._known :],
-            speculation_length=k,
-            model_speculation_length=most if (most := model_part(k, model_k)) < k else None,  # absent: all of them
-            tokenizer_sha256=self._client.tokenizer_sha256 if first else "",
-            prompt_length=self._prompt_length if first else 0,
-        )
-        if first:
-            wire.proposing_to_wire(self._request, request)
-        timeout = max(give_up - time.monotonic(), 0.001)
-        reply: pb.ProposeResponse = await calls.unary(
-            self._client.stub.Propose, request, self._stats, timeout=timeout, metadata=outgoing()
-        )
-        return reply
+    async def _answered(
+        self, tokens: Sequence[int], message: pb.ProposeRequest, convert: Convert, give_up: float
+    ) -> Draft:
+        """Sends the tokens that the worker does not have, and returns its draft.
+
+        A stream that was idle for a lease, or whose worker was replaced, is opened again once with all tokens.
+        """
+        while True:
+            again = self._stream is not None
+            try:
+                return await self._ask(tokens, message, convert, give_up)
+            except TandemError as error:
+                await self.close()
+                ended = error.outcome in (Outcome.GONE, Outcome.FORGOTTEN) and not isinstance(error, BrokenContract)
+                if not (again and ended):
+                    raise
+
+    async def _ask(self, tokens: Sequence[int], message: pb.ProposeRequest, convert: Convert, give_up: float) -> Draft:
+        request = pb.ProposeRequest()
+        if self._stream is None:
+            self._stream = AnsweredStream(self._client, self._request.deadline, self._stats)
+            request = self._client.first_message(self._request, self._prompt_length)
+        request.MergeFrom(message)
+        answer = self._stream.ask(tokens, request, convert)
+        await asyncio.wait((answer,), timeout=max(give_up - time.monotonic(), 0.001))
+        if not answer.done():
+            raise TandemError("DEADLINE_EXCEEDED", f"{self._client.name} gave no draft in time")
+        return answer.result()
+
+    def _converted(
+        self, reply: pb.ProposeResponse, took: float, length: int, k: int, vocab_size: int, measured: bool
+    ) -> Draft:
+        """Checks a reply and counts its times. Raises InvalidField."""
+        check.count("base_length", reply.base_length, length, length)
+        network_seconds = took - check.seconds("server_seconds", reply.server_seconds, took)
+        draft = wire.draft_from_wire(reply, vocab_size, self._vocab_size, k, self._request.rule, took)
+        if measured:
+            self._stats.network_seconds += network_seconds
+        if measured and self._estimate:
+            self._estimate.drafted(len(draft.token_ids), draft.compute_seconds)
+            self._estimate.travelled(network_seconds)
+        return draft
+
+
+class AnsweredStream(Duplex[pb.ProposeRequest, pb.ProposeResponse]):
+    """One call of Propose whose messages are answered; one at a time."""
+
+    what = "the stream of proposals"
+
+    def __init__(self, client: DraftClient, deadline: float | None, stats: SpeculationStats) -> None:
+        self._request: pb.ProposeRequest | None = None
+        self._answer: asyncio.Future[Draft] | None = None
+        self._sent_length, self._sent_at = 0, 0.0
+        super().__init__(client.name, client.propose(deadline), stats, client.seconds)
+
+    def ask(self, tokens: Sequence[int], request: pb.ProposeRequest, convert: Convert) -> asyncio.Future[Draft]:
+        """Sends `request` with those of `tokens` that were not sent yet. The future raises TandemError."""
+        request.tokens.extend(tokens[self._sent_length :])
+        self._answer = answer = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(lambda each: each.cancelled() or each.exception())  # an abandoned one is not logged
+        if self.ended:
+            answer.set_exception(self.ended)
+        self._request, self._convert = request, convert
+        self._sent_length, self._sent_at = len(tokens), time.perf_counter()
+        self.news.set()
+        return answer
+
+    def _next(self) -> pb.ProposeRequest | None:
+        request, self._request = self._request, None
+        return request
+
+    def _take(self, reply: pb.ProposeResponse) -> None:
+        answer, self._answer = self._answer, None
+        if answer is None:
+            raise InvalidField("reply", "there is no message that it answers")
+        try:
+            draft = self._convert(reply, time.perf_counter() - self._sent_at)
+        except InvalidField:
+            self._answer = answer  # ends with the stream
+            raise
+        if not answer.done():
+            answer.set_result(draft)
+
+    def _owed(self) -> float:
+        return 0.0  # each call has a time limit of its own
+
+    def _over(self, error: Exception) -> None:
+        if self._answer and not self._answer.done():
+            self._answer.set_exception(error)

@@ -7,23 +7,20 @@ the output is the same, and no committed token is generated twice.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
 from tandem.rpc import calls, wire
 from tandem.rpc import wire_checks as check
-from tandem.rpc.answer_times import Waits
 from tandem.rpc.endpoint_pool import CHECK_SECONDS
 from tandem.rpc.errors import BrokenContract, TandemError, contract
-from tandem.rpc.liveness import answered, watch
-from tandem.rpc.race import Race
+from tandem.rpc.liveness import Waits, answered, watch
 from tandem.rpc.request_context import outgoing
 from tandem.rpc.verifier_client import VerifierClient, VerifierEndpoint
-from tandem.rpc.wire_verdicts import (
+from tandem.rpc.wire_sessions import (
     VerdictBounds,
     check_applied,
     check_opened,
@@ -34,8 +31,6 @@ from tandem.speculation.outcomes import LOST, Outcome
 from tandem.speculation.retry import RetryBudget
 from tandem.speculation.types import InvalidField, Request, Rule, SparseDistribution, SpeculationStats
 from tandem.v1 import target_verifier_pb2 as pb
-
-log = logging.getLogger("tandem.verifier")
 
 
 class RemoteSession:
@@ -51,7 +46,7 @@ class RemoteSession:
         self._adapter_revision = ""  # of the first verifier that opened the session: others must have the same
         self.endpoint = client.endpoint
         self.retry_budget = RetryBudget(client.persistence, request.deadline, admission=client.deadlines.admission)
-        self.waits = Waits(client.deadlines.silence, client.deadlines.stall, self.retry_budget, client.times)
+        self.waits = Waits(client.deadlines.silence, client.deadlines.stall, self.retry_budget)
         self._next = self.endpoint.address  # the address to try first at the next opening
         self._session_ids: dict[VerifierEndpoint, str] = {}  # of every endpoint where the session may be open
         self._prompt_length = 0
@@ -74,16 +69,17 @@ class RemoteSession:
             self._stats.cached_prompt_tokens = (await self._open(prompt)).reused_length
 
     async def _open(self, prefix: Sequence[int]) -> pb.OpenSessionResponse:
-        """Opens the session with all committed tokens, at the verifier that answers first. Raises TandemError."""
+        """Opens the session with all committed tokens, at the first verifier that answers. Raises TandemError."""
         self._next = self.client.pool.current
         self.retry_budget.opening()
-        race = Race[VerifierEndpoint, pb.OpenSessionResponse](
-            lambda endpoint: self._open_at(endpoint, prefix, race.in_progress),
-            self._following,
-            lambda endpoint, error: self._pause_after(endpoint, error, prefix),
-            lambda: self.waits.opening(len(prefix)),
-        )
-        self.endpoint, reply = await race.first()
+        while True:
+            endpoint = self.client.endpoints[self._next]
+            try:
+                reply = await self._open_at(endpoint, prefix)
+                break
+            except TandemError as error:
+                await asyncio.sleep(self._pause_after(endpoint, error, prefix))
+        self.endpoint = endpoint
         self.client.pool.answered(self.endpoint.address)
         for other in [endpoint for endpoint in self._session_ids if endpoint is not self.endpoint]:
             self._end_at(other, self._session_ids.pop(other))
@@ -98,48 +94,43 @@ class RemoteSession:
         self.bounds, self.opened_at = self._bounded(), time.perf_counter()
         return reply
 
-    def _following(self, exclude: Collection[VerifierEndpoint]) -> VerifierEndpoint | None:
-        address = self.client.pool.following(self._next, [endpoint.address for endpoint in exclude])
-        return None if address is None else self.client.endpoints[address]
-
-    async def _open_at(
-        self, endpoint: VerifierEndpoint, prefix: Sequence[int], others: Sequence[VerifierEndpoint]
-    ) -> pb.OpenSessionResponse:
-        """Opens the session at `endpoint`, while `others` have not answered. Raises TandemError."""
-        if others:
-            slow = ", ".join(other.address for other in others)
-            log.info("%s is slow to open a session: trying %s too", slow, endpoint.address)
+    async def _open_at(self, endpoint: VerifierEndpoint, prefix: Sequence[int]) -> pb.OpenSessionResponse:
+        """Opens the session at `endpoint`. Raises TandemError."""
         is_only = self.client.is_only(endpoint)
         await self.client.check(endpoint, self.retry_budget.limited(CHECK_SECONDS if is_only else self.waits.silence()))
         request = self._opening(endpoint, prefix)
         call = self._call(endpoint, "OpenSession", request, self.retry_budget.limited(self.client.deadlines.open))
-        reply, seconds = await self._watched(endpoint, call)
+        reply, seconds = await self._watched(endpoint, call, len(prefix))
         with contract(endpoint.name):
             check_opened(request, reply, self._bounded().most_drafts, self._inbox.spec if self._inbox else None)
         check_applied(endpoint.name, self.asked, reply)
-        self.client.times.opened(reply.committed_length - reply.reused_length, seconds)
         self.opening_rtt = max(0.0, seconds - reply.queue_seconds - reply.prefill_seconds)
         return reply
 
     async def _watched(
-        self, endpoint: VerifierEndpoint, opening: Coroutine[Any, Any, pb.OpenSessionResponse]
+        self, endpoint: VerifierEndpoint, opening: Coroutine[Any, Any, pb.OpenSessionResponse], tokens: int
     ) -> tuple[pb.OpenSessionResponse, float]:
         """Returns a reply and its seconds; gives a hung verifier up if there is another. Raises TandemError."""
         sent = time.perf_counter()
-        watching = self.watching(endpoint, "OpenSession", lambda: time.perf_counter() - sent, any_time=True)
+        stall = partial(self.waits.opening, tokens)
+        watching = self.watching(endpoint, "OpenSession", lambda: time.perf_counter() - sent, stall)
         reply = await (answered(opening, self.waits.silence() / 2, watching) if watching else opening)
         return reply, time.perf_counter() - sent
 
     def watching(
-        self, endpoint: VerifierEndpoint, what: str, quiet: Callable[[], float], any_time: bool = False
+        self,
+        endpoint: VerifierEndpoint,
+        what: str,
+        quiet: Callable[[], float],
+        stall: Callable[[], float] | None = None,
     ) -> Callable[[], Awaitable[TandemError]] | None:
         """Returns what waits until `endpoint` hangs (see liveness.watch); None if there is no other verifier.
 
-        `any_time`: `what` may take any time at a server that is serving.
+        `stall`: how long `what` may take at a server that is serving; None: as a round.
         """
         if self.client.is_only(endpoint):
             return None
-        return partial(watch, what, endpoint.health, quiet, self.waits.silence, None if any_time else self.waits.round)
+        return partial(watch, what, endpoint.health, quiet, self.waits.silence, stall or self.waits.round)
 
     def _opening(self, endpoint: VerifierEndpoint, prefix: Sequence[int]) -> pb.OpenSessionRequest:
         request = opening_to_wire(self.asked, prefix, self._prompt_length, self._inbox, self.client.expected)

@@ -83,13 +83,9 @@ class Traced:
 
 
 class TracedRun(Traced):
-    """A span `run` from a run's beginning to its end; within it one `round` a step, and one `drafts` a draft sent.
-
-    All are within the request's span: drafts and steps overlap.
-    """
+    """A span `run` from a run's beginning to its end, and within it one `round` a step."""
 
     _run: Span | None = None
-    _sent: _SentDraft | None = None
     _length = _steps = _drafted = _accepted = 0
 
     def begin(self, tokens: Sequence[int], on_step: OnStep) -> None:
@@ -98,11 +94,6 @@ class TracedRun(Traced):
         self._inner.begin(tokens, partial(self._on_step, on_step))
 
     def send(self, message: RunMessage) -> None:  # type: ignore[override]  # a run is sent messages, not rounds
-        base, draft = message.base_length, message.token_ids
-        if self._run and draft:
-            self._end_draft()
-            about = {"base_length": base, "drafted": len(draft)}
-            self._sent = _SentDraft(self._run.child("drafts", about), base, draft)
         self._inner.send(message)
 
     def _on_step(self, on_step: OnStep, step: RunStep | Exception) -> None:
@@ -116,8 +107,6 @@ class TracedRun(Traced):
             about = {"k": step.drafted, "base_length": self._length, **_outcome(verdict)}
             began = now - verdict.queue_seconds - verdict.compute_seconds
             self._run.child("round", about, started=began).end(at=now)
-        if self._sent and self._sent.passed(self._length, verdict.token_ids):
-            self._end_draft()
         self._length += len(verdict.token_ids)
         self._steps += 1
         self._drafted += step.drafted
@@ -131,34 +120,11 @@ class TracedRun(Traced):
         self._end_run()
         await self._inner.close()
 
-    def _end_draft(self) -> None:
-        sent, self._sent = self._sent, None
-        if sent:
-            sent.span.note({"agreed": sent.agreed, "overtaken": sent.overtaken})
-            sent.span.end()
-
     def _end_run(self) -> None:
-        self._end_draft()
         run, self._run = self._run, None
         if run:
             run.note({"steps": self._steps, "drafted": self._drafted, "accepted": self._accepted})
             run.end()
-
-
-class _SentDraft:
-    """The newest draft that a run was sent. `agreed`: its tokens that were committed; `overtaken`: others were."""
-
-    def __init__(self, span: Span, base: int, token_ids: Sequence[int]) -> None:
-        self.span, self._base, self._token_ids = span, base, token_ids
-        self.agreed, self.overtaken = 0, False
-
-    def passed(self, length: int, token_ids: Sequence[int]) -> bool:
-        """Follows tokens that were committed at `length`. Returns whether nothing of the draft is left."""
-        for at, token in enumerate(token_ids, length - self._base):
-            if 0 <= at < len(self._token_ids) and not self.overtaken:
-                self.overtaken = self._token_ids[at] != token
-                self.agreed += not self.overtaken
-        return self.overtaken or length + len(token_ids) >= self._base + len(self._token_ids)
 
 
 def _outcome(result: Any) -> Attributes:

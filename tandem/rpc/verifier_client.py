@@ -10,7 +10,6 @@ from typing import Any
 import grpc
 
 from tandem.rpc import calls, wire
-from tandem.rpc.answer_times import AnswerTimes
 from tandem.rpc.channel import TARGET, open_channel, stub
 from tandem.rpc.closing import SessionCloses
 from tandem.rpc.credentials import Credentials
@@ -31,7 +30,7 @@ class Deadlines:
     """Timeouts in seconds for each call; `admission` is how long a full server is retried.
 
     With several verifiers, `silence` is how long one may answer nothing, health checks included, and `stall` how long
-    one that is serving may take. tandem/rpc/answer_times.py adapts both to usual times and to the request's deadline.
+    one that is serving may take; tandem/rpc/liveness.py fits both to the request's deadline.
     """
 
     open: float = 120.0
@@ -110,7 +109,6 @@ class VerifierClient:
         self.deadlines, self.persistence = deadlines or Deadlines(), persistence or Persistence()
         self.pool = EndpointPool(parse_addresses(addresses))
         self.endpoints = {address: VerifierEndpoint(address, credentials) for address in self.pool.addresses}
-        self.times = AnswerTimes()
         self.expected: ModelInfo | None = None
         self.closes = SessionCloses()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, fields
-from typing import Any, TypeAlias
+from typing import Any
 
 from tandem.rpc import wire_checks as check
 from tandem.rpc.printable import printable
@@ -13,10 +13,10 @@ from tandem.rpc.wire_sampling import logprobs_from_wire, logprobs_to_wire
 from tandem.rpc.wire_sampling import sampling_from_wire as sampling_from_wire
 from tandem.rpc.wire_sampling import sampling_to_wire as sampling_to_wire
 from tandem.speculation.acceptance import known_prefix
-from tandem.speculation.draft_store import MAX_NODES
 from tandem.speculation.model_info import Rehearsal
 from tandem.speculation.request import Drafts
 from tandem.speculation.types import (
+    MAX_DRAFTED,
     MAX_LOGPROBS,
     SAMPLING_FIELDS,
     Chunk,
@@ -139,26 +139,19 @@ def draft_from_wire(
     )
 
 
-Proposing: TypeAlias = worker_pb.ProposeRequest | worker_pb.ProposeStreamRequest
-"""The messages that a session of proposals may begin with."""
-
-
-def proposing_to_wire(request: Request, message: Proposing) -> None:
-    """Sets in the first message of a session what the request asks of its drafts."""
+def proposing_to_wire(request: Request, message: worker_pb.ProposeRequest) -> None:
+    """Sets what the first message of a session asks of its drafts."""
     message.sampling.CopyFrom(sampling_to_wire(request.sampling))
-    if isinstance(message, worker_pb.ProposeRequest):
-        message.rule = rule_to_wire(request.rule)
-    message.drafts = _DRAFTS[request.drafts]
+    message.rule, message.drafts = rule_to_wire(request.rule), _DRAFTS[request.drafts]
 
 
-def proposing_from_wire(message: Proposing) -> Request:
-    """Returns what a session that begins asks for. Raises InvalidField."""
+def proposing_from_wire(message: worker_pb.ProposeRequest) -> Request:
+    """Returns what the first message of a session asks for. Raises InvalidField."""
     if not message.HasField("sampling"):
-        raise InvalidField("sampling", "missing: a session's first call must have it")
-    asks_rule = isinstance(message, worker_pb.ProposeRequest)
+        raise InvalidField("sampling", "missing: a session's first message must have it")
     return Request(
         sampling=sampling_from_wire(message.sampling),
-        rule=rule_from_wire(message.rule) if asks_rule else Rule.AGREEMENT,
+        rule=rule_from_wire(message.rule),
         drafts=drafts_from_wire(message.drafts),
     )
 
@@ -295,8 +288,8 @@ MOST_LISTED = 2**14
 _INFO_BOUNDS = (
     ("vocab_size", 1, check.MOST_TOKENS),
     ("max_sequence_length", 2, check.MOST_TOKENS),
-    ("max_speculation_length", 0, MAX_NODES),
-    ("default_speculation_length", 0, MAX_NODES),
+    ("max_speculation_length", 0, MAX_DRAFTED),
+    ("default_speculation_length", 0, MAX_DRAFTED),
     ("kv_slots", 0, check.MOST_ROWS),
     ("plain_width", 0, check.MOST_ROWS),
     ("feature_size", 0, check.MOST_ROWS),

@@ -15,13 +15,12 @@ from typing import Any, Protocol, TypeVar
 from tandem.runners.capabilities import Capabilities
 from tandem.runners.startup import Startup
 from tandem.speculation.acceptance import known_prefix
-from tandem.speculation.draft_store import MAX_NODES
 from tandem.speculation.draws import BadLogits, StructureFailed
 from tandem.speculation.logprobs import Logits, LogprobsOf, all_logprobs
 from tandem.speculation.model_info import Rehearsal
 from tandem.speculation.processing import Processor
 from tandem.speculation.rules import draft_token, verify_draft
-from tandem.speculation.types import InvalidField, Request, SparseDistribution, Verdict
+from tandem.speculation.types import MAX_DRAFTED, InvalidField, Request, SparseDistribution, Verdict
 
 Result = TypeVar("Result", bound=Any)
 
@@ -49,8 +48,8 @@ class Limits:
         ):
             if value < least:
                 raise ValueError(f"{name}: {value} is below {least}")
-        if self.max_draft > MAX_NODES:
-            raise ValueError(f"speculation_length: {self.max_draft} is above {MAX_NODES}, the most of a round")
+        if self.max_draft > MAX_DRAFTED:
+            raise ValueError(f"speculation_length: {self.max_draft} is above {MAX_DRAFTED}, the most of a round")
         if self.max_draft >= self.max_length:
             raise ValueError(
                 f"speculation_length: {self.max_draft} does not fit a sequence length of {self.max_length}"
@@ -77,7 +76,8 @@ class VerifyRow:
     """Feeds the last committed token at `position` and `draft` after it; the request's rule decides what is committed.
 
     `distributions`: what each draft token was drawn from, for the rejection rule; empty if each had probability 1.
-    `processor` changes the logits that tokens are drawn from. `adapter`: as for PrefillRow.
+    `processor` changes the logits that tokens are drawn from. `adapter`: as for PrefillRow. `copied`: the draft is a
+    copy from the text; no runner reads it.
     """
 
     slot: int
@@ -88,6 +88,7 @@ class VerifyRow:
     distributions: tuple[SparseDistribution, ...] = ()
     processor: Processor | None = None
     adapter: int = 0
+    copied: bool = False
 
     @property
     def plain(self) -> bool:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tandem.speculation.drafters import Drafter
-from tandem.speculation.lookahead import DraftPlan, RunMeasurements
+from tandem.speculation.estimate import Estimate
+from tandem.speculation.lookahead import DraftPlan
 from tandem.speculation.run_on import MAX_UNREAD, RunMessage
 from tandem.speculation.types import Proposer, SpeculationStats
 
@@ -26,7 +27,7 @@ class ChoosesLookahead(Protocol):
     """How far to draft; see LookaheadPolicy."""
 
     @property
-    def measured(self) -> RunMeasurements:
+    def estimate(self) -> Estimate:
         """Where times of drafting are recorded."""
 
     @property
@@ -149,7 +150,7 @@ class DraftingAhead:
         starts, began = self._starts, self.clock()
         draft = await self.drafter.propose(self._path, min(missing, self.chunk))
         if self.measures:
-            self.reach.measured.times.drafted(len(draft.token_ids), self.clock() - began)
+            self.reach.estimate.drafted(len(draft.token_ids), self.clock() - began)
         self.stats.spent(draft)
         self.drafted += len(draft.token_ids)
         if starts != self._starts:

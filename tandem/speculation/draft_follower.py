@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tandem.speculation.ahead import DraftingAhead
-from tandem.speculation.drafters import Drafter, teach
-from tandem.speculation.lookahead import DraftPlan, RunMeasurements
+from tandem.speculation.drafters import Drafter
+from tandem.speculation.estimate import Estimate
+from tandem.speculation.lookahead import DraftPlan
 from tandem.speculation.run_on import RunMessage
 from tandem.speculation.types import Proposer, SpeculationStats
 
@@ -22,7 +23,7 @@ class AskedReach:
     """The reach that the target's side chose, which measures too."""
 
     plan: DraftPlan
-    measured: RunMeasurements = field(default_factory=RunMeasurements)
+    estimate: Estimate = field(default_factory=Estimate)
 
     def observe(self, hit: bool) -> None:
         """The target's side records it."""
@@ -66,7 +67,6 @@ class Follower:
         self._arrivals += 1
         self._ahead.arrived(token_ids)
         self._ahead.was_used(token_ids)
-        teach(self._drafter, self._ahead.known)
         if self._arrivals - self._answered > _MOST_UNANSWERED:
             known = self._ahead.known
             self._drew(RunMessage(len(known), known[-1], (), 0, 0))

@@ -32,13 +32,6 @@ class BonusDrafter(Drafter, Protocol):
         """Returns one token or none, drawn with the same noise as the target's own draw, whatever the rule."""
 
 
-def teach(drafter: object, tokens: Sequence[int]) -> None:
-    """Tells a drafter that has a method `learn(tokens)` that all of `tokens`, prompt included, is now committed."""
-    learn = getattr(drafter, "learn", None)  # isinstance of a protocol takes longer than learning does
-    if learn:
-        learn(tokens)
-
-
 class NgramDrafter:
     """Prompt lookup (Saxena 2023): proposes what followed the longest earlier occurrence of the last tokens.
 
@@ -70,18 +63,9 @@ class NgramDrafter:
         again = len(tokens) - start  # a copy that reaches the end goes on with itself
         return size, tuple([tokens[start + i % again] for i in range(k)]) if size else ()
 
-    def has(self, tokens: Sequence[int]) -> bool:
-        """Returns whether the indexed tokens begin with `tokens`."""
-        return self._known(tokens) == len(tokens)
-
     def _known(self, tokens: Sequence[int]) -> int:
         known = min(len(self._indexed), len(tokens))
         return known if self._only_grows else common(self._indexed, tokens)
-
-    def match_at(self, tokens: Sequence[int], at: int, k: int) -> tuple[int, tuple[int, ...]]:
-        """Like `match`, for tokens[:at], where more than `at` of `tokens` are indexed already."""
-        size, start = next(((len(gram), stood) for gram, stood in self._entries[at] if stood is not None), (0, 0))
-        return size, tuple([tokens[start + i % (at - start)] for i in range(k)]) if size else ()
 
     async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
         return await self.propose(tokens, 1)

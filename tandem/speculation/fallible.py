@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from tandem.speculation.drafters import BonusDrafter, Drafter, teach
+from tandem.speculation.drafters import BonusDrafter, Drafter
 from tandem.speculation.retry import Backoff
 from tandem.speculation.types import Draft, SpeculationStats
 
@@ -136,9 +136,6 @@ class FallibleDrafter(Generic[Wrapped]):
     def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Coroutine[Any, Any, Draft]:
         call = partial(self._drafter.propose, k=k, model_k=model_k) if k else _nothing
         return self._draft(tokens, call, counts=True)
-
-    def learn(self, tokens: Sequence[int]) -> None:
-        teach(self._drafter, tokens)
 
     async def close(self) -> None:
         if self._trial:

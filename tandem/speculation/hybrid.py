@@ -1,4 +1,4 @@
-"""Combines prompt lookup and a draft model: each round uses whichever is expected to have more tokens accepted."""
+"""Combines prompt lookup and a draft model: the model drafts where there is no copy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class HybridDrafter:
     """Asks the lookup first, since a copy needs no draft step, and the model where the lookup proposes nothing."""
 
     def __init__(self, lookup: PolicedLookup, model: BonusDrafter) -> None:
-        self._lookup, self._model, self.learn = lookup, model, lookup.learn
+        self._lookup, self._model = lookup, model
 
     async def open(self, prompt: Sequence[int]) -> None:
         await self._lookup.open(prompt)
@@ -21,11 +21,7 @@ class HybridDrafter:
 
     async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
         copied = self._lookup.copy(tokens, k)
-        if copied.token_ids:
-            return copied
-        draft = await self._model.propose(tokens, k, model_k)
-        self._lookup.modelled(tokens, draft.token_ids)
-        return draft
+        return copied if copied.token_ids else await self._model.propose(tokens, k, model_k)
 
     async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
         copied = self._lookup.copy(tokens, 1)

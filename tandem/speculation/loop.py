@@ -10,7 +10,7 @@ from typing import Protocol
 
 from tandem.speculation.cleanup import finish
 from tandem.speculation.drafters import Drafter
-from tandem.speculation.length import LengthPolicy
+from tandem.speculation.length import LengthPlan, LengthPolicy
 from tandem.speculation.stopping import Stopping
 from tandem.speculation.types import (
     Chunk,
@@ -44,14 +44,14 @@ class Verifier(Protocol):
 
 
 class Rounds(Protocol):
-    """Rounds of draft and verification, wherever the two models run."""
+    """Rounds of draft and verification, wherever the two models run. Implementations inherit what they don't need."""
 
-    @property
-    def drafter(self) -> object:
-        """What drafts, if anything does. If it has a method `learn`, that is told of all tokens committed.
+    lengths: LengthPolicy | None = None
+    """Chooses the draft lengths, where the rounds do not leave that to their caller."""
 
-        Rounds that have a method `plan` are told by it the lengths of the rounds after the one that has begun.
-        """
+    def plan(self, length: LengthPlan) -> None:
+        """Sets the lengths of the rounds after the one that has begun."""
+        return
 
     async def open(self, prompt: Sequence[int]) -> None:
         """Prepares for a request whose prompt is `prompt`."""
@@ -64,7 +64,7 @@ class Rounds(Protocol):
 
 
 @dataclass(slots=True)
-class DraftThenVerify:
+class DraftThenVerify(Rounds):
     """Runs a drafter and a verifier in turn. Without a drafter it decodes plainly."""
 
     verifier: Verifier
@@ -79,12 +79,6 @@ class DraftThenVerify:
         draft = await self.drafter.propose(tokens, k, model_k) if self.drafter and k else Draft()
         verdict = await self.verifier.verify(tokens, draft.token_ids, draft.distributions)
         return draft, verdict
-
-    async def resume(self, prompt: Sequence[int]) -> None:
-        """Goes on with a session and a drafter that are open (see verification_mode.py)."""
-
-    async def suspend(self, tokens: Sequence[int]) -> None:
-        """Has nothing in flight between rounds."""
 
     async def close(self) -> None:
         try:
@@ -108,8 +102,7 @@ async def speculate(
     generation. What rounds of this process commit that have run already goes together (see TOGETHER). `stats` is
     updated as rounds end. `rounds` is closed in any case.
     """
-    tokens, learn = list(prompt), getattr(rounds.drafter, "learn", lambda tokens: None)  # once for all rounds
-    plan = getattr(rounds, "plan", lambda length: None)
+    tokens = list(prompt)
     under_way: _Round | None = None
     held, since = Chunk(), -1.0  # the first tokens are not held
     try:
@@ -131,11 +124,10 @@ async def speculate(
                 under_way = _Round(rounds, tokens, min(length.k, left - 1), length.model_k, ended)
                 for _ in range(2):  # so that it is submitted before the bookkeeping of the round before
                     await asyncio.sleep(0)
-            learn(tokens)
             lengths.observe(done.k, draft, verdict, ended - done.started)
             if left:
                 length = lengths.choose(left)
-                plan(length)
+                rounds.plan(length)
             stats.spent(draft)
             stats.observe(draft.token_ids, verdict, draft.proposed_by)
             held, since = held + stopping.push(verdict.token_ids, verdict.margins, verdict.logprobs), since or now

@@ -16,6 +16,7 @@ from typing import Protocol
 from tandem.speculation.ahead import DraftingAhead
 from tandem.speculation.drafters import Drafter
 from tandem.speculation.lookahead import LookaheadPolicy
+from tandem.speculation.loop import Rounds
 from tandem.speculation.pipeline import ATTEMPTS, OutOfStep, RoundsLost
 from tandem.speculation.run_on import RunMessage
 from tandem.speculation.types import Draft, Proposer, SpeculationStats, Verdict
@@ -74,7 +75,7 @@ DraftsElsewhere = Callable[[DraftingAhead, int], Awaitable[None]]
 
 
 @dataclass(slots=True)
-class NeverWaitingRounds:
+class NeverWaitingRounds(Rounds):
     """Rounds of a drafter and a verifier that never waits.
 
     The verifier goes no further than `most_total` tokens, prompt included, or `most_new` tokens without it. A call of
@@ -139,18 +140,10 @@ class NeverWaitingRounds:
             self._ahead.was_used(found.verdict.token_ids)
             return draft, found.verdict
 
-    async def resume(self, prompt: Sequence[int]) -> None:
-        """Goes on with a session and a drafter that are open (see verification_mode.py)."""
-        self._drafter_open = self.elsewhere is None
-        if self.elsewhere:
-            await self.drafter.close()
-        self._begin_request(prompt)
-
     async def suspend(self, tokens: Sequence[int]) -> None:
-        """Ends the run, so that the session holds `tokens` and the drafter is open."""
+        """Ends the run, so that the session holds `tokens`."""
         await self._leave()
         await self.verifier.resume(tokens, OutOfStep("the run was ended"))
-        await self._open_drafter()
 
     async def close(self) -> None:
         try:
@@ -188,9 +181,9 @@ class NeverWaitingRounds:
             return
         if isinstance(step, RunStep):
             self._verified += 0 if step.copied else step.drafted
-            self.reach.stepped(step.drafted, step.verdict, step.copied)
+            self.reach.stepped(step.drafted, step.verdict)
             beside_target = step.verdict.queue_seconds + step.verdict.compute_seconds
-            self.reach.measured.times.verified(beside_target, step.rtt)
+            self.reach.estimate.verified(beside_target, step.rtt)
             ahead.arrived(step.verdict.token_ids)
         self._steps.put_nowait(step)
 

@@ -12,11 +12,12 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tandem.speculation.depth import Depth
 from tandem.speculation.drafters import BonusDrafter
+from tandem.speculation.loop import Rounds
 from tandem.speculation.types import Draft, SpeculationStats, Verdict
 
 MAX_IN_FLIGHT = 8
@@ -75,7 +76,7 @@ class _Flight:
 
 
 @dataclass(slots=True)
-class PipelinedRounds:
+class PipelinedRounds(Rounds):
     """Rounds of a drafter and a remote verifier, with several in flight as `depth` chooses.
 
     Nothing is drafted beyond `most_total` tokens, prompt included, or `most_new` tokens without it.
@@ -100,18 +101,7 @@ class PipelinedRounds:
     async def open(self, prompt: Sequence[int]) -> None:
         await self.verifier.open(prompt)
         await self.drafter.open(prompt)
-        await self.resume(prompt)
-
-    async def resume(self, prompt: Sequence[int]) -> None:
-        """Goes on with a session and a drafter that are open (see verification_mode.py)."""
         self._end = self.most_total if self.most_new is None else min(self.most_total, len(prompt) + self.most_new)
-
-    async def suspend(self, tokens: Sequence[int]) -> None:
-        """Drops the rounds in flight, so that the session holds `tokens`."""
-        lost = bool(self._flights)
-        await self._drop_in_flight()
-        if lost:
-            await self.verifier.resume(tokens, OutOfStep("the rounds in flight were dropped"))
 
     async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
         """Returns the verdict on the round that extends `tokens`: one in flight already, or a new one of `k` drafts."""
@@ -128,12 +118,9 @@ class PipelinedRounds:
             else:
                 if answer.verdict is not None:
                     flight = self._flights.popleft()
-                    decided = replace(flight, draft=_decided(flight.draft, answer.verdict))
-                    undecided = len(flight.draft.token_ids) - len(decided.draft.token_ids)
-                    self.stats.stale_drafts += undecided
-                    if not self._follows(tokens, decided, answer.verdict, answer.network_seconds) or undecided:
+                    if not self._follows(tokens, flight, answer.verdict, answer.network_seconds):
                         await self._drop_in_flight()
-                    return decided.draft, answer.verdict
+                    return flight.draft, answer.verdict
                 held = answer.committed_length
                 error = OutOfStep(f"round at {len(tokens)} is stale: the verifier holds {held} tokens")
                 stale += 1
@@ -195,7 +182,7 @@ class PipelinedRounds:
             draft = await self.drafter.draft_bonus(path)
         else:
             draft = await self.drafter.propose(path, min(self._k, self._end - len(path) - 1), self._model_k)
-        self.depth.times.drafted(len(draft.token_ids), self.clock() - began)
+        self.depth.estimate.drafted(len(draft.token_ids), self.clock() - began)
         return draft
 
     def _send(self, draft: Draft, ahead: bool) -> None:
@@ -215,12 +202,9 @@ class PipelinedRounds:
         self._answered = now
         self.stats.network_seconds += min(network_seconds, max(0.0, waited))
         self.stats.guessed_rounds += flight.ahead
-        self.depth.times.verified(beside_target, network_seconds)
+        self.depth.estimate.verified(beside_target, network_seconds)
         committed = [*tokens, *verdict.token_ids]
         matches = self._path[: len(committed)] == committed
-        self.depth.observe(
-            len(flight.draft.token_ids), verdict.accepted, matches if len(self._path) >= len(committed) else None
-        )
         self._no_bonus = False
         return matches or not (self._flights or self._ahead)
 
@@ -234,12 +218,3 @@ class PipelinedRounds:
             self.stats.stale(flight.draft, flight.ahead)
             flight.answer.cancel()
         self._flights.clear()
-
-
-def _decided(draft: Draft, verdict: Verdict) -> Draft:
-    """Returns the part of a draft that a verdict decides: one that is replayed may be a step of a run that was left."""
-    n = verdict.accepted
-    if n >= len(draft.token_ids) or verdict.token_ids[n] != draft.token_ids[n]:
-        return draft
-    kept: dict[str, Any] = {name: getattr(draft, name)[:n] for name in ("token_ids", "proposed_by", "distributions")}
-    return replace(draft, **kept)

@@ -52,11 +52,7 @@ class PredictionDrafter(NgramDrafter):
     def match(self, tokens: Sequence[int], k: int) -> tuple[int, tuple[int, ...]]:
         """Returns how many of the last tokens agree (0: none), and the `k` predicted tokens after them."""
         self.note(tokens)
-        return self.match_at(tokens, len(tokens), k)
-
-    def match_at(self, tokens: Sequence[int], at: int, k: int) -> tuple[int, tuple[int, ...]]:
-        """Like `match`, for tokens[:at], where more than `at` of `tokens` are noted already."""
-        place = self._places[max(0, at - self._start)]
+        place = self._places[-1]
         copied = self._predicted[place.at : place.at + k] if place.size else ()
         return place.size if copied else 0, copied
 

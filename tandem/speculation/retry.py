@@ -11,6 +11,8 @@ from dataclasses import dataclass
 FIRST_SECONDS, LONGEST_SECONDS = 1.0, 30.0
 FULL_SECONDS = 0.2
 """The wait before a full server is asked again that does not say when."""
+MOST_PATIENT = 64
+"""How many times as long as the first wait for a server a later one may be."""
 MIN_WAIT = 0.3
 """Shortest wait before giving up on a server, however near the deadline: a health check needs a round trip."""
 
@@ -59,7 +61,7 @@ class RetryBudget:
         self._since: float | None = None
         self._end = 0.0  # of the request, early enough to report the error
         self._waited = 0.0
-        self.attempts = 0
+        self.attempts = self.failures = 0  # since the last progress, and of the whole request
 
     def progress(self) -> None:
         """Resets the budget: the next failure is a new one."""
@@ -98,6 +100,7 @@ class RetryBudget:
             return None
         self._waited += pause
         self.attempts += 1
+        self.failures += 1
         return pause
 
     @property
@@ -114,18 +117,16 @@ class RetryBudget:
         """Limits a call's timeout to the request's deadline."""
         return seconds if self._deadline is None else max(0.001, min(seconds, self._deadline - self._clock()))
 
-    def before_another(self, seconds: float, share: float, usual: float = 0.0) -> float:
-        """Returns how long to wait for one server before trying another.
+    def before_another(self, seconds: float, share: float) -> float:
+        """Returns how long to wait for a server before trying another: at most `share` of the time until the deadline.
 
-        This is `seconds`, doubled after each failed attempt (so that one of several slow servers gets enough time),
-        and at most `share` of the time until the deadline. An operation that normally takes `usual` seconds gets at
-        least that, up to three tenths of the time left.
+        `seconds` doubles with each failure of the request, up to MOST_PATIENT times, so that slow servers are not left
+        for one another over and over.
         """
-        wait = doubled(seconds, math.inf, self.attempts)
+        wait = doubled(seconds, MOST_PATIENT * seconds, self.failures)
         if self._deadline is None:
-            return max(wait, usual)
-        left = self._deadline - self._clock()
-        return max(MIN_WAIT, min(wait, share * left), min(usual, 0.3 * left))
+            return wait
+        return max(MIN_WAIT, min(wait, share * (self._deadline - self._clock())))
 
 
 class Backoff:

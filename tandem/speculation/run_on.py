@@ -8,16 +8,15 @@ committed, a copy from the text is verified if it gains more than it costs: it n
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from tandem.speculation.draft_store import MAX_NODES, DraftStore
 from tandem.speculation.lookup_policy import PolicedLookup
+from tandem.speculation.types import MAX_DRAFTED
 
 MAX_UNREAD = 256
 """Tokens that a run may be ahead of those that its client has acknowledged."""
-FED = 16
+DRAFTING = 16
 """Steps without a draft from the client after which it is taken to rest."""
 
 
@@ -37,10 +36,10 @@ class RunMessage:
     most_copies: int = 0
 
 
-class RunOn:
+class SelfPacedRun:
     """The run of one session. It ends at one of the tokens `stops`. `lookup`: for copies, opened with `tokens`.
 
-    A device thread may go on with it by itself (`after`); its caller then hears of those steps later, in order.
+    Messages come on the event loop; `follow` and `next_draft` may be called on the device's thread.
     """
 
     def __init__(
@@ -48,88 +47,71 @@ class RunOn:
         tokens: Sequence[int],
         stops: Collection[int] = (),
         max_unread: int = MAX_UNREAD,
-        most_nodes: int = MAX_NODES,
         lookup: PolicedLookup | None = None,
     ) -> None:
         self._stops, self._max_unread, self._lookup = frozenset(stops), max_unread, lookup
-        self._store = DraftStore(tokens, most_nodes)
+        self.tokens = list(tokens)  # committed
+        self._draft: tuple[int, ...] = ()  # continues them
         self._acknowledged = len(tokens)
         self._until = self._most = self._most_copies = 0
         self._lock = threading.Lock()
-        self._decided = deque[tuple[tuple[int, ...], bool]]()  # drafts of steps that the device began; whether copies
-        self._unheard = 0  # steps that it has followed and the caller has not
-        self._unfed = 0  # steps since the client's last draft
+        self._undrafted = 0  # steps since the client's last draft
         self.messages = 0
-        self.misfits = 0
-        """Messages whose drafts extend other tokens than the committed ones."""
         self.stopped = False
         self.copied = False
         """Whether the newest draft is a copy from the text."""
 
-    @property
-    def length(self) -> int:
-        """Committed tokens, prompt included."""
-        return len(self._store.committed)
-
-    def hear(self, message: RunMessage) -> None:
-        """Takes a message: stores its drafts and moves the limits."""
+    def receive(self, message: RunMessage) -> None:
+        """Stores a message's drafts and moves the limits."""
         self.messages += 1
         with self._lock:
             self._until, self._most, self._most_copies = message.run_until, message.most_drafts, message.most_copies
             if message.token_ids and message.most_drafts:
-                self._unfed = 0
-            if self._store.add(message.base_length, message.last_token, message.token_ids):
-                self._acknowledged = max(self._acknowledged, message.base_length)
-            else:
-                self.misfits += 1
+                self._undrafted = 0
+            base = message.base_length
+            if 1 <= base <= len(self.tokens) and self.tokens[base - 1] == message.last_token:
+                self._acknowledged = max(self._acknowledged, base)
+                self._keep(tuple(self.tokens[base:]), message.token_ids)
+
+    def _keep(self, late: tuple[int, ...], draft: tuple[int, ...]) -> None:
+        """Keeps a new draft unless `late`, committed meanwhile, contradicts it, or the last one begins with it."""
+        ahead = draft[len(late) :][:MAX_DRAFTED]
+        if draft[: len(late)] == late and self._draft[: len(ahead)] != ahead:
+            self._draft = ahead
 
     def next_draft(self) -> tuple[int, ...] | None:
         """Returns the draft that the next step verifies, empty for a plain step, or None while the run must pause."""
         with self._lock:
-            draft, self.copied = self._decided.popleft() if self._decided else self._decide()
+            room = min(self._until, self._acknowledged + self._max_unread) - len(self.tokens)
+            if self.stopped or room < 1:
+                return None
+            draft, most = self._draft[: min(self._most, room - 1)], min(self._most_copies, room - 1)
+        self._undrafted += 1
+        self.copied = False
+        if not draft and self._lookup and most > 0:
+            draft = self._lookup.copy_alone(self.tokens, most)
+            self.copied = bool(draft)
         return draft
 
-    def after(self, token_ids: Sequence[int]) -> tuple[int, ...] | None:
-        """Follows a step on the device thread, and returns the next one's draft, which `next_draft` will return too."""
+    @property
+    def client_is_drafting(self) -> bool:
+        """Whether the client has drafted lately, so that each step is reported to it at once."""
+        return self._undrafted <= DRAFTING
+
+    def follow(self, token_ids: Sequence[int]) -> None:
+        """Takes the tokens that a step committed."""
         with self._lock:
-            self._advance(token_ids)
-            self._unheard += 1
-            draft, copied = self._decide()
-            if draft is not None:
-                self._decided.append((draft, copied))
-            return draft
+            committed, self._draft = self._draft[: len(token_ids)], self._draft[len(token_ids) :]
+            if committed != tuple(token_ids):
+                self._draft = ()
+            self.tokens += token_ids
+        self.note_stops(token_ids)
 
-    def _decide(self) -> tuple[tuple[int, ...] | None, bool]:
-        room = min(self._until, self._acknowledged + self._max_unread) - self.length
-        if self.stopped or room < 1:
-            return None, False
-        draft, most = self._store.best(min(self._most, room - 1)), min(self._most_copies, room - 1)
-        self._unfed += 1
-        if draft or not self._lookup or most < 1:
-            return draft, False
-        draft = self._lookup.copy_alone(self._store.committed, most)
-        return draft, bool(draft)
+    def stepped(self, drafted: int, seconds: float, rows: int) -> None:
+        """Records a step of `rows` rows, which verified `drafted` draft tokens of this one; 0 seconds: not known."""
+        if self._lookup and self._most_copies and seconds > 0:
+            self._lookup.stepped(drafted, seconds, rows)
 
-    def fed(self) -> bool:
-        """Returns whether the client has drafted lately, so that each step is reported to it at once."""
-        return self._unfed <= FED
-
-    def commit(self, token_ids: Sequence[int], drafted: int = 0, seconds: float = 0.0, rows: int = 1) -> None:
-        """Follows a step of `rows` rows, which verified `drafted` draft tokens in so many seconds; 0: not known."""
-        with self._lock:
-            if self._unheard:
-                self._unheard -= 1
-            else:
-                self._advance(token_ids)
-            if self._lookup and self._most_copies:
-                if seconds > 0:
-                    self._lookup.stepped(drafted, seconds, rows)
-                self._lookup.learn(self._store.committed)
-
-    def _advance(self, token_ids: Sequence[int]) -> None:
-        self._store.advance(token_ids)
-        self.heed(token_ids)
-
-    def heed(self, token_ids: Sequence[int]) -> None:
-        """Ends the run if one of these committed tokens is a stop: of a step, or of the one before that is replayed."""
+    def note_stops(self, token_ids: Sequence[int]) -> None:
+        """Ends the run if a stop is among these tokens, of a step or of a reply that is replayed."""
         self.stopped = self.stopped or not self._stops.isdisjoint(token_ids)

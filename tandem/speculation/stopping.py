@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -48,10 +48,6 @@ class Stopping:
     emitted: int = 0
     reason: FinishReason | None = None
     _held: str = field(default="")
-    _search: StopSearch | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._search = StopSearch(self.rules.stop_strings) if self.rules.stop_strings else None
 
     @property
     def remaining(self) -> int:
@@ -85,99 +81,33 @@ class Stopping:
             return self._finish(FinishReason.END_OF_SEQUENCE)
         if token in self.rules.stop_token_ids:
             return self._finish(FinishReason.STOP_TOKEN)
-        text = self.text.push(token)
-        self._held += text
-        cut = self._search.first_in(text) if self._search else None
+        self._held += self.text.push(token)
+        cut = self._stop_in_held()
         if cut is not None:
             self.reason = FinishReason.STOP_STRING
-            return self._held[: len(self._held) - cut]
+            return self._held[:cut]
         if self.emitted == self.rules.max_new_tokens:
             return self._finish(FinishReason.LENGTH)
-        cut = len(self._held) - (
-            self._search.begun if self._search else 0
-        )  # the rest may be the beginning of a stop string
-        text, self._held = self._held[:cut], self._held[cut:]
+        free = len(self._held) - self._begun()
+        text, self._held = self._held[:free], self._held[free:]
         return text
 
     def _finish(self, reason: FinishReason) -> str:
         """Ends the generation and returns the rest of the text, up to a stop string if it completes one."""
         self.reason = reason
-        text = self.text.flush()
-        rest, cut = self._held + text, self._search.first_in(text) if self._search else None
-        return rest if cut is None else rest[: len(rest) - cut]
+        self._held += self.text.flush()
+        return self._held[: self._stop_in_held()]
 
+    def _stop_in_held(self) -> int | None:
+        """Returns where the first stop string begins in the text held back; None if there is none."""
+        return min((at for each in self.rules.stop_strings if (at := self._held.find(each)) >= 0), default=None)
 
-class StopSearch:
-    """Finds stop strings in text as it arrives, with the Knuth-Morris-Pratt search for each string.
+    def _begun(self) -> int:
+        """Returns the length of the longest end of the text held back that may become a stop string.
 
-    `steps` counts comparisons: at most two for each character of the text and each string that it may belong to,
-    however long the strings are, and two for each character of the strings.
-    """
-
-    def __init__(self, strings: Iterable[str]) -> None:
-        self._idle: dict[str, list[_Match]] = {}  # strings of which nothing is matched, by first character
-        self._begun: list[_Match] = []
-        self.steps = 0
-        for string in dict.fromkeys(strings):
-            self._idle.setdefault(string[0], []).append(_Match(string))
-
-    @property
-    def begun(self) -> int:
-        """The length of the longest suffix of the text so far that is the beginning of a stop string."""
-        return max((match.length for match in self._begun), default=0)
-
-    def first_in(self, text: str) -> int | None:
-        """Returns how far before the end of `text` the earliest stop string that it completes begins, or None."""
-        found = None
-        for after, character in zip(range(len(text) - 1, -1, -1), text, strict=True):
-            if not self._begun and character not in self._idle:
-                continue
-            starting = self._idle.pop(character, [])
-            begun, self._begun = [*self._begun, *starting], []
-            for match in begun:
-                self.steps += match.feed(character)
-                if match.length == len(match.string):
-                    start = after + match.length
-                    found = start if found is None else max(found, start)
-                    match.length = 0  # only its first occurrence counts
-                elif match.length:
-                    self._begun.append(match)
-                else:
-                    self._idle.setdefault(match.string[0], []).append(match)
-        return found
-
-
-@dataclass(slots=True)
-class _Match:
-    """The length of the prefix of a string that the text so far ends with.
-
-    `_falls[n]`: the length of the longest proper prefix that is also a suffix of the first n + 1 characters, computed
-    as far as needed.
-    """
-
-    string: str
-    length: int = 0
-    _falls: list[int] = field(default_factory=lambda: [0])
-
-    def feed(self, character: str) -> int:
-        """Processes the next character of the text. Returns the number of comparisons."""
-        steps = 1
-        while self.length and self.string[self.length] != character:
-            self.length = self._falls[self.length - 1]
-            steps += 1
-        if self.string[self.length] == character:
-            self.length += 1
-            steps += self._learn()
-        return steps
-
-    def _learn(self) -> int:
-        """Extends `_falls` to the present length. Returns the number of comparisons."""
-        string, n, steps = self.string, self.length - 1, 0
-        while len(self._falls) <= n:
-            at = len(self._falls)
-            fall = self._falls[-1]
-            while fall and string[at] != string[fall]:
-                fall, steps = self._falls[fall - 1], steps + 1
-            self._falls.append(fall + (string[at] == string[fall]))
-            steps += 1
-        return steps
+        All of what was held before had begun one, so that each character is looked at about once for each string.
+        """
+        strings, held = self.rules.stop_strings, self._held
+        if not strings:
+            return 0
+        return next((n for n in range(len(held), 0, -1) if any(each.startswith(held[-n:]) for each in strings)), 0)

@@ -24,6 +24,9 @@ from tandem.speculation.sampling import SamplingParams as SamplingParams
 from tandem.speculation.sampling import Structure as Structure
 from tandem.speculation.sampling import StructureKind as StructureKind
 
+MAX_DRAFTED = 256
+"""The most draft tokens that a message brings and a run holds."""
+
 
 @dataclass(frozen=True, slots=True)
 class SparseDistribution:

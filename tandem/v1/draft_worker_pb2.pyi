@@ -31,9 +31,7 @@ class DraftWorkerGenerateResponse(_message.Message):
     def __init__(self, chunk: _Optional[_Union[_generation_pb2.GenerateChunk, _Mapping]] = ..., completion: _Optional[_Union[_generation_pb2.GenerateCompletion, _Mapping]] = ...) -> None: ...
 
 class ProposeRequest(_message.Message):
-    __slots__ = ("session_id", "known_length", "tokens", "speculation_length", "sampling", "tokenizer_sha256", "rule", "model_speculation_length", "prompt_length", "drafts")
-    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
-    KNOWN_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("tokens", "speculation_length", "sampling", "tokenizer_sha256", "rule", "model_speculation_length", "prompt_length", "drafts", "draft_ahead", "send_first", "send_more", "max_total_tokens")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_LENGTH_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -42,8 +40,10 @@ class ProposeRequest(_message.Message):
     MODEL_SPECULATION_LENGTH_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
-    session_id: str
-    known_length: int
+    DRAFT_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    SEND_FIRST_FIELD_NUMBER: _ClassVar[int]
+    SEND_MORE_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOTAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
     speculation_length: int
     sampling: _generation_pb2.Sampling
@@ -52,11 +52,14 @@ class ProposeRequest(_message.Message):
     model_speculation_length: int
     prompt_length: int
     drafts: _generation_pb2.Drafts
-    def __init__(self, session_id: _Optional[str] = ..., known_length: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., speculation_length: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ..., tokenizer_sha256: _Optional[str] = ..., rule: _Optional[_Union[_generation_pb2.VerificationRule, str]] = ..., model_speculation_length: _Optional[int] = ..., prompt_length: _Optional[int] = ..., drafts: _Optional[_Union[_generation_pb2.Drafts, str]] = ...) -> None: ...
+    draft_ahead: int
+    send_first: int
+    send_more: int
+    max_total_tokens: int
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., speculation_length: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ..., tokenizer_sha256: _Optional[str] = ..., rule: _Optional[_Union[_generation_pb2.VerificationRule, str]] = ..., model_speculation_length: _Optional[int] = ..., prompt_length: _Optional[int] = ..., drafts: _Optional[_Union[_generation_pb2.Drafts, str]] = ..., draft_ahead: _Optional[int] = ..., send_first: _Optional[int] = ..., send_more: _Optional[int] = ..., max_total_tokens: _Optional[int] = ...) -> None: ...
 
 class ProposeResponse(_message.Message):
-    __slots__ = ("unknown", "draft_tokens", "proposed_by", "queue_seconds", "compute_seconds", "server_seconds", "distributions", "step_rows")
-    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("draft_tokens", "proposed_by", "queue_seconds", "compute_seconds", "server_seconds", "distributions", "step_rows", "base_length", "drafted", "messages_read")
     DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROPOSED_BY_FIELD_NUMBER: _ClassVar[int]
     QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -64,7 +67,9 @@ class ProposeResponse(_message.Message):
     SERVER_SECONDS_FIELD_NUMBER: _ClassVar[int]
     DISTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
     STEP_ROWS_FIELD_NUMBER: _ClassVar[int]
-    unknown: bool
+    BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_READ_FIELD_NUMBER: _ClassVar[int]
     draft_tokens: _containers.RepeatedScalarFieldContainer[int]
     proposed_by: _containers.RepeatedScalarFieldContainer[str]
     queue_seconds: float
@@ -72,60 +77,7 @@ class ProposeResponse(_message.Message):
     server_seconds: float
     distributions: _containers.RepeatedCompositeFieldContainer[_generation_pb2.SparseDistribution]
     step_rows: int
-    def __init__(self, unknown: bool = ..., draft_tokens: _Optional[_Iterable[int]] = ..., proposed_by: _Optional[_Iterable[str]] = ..., queue_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., server_seconds: _Optional[float] = ..., distributions: _Optional[_Iterable[_Union[_generation_pb2.SparseDistribution, _Mapping]]] = ..., step_rows: _Optional[int] = ...) -> None: ...
-
-class ProposeStreamRequest(_message.Message):
-    __slots__ = ("session_id", "tokens", "draft_ahead", "send_first", "send_more", "sampling", "tokenizer_sha256", "prompt_length", "max_total_tokens", "drafts")
-    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_AHEAD_FIELD_NUMBER: _ClassVar[int]
-    SEND_FIRST_FIELD_NUMBER: _ClassVar[int]
-    SEND_MORE_FIELD_NUMBER: _ClassVar[int]
-    SAMPLING_FIELD_NUMBER: _ClassVar[int]
-    TOKENIZER_SHA256_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
-    MAX_TOTAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    DRAFTS_FIELD_NUMBER: _ClassVar[int]
-    session_id: str
-    tokens: _containers.RepeatedScalarFieldContainer[int]
-    draft_ahead: int
-    send_first: int
-    send_more: int
-    sampling: _generation_pb2.Sampling
-    tokenizer_sha256: str
-    prompt_length: int
-    max_total_tokens: int
-    drafts: _generation_pb2.Drafts
-    def __init__(self, session_id: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., draft_ahead: _Optional[int] = ..., send_first: _Optional[int] = ..., send_more: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ..., tokenizer_sha256: _Optional[str] = ..., prompt_length: _Optional[int] = ..., max_total_tokens: _Optional[int] = ..., drafts: _Optional[_Union[_generation_pb2.Drafts, str]] = ...) -> None: ...
-
-class ProposeStreamResponse(_message.Message):
-    __slots__ = ("base_length", "draft_tokens", "proposed_by", "drafted", "queue_seconds", "compute_seconds", "messages_read", "server_seconds")
-    BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    PROPOSED_BY_FIELD_NUMBER: _ClassVar[int]
-    DRAFTED_FIELD_NUMBER: _ClassVar[int]
-    QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    MESSAGES_READ_FIELD_NUMBER: _ClassVar[int]
-    SERVER_SECONDS_FIELD_NUMBER: _ClassVar[int]
     base_length: int
-    draft_tokens: _containers.RepeatedScalarFieldContainer[int]
-    proposed_by: _containers.RepeatedScalarFieldContainer[str]
     drafted: int
-    queue_seconds: float
-    compute_seconds: float
     messages_read: int
-    server_seconds: float
-    def __init__(self, base_length: _Optional[int] = ..., draft_tokens: _Optional[_Iterable[int]] = ..., proposed_by: _Optional[_Iterable[str]] = ..., drafted: _Optional[int] = ..., queue_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., messages_read: _Optional[int] = ..., server_seconds: _Optional[float] = ...) -> None: ...
-
-class EndProposalsRequest(_message.Message):
-    __slots__ = ("session_id",)
-    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
-    session_id: str
-    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
-
-class EndProposalsResponse(_message.Message):
-    __slots__ = ("ended",)
-    ENDED_FIELD_NUMBER: _ClassVar[int]
-    ended: bool
-    def __init__(self, ended: bool = ...) -> None: ...
+    def __init__(self, draft_tokens: _Optional[_Iterable[int]] = ..., proposed_by: _Optional[_Iterable[str]] = ..., queue_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., server_seconds: _Optional[float] = ..., distributions: _Optional[_Iterable[_Union[_generation_pb2.SparseDistribution, _Mapping]]] = ..., step_rows: _Optional[int] = ..., base_length: _Optional[int] = ..., drafted: _Optional[int] = ..., messages_read: _Optional[int] = ...) -> None: ...

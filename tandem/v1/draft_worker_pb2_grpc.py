@@ -46,20 +46,10 @@ class DraftWorkerStub(object):
                 request_serializer=tandem_dot_v1_dot_draft__worker__pb2.DraftWorkerGenerateRequest.SerializeToString,
                 response_deserializer=tandem_dot_v1_dot_draft__worker__pb2.DraftWorkerGenerateResponse.FromString,
                 _registered_method=True)
-        self.Propose = channel.unary_unary(
+        self.Propose = channel.stream_stream(
                 '/tandem.v1.DraftWorker/Propose',
                 request_serializer=tandem_dot_v1_dot_draft__worker__pb2.ProposeRequest.SerializeToString,
                 response_deserializer=tandem_dot_v1_dot_draft__worker__pb2.ProposeResponse.FromString,
-                _registered_method=True)
-        self.ProposeStream = channel.stream_stream(
-                '/tandem.v1.DraftWorker/ProposeStream',
-                request_serializer=tandem_dot_v1_dot_draft__worker__pb2.ProposeStreamRequest.SerializeToString,
-                response_deserializer=tandem_dot_v1_dot_draft__worker__pb2.ProposeStreamResponse.FromString,
-                _registered_method=True)
-        self.EndProposals = channel.unary_unary(
-                '/tandem.v1.DraftWorker/EndProposals',
-                request_serializer=tandem_dot_v1_dot_draft__worker__pb2.EndProposalsRequest.SerializeToString,
-                response_deserializer=tandem_dot_v1_dot_draft__worker__pb2.EndProposalsResponse.FromString,
                 _registered_method=True)
 
 
@@ -83,24 +73,13 @@ class DraftWorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Propose(self, request, context):
-        """Proposes draft tokens to a caller that verifies elsewhere. Idempotent: the same tokens give the same proposal.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
+    def Propose(self, request_iterator, context):
+        """Proposes draft tokens to a caller that verifies elsewhere. The stream is the session: the caller sends the tokens
+        that it commits, and the worker keeps them until the stream ends.
 
-    def ProposeStream(self, request_iterator, context):
-        """Proposes draft tokens to a caller that never waits for them. The caller sends the tokens that it commits; from every
-        arrival the worker drafts anew, drops what is overtaken, and sends drafts with the length that they extend. The
-        first message begins a session of proposals, which ends with the stream. Callers verify by agreement.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def EndProposals(self, request, context):
-        """Frees the resources of a session of proposals. Idempotent.
+        Messages with speculation_length are answered in order, one reply each. Messages without it are followed: the worker
+        drafts anew from every arrival, drops overtaken drafts, and sends drafts with the length that they extend, without
+        being waited for. The first message decides which of them all are. Followed callers verify by agreement.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -119,20 +98,10 @@ def add_DraftWorkerServicer_to_server(servicer, server):
                     request_deserializer=tandem_dot_v1_dot_draft__worker__pb2.DraftWorkerGenerateRequest.FromString,
                     response_serializer=tandem_dot_v1_dot_draft__worker__pb2.DraftWorkerGenerateResponse.SerializeToString,
             ),
-            'Propose': grpc.unary_unary_rpc_method_handler(
+            'Propose': grpc.stream_stream_rpc_method_handler(
                     servicer.Propose,
                     request_deserializer=tandem_dot_v1_dot_draft__worker__pb2.ProposeRequest.FromString,
                     response_serializer=tandem_dot_v1_dot_draft__worker__pb2.ProposeResponse.SerializeToString,
-            ),
-            'ProposeStream': grpc.stream_stream_rpc_method_handler(
-                    servicer.ProposeStream,
-                    request_deserializer=tandem_dot_v1_dot_draft__worker__pb2.ProposeStreamRequest.FromString,
-                    response_serializer=tandem_dot_v1_dot_draft__worker__pb2.ProposeStreamResponse.SerializeToString,
-            ),
-            'EndProposals': grpc.unary_unary_rpc_method_handler(
-                    servicer.EndProposals,
-                    request_deserializer=tandem_dot_v1_dot_draft__worker__pb2.EndProposalsRequest.FromString,
-                    response_serializer=tandem_dot_v1_dot_draft__worker__pb2.EndProposalsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -202,34 +171,7 @@ class DraftWorker(object):
             _registered_method=True)
 
     @staticmethod
-    def Propose(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tandem.v1.DraftWorker/Propose',
-            tandem_dot_v1_dot_draft__worker__pb2.ProposeRequest.SerializeToString,
-            tandem_dot_v1_dot_draft__worker__pb2.ProposeResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ProposeStream(request_iterator,
+    def Propose(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -242,36 +184,9 @@ class DraftWorker(object):
         return grpc.experimental.stream_stream(
             request_iterator,
             target,
-            '/tandem.v1.DraftWorker/ProposeStream',
-            tandem_dot_v1_dot_draft__worker__pb2.ProposeStreamRequest.SerializeToString,
-            tandem_dot_v1_dot_draft__worker__pb2.ProposeStreamResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def EndProposals(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tandem.v1.DraftWorker/EndProposals',
-            tandem_dot_v1_dot_draft__worker__pb2.EndProposalsRequest.SerializeToString,
-            tandem_dot_v1_dot_draft__worker__pb2.EndProposalsResponse.FromString,
+            '/tandem.v1.DraftWorker/Propose',
+            tandem_dot_v1_dot_draft__worker__pb2.ProposeRequest.SerializeToString,
+            tandem_dot_v1_dot_draft__worker__pb2.ProposeResponse.FromString,
             options,
             channel_credentials,
             insecure,

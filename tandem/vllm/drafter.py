@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from tandem.clients.background_loop import BackgroundLoop
 from tandem.vllm.counts import Counts, Exporter, serve_metrics
-from tandem.vllm.forms import Forms
+from tandem.vllm.delivery import DraftDelivery
 from tandem.vllm.lookup import copied
 from tandem.vllm.rows import Row, RowTable
-from tandem.vllm.settings import Form, Settings, settings_of
+from tandem.vllm.settings import Settings, settings_of
 from tandem.vllm.target import target_of
-from tandem.vllm.workers import Seen, Worker, Workers
+from tandem.vllm.workers import Worker, Workers
 
 log = logging.getLogger("tandem.vllm")
 
@@ -41,7 +41,6 @@ class RemoteDrafter:
         self.counts = Counts()
         self._table, self._lock = RowTable(), threading.Lock()
         self._ended = time.monotonic()
-        self._asked = False
         parallel = vllm_config.parallel_config
         # Every rank of a tensor-parallel group makes a drafter, and vLLM reads the drafts of the first.
         self._idle_rank = parallel.rank % parallel.tensor_parallel_size != 0
@@ -49,13 +48,12 @@ class RemoteDrafter:
             return
         self._loop = BackgroundLoop("tandem drafts")
         try:
-            self._workers, self._forms = self._loop.run(self._connect())
+            self._workers, self._delivery = self._loop.run(self._connect())
             self._stop_metrics = self._serve_metrics()
         except BaseException:
             self._loop.close(asyncio.sleep(0))
             raise
-        addresses = ", ".join(self.settings.workers)
-        log.info("drafts are asked of %s, in the form %s", addresses, self.settings.form.value)
+        log.info("drafts come from %s, within %g ms", ", ".join(self.settings.workers), self.settings.budget_ms)
 
     def load_model(self, *given: Any, **named: Any) -> None:
         """Does nothing: vLLM's CPU runner calls it on any drafter."""
@@ -85,37 +83,31 @@ class RemoteDrafter:
         """Ends all sessions and the connections."""
         if not self._idle_rank:
             self._stop_metrics()
-            self._forms.end(self._table.clear())
+            self._delivery.end(self._table.clear())
             self._loop.close(self._disconnect())
 
     def _drafts(
         self, sampled: Sequence[Sequence[int]], lengths: Sequence[int], token_ids: NDArray[Any], began: float
     ) -> list[list[int]]:
         places, gone = self._table.follow(sampled, lengths, token_ids)
-        self._forms.end(gone)
+        self._delivery.end(gone)
         rows = [row for row in places if row is not None]
-        self._note(rows, sampled)
-        seen = Seen(began - self._ended if self._asked else 0.0, len(rows), sum(map(len, sampled)))
-        wanting = [row for row in rows if self._room(row) > 0]
-        arrivals = self._forms.begin(wanting, seen)
+        self._count_accepted(rows)
+        arrivals = self._delivery.begin([row for row in rows if self._room(row) > 0])
         waiting = time.monotonic()
         in_time = arrivals.wait(began + self.settings.budget_ms / 1000 - waiting)
         self.counts.add("wait_seconds", amount=time.monotonic() - waiting)
         self.counts.add("steps")
         self.counts.add("late_steps", amount=not in_time)
         drafts = [[] if row is None else self._draft(row) for row in places]
-        self._asked, self._ended = bool(wanting), time.monotonic()
+        self._ended = time.monotonic()
         return drafts
 
-    def _note(self, rows: Sequence[Row], sampled: Sequence[Sequence[int]]) -> None:
-        """Counts what became of the drafts of the step before, and gives rows that begin their form."""
-        form = self.settings.form
-        streams = form is Form.NEVER_WAITING or (form is Form.AUTO and self._workers.runs)
+    def _count_accepted(self, rows: Sequence[Row]) -> None:
+        """Counts what became of the drafts of the step before."""
         for row in rows:
-            if not row.told:
-                row.streams = streams
-            elif row.offered:
-                accepted = min(row.offered, len(row.tokens) - row.told - 1)
+            if row.offered:
+                accepted = min(row.offered, len(row.tokens) - row.drafted_at - 1)
                 self.counts.add("accepted_tokens", row.source, accepted)
 
     def _room(self, row: Row) -> int:
@@ -130,7 +122,7 @@ class RemoteDrafter:
         if not drafted and self.settings.lookup and room:
             drafted = copied(row.ids, self.settings.lookup, room)
             row.source = "lookup" if drafted else "none"
-        row.offered = len(drafted)
+        row.offered, row.drafted_at = len(drafted), len(row.tokens)
         self.counts.add("rows", row.source)
         if drafted:
             self.counts.add("draft_tokens", row.source, len(drafted))
@@ -141,15 +133,15 @@ class RemoteDrafter:
             return lambda: None
         return serve_metrics(Exporter(self.counts, self._workers.states), self.settings.metrics_port)
 
-    async def _connect(self) -> tuple[Workers, Forms]:
+    async def _connect(self) -> tuple[Workers, DraftDelivery]:
         workers = Workers([Worker(address, self.target, self.settings) for address in self.settings.workers])
-        forms = Forms(workers, self.target.k, self.settings.budget_ms / 1000, self._loop.soon)
+        delivery = DraftDelivery(workers, self.target.k, self.settings.budget_ms / 1000, self._loop.soon)
         self._looking = asyncio.create_task(self._look(workers), name="look after drafts")
-        return workers, forms
+        return workers, delivery
 
     async def _disconnect(self) -> None:
         self._looking.cancel()
-        await self._forms.close()
+        await self._delivery.close()
         for worker in self._workers.all:
             await worker.close()
 
@@ -160,7 +152,7 @@ class RemoteDrafter:
             if self._lock.acquire(blocking=False):  # otherwise a step is under way, and it is not idle
                 try:
                     if time.monotonic() - self._ended > IDLE_SECONDS:
-                        self._forms.end(self._table.clear())
+                        self._delivery.end(self._table.clear())
                 finally:
                     self._lock.release()
             await asyncio.gather(*(worker.try_again() for worker in workers.all), return_exceptions=True)

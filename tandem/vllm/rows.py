@@ -18,31 +18,28 @@ Ids = NDArray[np.int32]
 
 
 class Held(NamedTuple):
-    """A draft that arrived: what may follow the first `base` tokens. A step verifies at most `width` of it."""
+    """A draft that arrived: what may follow the first `base` tokens."""
 
     base: int = 0
     token_ids: tuple[int, ...] = ()
-    width: int | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """One sequence. `held` is set by the event loop, all else by the engine's thread, but `session` and the
-    task `call`, which asks for a draft, by the loop alone.
+    """One sequence. `held` and `session` are set by the event loop, all else by the engine's thread.
 
-    `told`: how many tokens the session was told. `offered`, `source`: what the last step was given to verify.
+    `sent_length`: how many tokens its session has. `offered`, `source`: what the last step was given to verify, at
+    `drafted_at` tokens.
     """
 
     tokens: list[int] = field(default_factory=list)
     held: Held = field(default_factory=Held)
-    told: int = 0
+    sent_length: int = 0
     offered: int = 0
+    drafted_at: int = 0
     source: str = ""
-    asking: bool = False
-    streams: bool = False
     left: bool = False
     session: Any = None
-    call: Any = None
     _buffer: Ids = field(default_factory=lambda: np.empty(256, np.int32))
     absent: int = 0
 
@@ -62,13 +59,18 @@ class Row:
         self._buffer[known:length] = ids[known:]
         self.tokens += ids[known:].tolist()
 
+    def take_new(self) -> list[int]:
+        """Returns the tokens that the session does not have, once."""
+        new, self.sent_length = self.tokens[self.sent_length :], len(self.tokens)
+        return new
+
     def draft(self, most: int) -> tuple[int, ...]:
-        """Returns what is left of the newest draft, if the tokens since agree with it, however late it came."""
-        base, drafted, width = self.held
+        """Returns at most `most` tokens of what is left of the newest draft, if the tokens since agree with it."""
+        base, drafted = self.held
         since = self.tokens[base:]
         if not base or tuple(since) != drafted[: len(since)]:
             return ()
-        return drafted[len(since) :][: most if width is None else min(most, width)]
+        return drafted[len(since) :][:most]
 
 
 class RowTable:

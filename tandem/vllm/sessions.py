@@ -1,107 +1,80 @@
-"""A row's session at a worker, in either form. All of this runs on the event loop, and nothing raises."""
+"""A row's session at a worker: a stream on which drafts come as the row grows. It runs on the event loop alone."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Protocol
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from tandem.rpc.propose_stream import StreamedDrafts
-from tandem.rpc.remote_drafter import RemoteDrafter
-from tandem.speculation.ahead import DraftingAhead
-from tandem.speculation.drafters import NgramDrafter
-from tandem.speculation.fallible import FallibleDrafter
-from tandem.speculation.lookahead import LookaheadPolicy
-from tandem.speculation.run_on import RunMessage
-from tandem.speculation.types import Draft, Request, SpeculationStats, Verdict
+from tandem.speculation.draft_follower import AskedReach
+from tandem.speculation.lookahead import DraftPlan
+from tandem.speculation.types import Proposer, Request, SpeculationStats
 from tandem.vllm.rows import Held, Row
-from tandem.vllm.workers import Seen, Worker
+from tandem.vllm.workers import Worker
 
-ASKED = Request()
+if TYPE_CHECKING:
+    from tandem.vllm.delivery import Arrivals
+
+GREEDY = Request()
 """Workers draft greedily, whatever the engine samples: its rejection sampler takes drafts as certain, so the likeliest
 token is the best one to propose."""
+AHEAD_LENGTHS = 3
+"""How many lengths of a step's draft are drafted: the first tokens of a draft that comes late will be known."""
 
 
-class Session(Protocol):
-    """What both forms have."""
+class RowSession:
+    """Follows `row`, whose tokens are `known`. Its drafts go to `row.held`; steps verify at most `k` tokens of them."""
 
-    worker: Worker
-    reach: LookaheadPolicy
-
-    def stepped(self, new: Sequence[int], offered: int, seen: Seen) -> None:
-        """Follows a step, which verified `offered` tokens of this session's drafts and made the tokens `new`."""
-
-    async def close(self) -> None:
-        """Frees what the worker holds for the row."""
-
-
-class Asked:
-    """One call of Propose at a time."""
-
-    def __init__(self, worker: Worker) -> None:
-        self.worker, self.stats = worker, SpeculationStats()
-        self.reach = LookaheadPolicy(worker.target.k, worker.measured)
-        drafter = RemoteDrafter(worker, ASKED, worker.target.vocab_size, self.stats, worker.measured.times)
-        self._drafter = FallibleDrafter(drafter, worker.health, stats=self.stats)
-        self.opened = False
+    def __init__(self, worker: Worker, row: Row, known: list[int], k: int, budget_seconds: float) -> None:
+        self.worker, self.known, self.end = worker, known, worker.target.max_length
+        self.reach = AskedReach(DraftPlan(AHEAD_LENGTHS * k, k, k))
+        self.drafted = 0
+        self.heard: Callable[[], None] | None = None
+        self.awaited: Arrivals | None = None
+        self._row, self._budget = row, budget_seconds
+        self._step, self._length, self._stepped_at = 0, 0, 0.0  # of the oldest unanswered step but the first
+        self._drafts = StreamedDrafts(worker, GREEDY, worker.target.vocab_size, SpeculationStats())
+        following = self._drafts.run(self, len(known), self._came)
+        self._task = asyncio.create_task(following, name="follow a row")
         worker.sessions += 1
 
-    def stepped(self, new: Sequence[int], offered: int, seen: Seen) -> None:
-        if seen.seconds > 0:
-            self.worker.stepped(self.reach, offered, _verdict(new, seen), waited=True)
+    @property
+    def following(self) -> bool:
+        """Whether the worker may send drafts now."""
+        return self._drafts.following
 
-    async def propose(self, tokens: Sequence[int], k: int) -> Draft:
-        draft = await self._drafter.propose(tokens, k)
-        self.opened = True
-        return draft
+    def stepped(self, new: Sequence[int], arrivals: Arrivals, step: int) -> None:
+        """Follows a step of the engine."""
+        self.awaited = arrivals
+        self.known += new
+        if self._step and time.monotonic() - self._stepped_at > self._budget:
+            self._answered()
+        if not self._step:
+            self._step, self._length, self._stepped_at = step, len(self.known), time.monotonic()
+        if self.heard:
+            self.heard()
+
+    def adopt(self, base: int, token_ids: Sequence[int], proposed_by: Sequence[Proposer] = ()) -> None:
+        """Holds a draft that extends the first `base` tokens: all that may follow them, as far as it is drafted."""
+        self._row.held = Held(base, tuple(token_ids))
+        if self._step and base >= self._length:
+            self._answered()
+        if base == len(self.known):
+            self._came()
 
     async def close(self) -> None:
         self.worker.sessions -= 1
-        await self._drafter.close()
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
 
+    def _answered(self) -> None:
+        """Reports whether the oldest step got its draft within the budget."""
+        self.worker.answered(time.monotonic() - self._stepped_at <= self._budget, self._step)
+        self._step = 0
 
-class Streamed:
-    """A stream of drafts, which go to `row.held` as they arrive."""
-
-    def __init__(self, worker: Worker, row: Row, known: Sequence[int]) -> None:
-        self.worker, self._row = worker, row
-        self.reach = LookaheadPolicy(worker.target.k, worker.measured)
-        stats = SpeculationStats()
-        self.ahead = DraftingAhead(
-            NgramDrafter(),  # never asked: drafts are made elsewhere
-            self.reach,
-            self._hold,
-            stats,
-            list(known),
-            worker.target.max_length,
-            chunk=1,
-            measures=False,
-            drafts_here=False,
-        )
-        streamed = StreamedDrafts(worker, ASKED, worker.target.vocab_size, stats)
-        self._tasks = [
-            asyncio.create_task(self.ahead.run(), name="hold drafts"),
-            asyncio.create_task(streamed.run(self.ahead, len(known)), name="stream drafts"),
-        ]
-        worker.sessions += 1
-
-    def _hold(self, message: RunMessage) -> None:
-        self._row.held = Held(message.base_length, message.token_ids, message.most_drafts)
-
-    def stepped(self, new: Sequence[int], offered: int, seen: Seen) -> None:
-        if seen.seconds > 0:
-            self.worker.stepped(self.reach, offered, _verdict(new, seen), waited=False)
-        self.ahead.arrived(new)
-        self.ahead.was_used(new)
-
-    async def close(self) -> None:
-        self.worker.sessions -= 1
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-def _verdict(new: Sequence[int], seen: Seen) -> Verdict:
-    return Verdict(
-        tuple(new), len(new) - 1, compute_seconds=seen.seconds, rows=seen.rows, step_tokens=max(seen.tokens, len(new))
-    )
+    def _came(self) -> None:
+        """The step need not wait for this row any longer: its draft is there, or none comes."""
+        if self.awaited:
+            self.awaited.came(self._row)

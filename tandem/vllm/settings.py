@@ -1,13 +1,10 @@
-"""Reads the drafter's settings from environment variables or a JSON file, since vLLM passes it none of ours."""
+"""Reads the drafter's settings from environment variables, since vLLM passes it none of ours."""
 
 from __future__ import annotations
 
-import enum
-import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 from tandem.rpc.credentials import Credentials
@@ -15,8 +12,6 @@ from tandem.rpc.endpoint_pool import parse_addresses
 from tandem.speculation.errors import InvalidField
 
 PREFIX = "TANDEM_DRAFT_"
-FILE = f"{PREFIX}CONFIG"
-"""The variable that names the file."""
 _CREDENTIALS = {
     "tls_ca": "ca",
     "tls_client_cert": "cert",
@@ -29,26 +24,17 @@ _CREDENTIALS = {
 _TRUE, _FALSE = ("1", "true", "yes"), ("", "0", "false", "no")
 
 
-class Form(enum.Enum):
-    """How drafts come to a step: it waits for them, within its budget, or takes what has arrived."""
-
-    AUTO = "auto"
-    WAITING = "waiting"
-    NEVER_WAITING = "never_waiting"
-
-
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything that can be set. Raises InvalidField, which names the field as the file does.
+    """Everything that can be set. Raises InvalidField, which names the field.
 
-    `workers`: host:port of each. `budget_ms`: the most that a step may take longer for its drafts. `answer_seconds`: a
-    worker that is silent for so long has failed. `lookup`: the shortest repetition, in tokens, that is copied where no
-    draft has arrived; 0: none is. `metrics_port`: where Prometheus reads the counters; None: nowhere.
-    `tokenizer_sha256`: what workers must state of theirs; None: found from the model's files, or not compared.
+    `workers`: host:port of each. `budget_ms`: the most that a step may wait for its drafts; 0: it takes what has
+    arrived. `answer_seconds`: a worker silent for so long has failed. `lookup`: the shortest repetition, in tokens,
+    that is copied where no draft has arrived; 0: none is. `metrics_port`: where Prometheus reads the counters; None:
+    nowhere. `tokenizer_sha256`: what workers must state of theirs; None: found from the model's files, or not compared.
     """
 
     workers: tuple[str, ...]
-    form: Form = Form.AUTO
     budget_ms: float = 30.0
     answer_seconds: float = 2.0
     lookup: int = 3
@@ -72,80 +58,47 @@ class Settings:
 
 
 def settings_of(environment: Mapping[str, str]) -> Settings:
-    """Returns the settings of the file that FILE names, if any, with the variables over them. Raises InvalidField."""
-    given: dict[str, Any] = _of_file(environment[FILE]) if environment.get(FILE) else {}
-    given |= {
-        name.removeprefix(PREFIX).lower(): value
-        for name, value in environment.items()
-        if name.startswith(PREFIX) and name != FILE
-    }
+    """Returns the settings in the variables that begin with PREFIX. Raises InvalidField."""
+    given = {name.removeprefix(PREFIX).lower(): value for name, value in environment.items() if name.startswith(PREFIX)}
     known = {each.name for each in fields(Settings)} - {"credentials"} | set(_CREDENTIALS)
     if unknown := sorted(set(given) - known):
         raise InvalidField(unknown[0], f"there is no such setting; there are {', '.join(sorted(known))}")
-    credentials = {_CREDENTIALS[name]: given.pop(name) for name in list(given) if name in _CREDENTIALS}
+    credentials: dict[str, Any] = {_CREDENTIALS[name]: given.pop(name) for name in list(given) if name in _CREDENTIALS}
     if "insecure" in credentials:
         credentials["insecure"] = _switch("insecure", credentials["insecure"])
     read = {name: _READ[name](name, value) for name, value in given.items()}
     return Settings(**{"workers": (), **read}, credentials=Credentials(**credentials))
 
 
-def _of_file(file: str) -> dict[str, Any]:
+def _number(name: str, value: str) -> float:
     try:
-        found = json.loads(Path(file).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InvalidField("config", f"{file}: {getattr(error, 'strerror', None) or 'not JSON'}") from None
-    if not isinstance(found, dict):
-        raise InvalidField("config", f"{file}: it is not a JSON object")
-    return found
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        if isinstance(value, bool):
-            raise ValueError
         return float(value)
-    except (TypeError, ValueError):
+    except ValueError:
         raise InvalidField(name, f"{value!r} is not a number") from None
 
 
-def _whole(name: str, value: Any) -> int:
+def _whole(name: str, value: str) -> int:
     number = _number(name, value)
     if not number.is_integer():
         raise InvalidField(name, f"{value!r} is not a whole number")
     return int(number)
 
 
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise InvalidField(name, f"{value!r} is not a text")
-    return value
-
-
-def _switch(name: str, value: Any) -> bool:
-    text = str(value).lower()
-    if text not in (*_TRUE, *_FALSE):
+def _switch(name: str, value: str) -> bool:
+    if value.lower() not in (*_TRUE, *_FALSE):
         raise InvalidField(name, f"{value!r} is neither true nor false")
-    return text in _TRUE
+    return value.lower() in _TRUE
 
 
-def _addresses(name: str, value: Any) -> tuple[str, ...]:
-    each = value if isinstance(value, list) else _text(name, value).split(",")
-    return tuple(_text(name, one).strip() for one in each if one)
+def _addresses(name: str, value: str) -> tuple[str, ...]:
+    return tuple(one.strip() for one in value.split(",") if one)
 
 
-def _form(name: str, value: Any) -> Form:
-    forms = [form.value for form in Form]
-    if value not in forms:
-        raise InvalidField(name, f"{value!r} is none of {', '.join(forms)}")
-    return Form(value)
-
-
-_READ: Mapping[str, Any] = {
+_READ: Mapping[str, Callable[[str, str], Any]] = {
     "workers": _addresses,
-    "form": _form,
     "budget_ms": _number,
     "answer_seconds": _number,
     "lookup": _whole,
     "metrics_port": _whole,
-    "tokenizer_sha256": _text,
+    "tokenizer_sha256": lambda name, value: value,
 }

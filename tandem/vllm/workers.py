@@ -10,9 +10,7 @@ from tandem.rpc.channel import DRAFT
 from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
 from tandem.rpc.remote_drafter import DraftClient, TokenizerMismatch
-from tandem.speculation.lookahead import LookaheadPolicy, RunMeasurements
-from tandem.speculation.types import ModelInfo, Verdict
-from tandem.speculation.verification_mode import expectation
+from tandem.speculation.types import ModelInfo
 from tandem.vllm.settings import Settings
 
 log = logging.getLogger("tandem.vllm")
@@ -21,8 +19,6 @@ PADDING = 512
 """Vocabularies whose sizes differ by less may be one that was padded: 151,936 beside 152,064."""
 PATIENCE = 3
 """Steps whose budget a worker may miss in a row before steps no longer wait for it."""
-_CHOSEN_ANEW = 16
-"""Rows' steps after which the form is chosen again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,26 +31,14 @@ class Target:
     tokenizer_sha256: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """A step of the engine: its seconds, if they are known, its rows, and the tokens of all of them."""
-
-    seconds: float
-    rows: int
-    tokens: int
-
-
 class Worker(DraftClient):
-    """One DraftWorker. All but `patient` and `runs` belongs to the event loop."""
+    """One DraftWorker. All but `patient` belongs to the event loop."""
 
     def __init__(self, address: str, target: Target, settings: Settings) -> None:
         super().__init__(address, target.tokenizer_sha256, settings.answer_seconds, settings.credentials)
-        self.target, self.measured = target, RunMeasurements()
-        self.sessions = 0
-        self.runs = False
-        """Whether an engine that never waits is expected to be faster."""
+        self.target, self.sessions = target, 0
         self._sized: ModelInfo | None = None
-        self._late_steps, self._last_late, self._recorded = 0, -1, 0
+        self._late_steps, self._last_late = 0, -1
 
     async def info(self, timeout: float, wait: bool = True) -> ModelInfo:
         """As DraftClient.info, but where the target's tokenizer is not known, the sizes of vocabularies decide.
@@ -83,24 +67,11 @@ class Worker(DraftClient):
         return self.health.up and self._late_steps < PATIENCE
 
     def answered(self, in_time: bool, step: int) -> None:
-        """Records whether a call of a step was answered within its budget; what is late in one step counts once."""
+        """Records whether a draft came within the budget of its step; what is late in one step counts once."""
         if in_time:
             self._late_steps = 0
         elif step != self._last_late:
             self._late_steps, self._last_late = self._late_steps + 1, step
-
-    def stepped(self, reach: LookaheadPolicy, drafted: int, verdict: Verdict, waited: bool) -> None:
-        """Records a row's part of a step, and now and then chooses the form."""
-        if waited:
-            reach.waited(drafted, verdict, measures=True)
-            self.measured.stepped(drafted + 1, verdict)
-        else:
-            self.measured.times.verified(verdict.compute_seconds, None)
-            reach.stepped(drafted, verdict)
-        self._recorded += 1
-        if self._recorded % _CHOSEN_ANEW == 0 and self.target.k:
-            expected = expectation(self.measured, reach.acceptance, self.target.k, most_in_flight=1)
-            self.runs = not self.patient or (expected is not None and expected.gain > 1)
 
     async def try_again(self) -> None:
         """Finds out whether a worker that has failed is back, if a trial is due."""
@@ -121,12 +92,6 @@ class Workers:
 
     def __init__(self, workers: Sequence[Worker]) -> None:
         self.all = tuple(workers)
-
-    @property
-    def runs(self) -> bool:
-        """Whether rows that begin now are expected to be faster if the engine never waits."""
-        up = [worker for worker in self.all if worker.health.up]
-        return bool(up) and up[0].runs
 
     def for_row(self, own: Worker | None) -> Worker:
         """Returns the worker that drafts for a row whose worker is `own`: that one, or if it is down another one."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 from tandem.comparison.measuring.calibration import SAMPLES, TOKENS, Calibration, Calibrator
+from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.run import Contender
 from tandem.speculation.types import GenerationRequest, SamplingParams
 from tests.comparison.fakes import FakeGenerator, prompt
@@ -40,9 +43,12 @@ def test_the_requests_are_short_and_otherwise_those_of_the_comparison() -> None:
     assert {request.sampling.seed for request in requests} == {5}
 
 
-def test_nothing_is_asked_where_no_prediction_could_be_made() -> None:
-    for names in (["fused", "distributed"], ["autoregressive"]):
-        assert calibrated(names, 3)[1] == []
+def test_plain_decoding_and_drafts_of_known_cost_are_needed_for_a_prediction() -> None:
+    def predicts(*names: str, **more: Any) -> bool:
+        return ComparisonConfig((prompt("a"),), Path("nowhere"), names, **more).predicts
+
+    assert predicts("autoregressive", "fused") and not predicts("autoregressive", "fused", speculation_length=0)
+    assert not predicts("fused", "distributed") and not predicts("autoregressive", "lookup")
 
 
 def test_a_request_that_fails_is_left_out() -> None:

@@ -147,7 +147,7 @@ def test_placed_servers_run_in_turn_and_plain_decoding_last(
     turns = ["lookup", "distributed", "never_waiting", "fused", "remote_draft"]
     turns += ["autoregressive", "autoregressive_width_1"]
     assert asked == [name for name in turns for _ in config.prompts]
-    assert any("measured in turn, each with all of its cores: plain and fused" in one for one in found["remarks"])
+    assert any("measured in turn, each with all its cores: plain and fused" in one for one in found["remarks"])
     assert any("draft one length, 3 tokens a round: auto, the default" in one for one in found["remarks"])
     assert found["config"]["speculation_length"] == 3
     assert gaps_of(found) == [0.5, 0.5]

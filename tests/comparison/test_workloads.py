@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.comparison.measuring.prompts import BUILT_IN
-from tandem.comparison.measuring.workloads import built_in_prompts, given_prompts, read_prompt_file
+from tandem.comparison.measuring.workloads import BUILT_IN, built_in_prompts, given_prompts, read_prompt_file
 
 
 def test_every_workload_has_at_least_four_prompts_with_names_of_their_own() -> None:

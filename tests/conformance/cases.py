@@ -60,7 +60,7 @@ _ROUNDS, _RUN, _UNARY = ("unary", "stream"), ("run",), ("unary",)
 _NOT_OVER = {
     _ROUNDS: "a round is a call or a message of a stream: what a run does has cases of its own",
     _RUN: "what a run does needs a run",
-    _UNARY: "proposals are unary calls: the transport of rounds makes no difference",
+    _UNARY: "proposals have a stream of their own: the transport of rounds makes no difference",
 }
 _ALL, _SESSIONS, _LINKS, _WORKER = ARCHITECTURES, ("distributed",), ("distributed", "draft_worker"), ("draft_worker",)
 
@@ -131,7 +131,6 @@ CASES = (
     _run(runs.bad_run_fields, "G9"),
     Entry(runs.older_target_is_asked_in_rounds, ("G1",), _LINKS, inside=True, transports=_RUN),
     Entry(proposals.same_tokens_same_proposal, ("G2",), _WORKER, transports=_UNARY),
-    Entry(proposals.unknown_tokens_are_asked_for, ("G5",), _WORKER, transports=_UNARY),
     Entry(proposals.bad_proposal_fields, ("G8", "G9"), _WORKER, transports=_UNARY),
 )
 

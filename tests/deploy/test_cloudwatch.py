@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tandem.comparison.measuring.prompts import EKS_SAMPLE
+from tandem.comparison.measuring.workloads import built_in_prompts
 from tests.deploy.manifests import ROOT, flags, pods
 
 SCRIPT = ROOT / "deploy" / "cloudwatch.py"
@@ -61,7 +61,7 @@ def test_requests_are_statistics_by_variant_and_test_case(tmp_path: Path) -> Non
 
 
 def test_a_prompt_of_a_load_has_the_name_of_the_prompt_that_it_was_cut_from(tmp_path: Path) -> None:
-    names = [name for name, _ in EKS_SAMPLE]
+    names = [prompt.name.partition("/")[2] for prompt in built_in_prompts(["eks_sample"])]
     rows = [row(f"eks_sample/{name}", "fused", 0.1) for name in names]
     rows += [row(f"load/{number}", "fused", float(number), "concurrency 1") for number in range(6)]
     found = by_name(asked(tmp_path, rows, "--condition", "concurrency 1"))
@@ -91,7 +91,10 @@ def test_the_samples_load_is_64_tokens_in_and_512_out_of_its_three_prompts() -> 
     spec = pods("overlays/sample-load")["comparison"]["spec"]
     (compare,) = spec["initContainers"]
     given = flags(compare)
-    assert (given["workloads"], given["prompts-per-workload"]) == ("eks_sample", str(len(EKS_SAMPLE)))
+    assert (given["workloads"], given["prompts-per-workload"]) == (
+        "eks_sample",
+        str(len(built_in_prompts(["eks_sample"]))),
+    )
     assert (given["mean-input-tokens"], given["mean-output-tokens"], given["concurrency"]) == ("64", "512", "1")
     assert given["stddev-input-tokens"] == given["stddev-output-tokens"] == "0"
     assert {"/artifacts"} <= {each["mountPath"] for each in compare["volumeMounts"]}, "where the tokenizer is"

@@ -13,11 +13,13 @@ import grpc
 import pytest
 
 from tandem.rpc.channel import DRAFT, TARGET
-from tandem.workshops.ray_serve import ingress
-from tandem.workshops.ray_serve.application import RayConfig, application, main
-from tandem.workshops.ray_serve.ingress import STATUS_DETAILS, RoutedContext
-from tandem.workshops.ray_serve.replica import ReplicaContext
+from tandem.workshops.ray_serve import calls
+from tandem.workshops.ray_serve.application import main
+from tandem.workshops.ray_serve.application import run as deploy
+from tandem.workshops.ray_serve.calls import RoutedContext
 from tests.support import REPOSITORY, run
+
+AUTHORIZED = ("authorization", "Bearer x")
 
 
 class Refused(Exception):
@@ -29,7 +31,6 @@ class Context:
 
     def __init__(self, code: grpc.StatusCode, trailing: tuple[tuple[str, bytes], ...] = ()) -> None:
         self._code, self._trailing = code, trailing
-        self.seconds_left: float | None = None
         self.address = "ipv4:127.0.0.1:5"
 
     def peer(self) -> str:
@@ -44,30 +45,18 @@ class Context:
     def set_code(self, code: grpc.StatusCode) -> None:
         self._code = code
 
-    def time_remaining(self) -> float | None:
-        return self.seconds_left
-
     def trailing_metadata(self) -> tuple[tuple[str, bytes], ...]:
         return self._trailing
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        return (("authorization", "Bearer x"),)
-
-
-def test_only_a_failure_of_rays_own_is_unavailable() -> None:
-    ours = Context(grpc.StatusCode.INTERNAL, ((STATUS_DETAILS, b"..."),))
-    rays = Context(grpc.StatusCode.INTERNAL)
-    for context in (ours, rays):
-        RoutedContext(context, TARGET, "").settle()
-    assert (ours.code(), rays.code()) == (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE)
+        return (AUTHORIZED,)
 
 
 def test_a_call_is_routed_by_its_service_and_session() -> None:
     routed = RoutedContext(Context(grpc.StatusCode.OK), TARGET, "s")
-    said = (("authorization", "Bearer x"), ("application", TARGET), ("session_id", "s"))
-    assert routed.invocation_metadata() == said
+    assert routed.invocation_metadata() == (AUTHORIZED, ("application", TARGET), ("session_id", "s"))
     assert RoutedContext(Context(grpc.StatusCode.OK), DRAFT, "").invocation_metadata() == (
-        said[0],
+        AUTHORIZED,
         ("application", DRAFT),
     )
 
@@ -96,10 +85,7 @@ class Server:
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
         make = self.service_handler_factory
-        self.handlers = {kind: make(service_method="/a/b", streaming_type=kind) for kind in Kind}
-
-    def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
-        """Does nothing: `add_generic_rpc_handlers` made the handlers."""
+        self.handlers = {kind: make(service_method="/a.b/c", streaming_type=kind) for kind in Kind}
 
 
 async def said(handler: Any, kind: Kind, peer: str) -> str:
@@ -123,52 +109,27 @@ HERE = ("ipv4:127.0.0.1:5", "ipv6:%5B::1%5D:5", "ipv6:[::1]:5")
 ELSEWHERE = ("ipv4:10.0.0.7:5", "ipv6:%5Bfe80::7%5D:5", "", "unknown")
 
 
-@pytest.mark.parametrize("name", ["target", "fused", "draft_worker", "prefill"])
 @pytest.mark.parametrize("kind", Kind, ids=lambda kind: str(kind.name))
-def test_a_proxy_answers_its_own_host_alone_unless_told_otherwise(name: str, kind: Kind) -> None:
-    for insecure in (False, True):
-        (path,) = (path for path in ingress.servicer_functions(insecure) if path.endswith(name))
-        server = Server()
-        getattr(ingress, path.rpartition(".")[2])(Mock(), server)
-        handler = server.handlers[kind]
-        assert {run(said(handler, kind, peer)) for peer in HERE} == {"answered"}
-        wanted = "answered" if insecure else f"PERMISSION_DENIED: {ingress.OTHER_HOST}"
-        assert {run(said(handler, kind, peer)) for peer in ELSEWHERE} == {wanted}
+def test_a_proxy_answers_its_own_host_alone(kind: Kind) -> None:
+    server = Server()
+    calls.register(Mock(), server)
+    handler = server.handlers[kind]
+    assert {run(said(handler, kind, peer)) for peer in HERE} == {"answered"}
+    assert {run(said(handler, kind, peer)) for peer in ELSEWHERE} == {f"PERMISSION_DENIED: {calls.OTHER_HOST}"}
 
 
-def test_a_replica_knows_how_long_a_call_may_take() -> None:
-    call = Context(grpc.StatusCode.OK)
-    assert ReplicaContext(RoutedContext(call, DRAFT, "")).time_remaining() is None
-    call.seconds_left = 20.0
-    left = ReplicaContext(RoutedContext(call, DRAFT, "")).time_remaining()
-    assert left is not None and 0 < left <= 20
+def test_only_a_failure_of_rays_own_is_unavailable() -> None:
+    server = Server()
+    calls.register(Mock(), server)
+    for trailing, code in (((calls.DETAILS, b"..."),), grpc.StatusCode.INTERNAL), ((), grpc.StatusCode.UNAVAILABLE):
+        context = Context(grpc.StatusCode.INTERNAL, trailing)
+        run(server.handlers[Kind.UNARY_UNARY]("x", context))
+        assert context.code() is code
 
 
-@pytest.mark.parametrize(
-    ("settings", "field"),
-    [
-        ({"neuron_cores": -1}, "neuron_cores: -1"),
-        ({"cpus": -0.5}, "cpus: -0.5"),
-        ({"min_replicas": 3, "max_replicas": 2}, "min_replicas: 3 is outside 1 to max_replicas 2"),
-        ({"busy_slots": 0}, "busy_slots: 0 is outside"),
-    ],
-)
-def test_settings_out_of_range_are_refused_by_name(settings: dict[str, float], field: str) -> None:
-    with pytest.raises(ValueError, match=field):
-        RayConfig(**settings)
-
-
-def test_only_server_roles_can_be_deployed() -> None:
+def test_only_server_roles_can_be_deployed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="role: client is not one of target, fused_target, draft_worker, prefill"):
-        application(RayConfig(), ("--role", "client"))
-
-
-def test_a_deployment_that_cannot_start_says_why_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--min_replicas", "0", "--", "--role", "target"]) == 2
-    assert (
-        capsys.readouterr().err
-        == "tandem.workshops.ray_serve.application: min_replicas: 0 is outside 1 to max_replicas 1\n"
-    )
+        deploy(("--role", "client"))
 
 
 def test_without_ray_there_is_one_line_that_says_what_to_do(
@@ -176,7 +137,7 @@ def test_without_ray_there_is_one_line_that_says_what_to_do(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["--", "--role", "target"]) == 2
-    assert capsys.readouterr().err == "tandem.workshops.ray_serve.application: ray is not installed: make setup\n"
+    assert capsys.readouterr().err == "ray_serve: ray is not installed: make setup\n"
 
 
 def test_the_import_name_proto_stays_that_of_proto_plus() -> None:

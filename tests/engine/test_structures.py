@@ -435,6 +435,7 @@ def test_they_end_with_what_they_are_for() -> None:
     run(test())
 
 
+@pytest.mark.usefixtures("unlimited")
 def test_one_that_is_killed_while_it_compiles_is_tried_again_once(structures: Structures) -> None:
     async def test() -> None:
         await structures.check(WORDS)

@@ -17,7 +17,7 @@ from tandem.runners.toy import ToyTokenizer
 from tandem.speculation.loop import TOGETHER
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, Rule, SpeculationStats
 from tests.daily import daily
-from tests.engine.test_run_ahead import Slow
+from tests.engine.test_stepper import Slow
 from tests.support import GREEDY, HANG, SAMPLED, ForgetfulRunner, oracle, run, toy
 
 PROMPT = list(b"abcabcabc")

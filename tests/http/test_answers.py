@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from tandem.engine.generator import RequestDefaults
-from tandem.services.http.tool_calls import FORMATS, MarkedCalls, RequiredCalls, folded
+from tandem.services.http.tool_calls import FORMATS, RequiredCalls
 from tandem.speculation.types import SamplingParams
 from tests.http.site import CHAT, COMPLETIONS, HELLO, Site, door
 from tests.support import ForgetfulRunner, oracle, run
@@ -132,12 +132,8 @@ def test_log_probabilities_have_each_kinds_own_shape() -> None:
             events = await site.events(CHAT, {"messages": HELLO, "max_tokens": 6, "logprobs": True})
             parts = [one for each in events for one in (each["choices"][0]["logprobs"] or {}).get("content", ())]
             assert [each["logprob"] for each in parts] == lists.token_logprobs
-            ids = await site.completion(
-                max_tokens=3, return_token_ids=True, logprobs=0, return_tokens_as_token_ids=True
-            )
-            assert ids["choices"][0]["prompt_token_ids"] == list(b"hello")
-            spelt = [f"token_id:{token}" for token in ids["choices"][0]["token_ids"]]
-            assert spelt == ids["choices"][0]["logprobs"]["tokens"] and len(spelt) == 3
+            ids = (await site.completion(max_tokens=3, return_token_ids=True))["choices"][0]
+            assert ids["prompt_token_ids"] == list(b"hello") and len(ids["token_ids"]) == 3
 
     run(test())
 
@@ -249,20 +245,15 @@ def test_what_ends_a_line_for_some_clients_ends_none_of_an_event() -> None:
     run(test())
 
 
-def test_usage_tells_cached_and_accepted_tokens_and_vllms_metrics_their_histogram() -> None:
+def test_usage_counts_cached_accepted_and_rejected_tokens() -> None:
     async def test() -> None:
         async with door(drafts=True) as site:
             answer = await site.chat(max_tokens=30, temperature=0)
-            told, usage = answer["metrics"]["speculative_decoding"], answer["usage"]
-            assert sum(told["acceptance_histogram"]) == told["num_spec_steps"]
-            accepted = sum(n * rounds for n, rounds in enumerate(told["acceptance_histogram"]))
-            assert accepted == told["num_accepted_draft_tokens"] > 0
+            usage = answer["usage"]
             details = usage["completion_tokens_details"]
-            assert details["accepted_prediction_tokens"] == accepted
-            assert details["rejected_prediction_tokens"] == told["num_draft_tokens"] - accepted
+            assert details["accepted_prediction_tokens"] > 0 and details["rejected_prediction_tokens"] >= 0
             assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
             assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
-            assert "metrics" not in await site.chat(drafts="none")
             options = {"include_usage": True, "continuous_usage_stats": True}
             events = await site.events(CHAT, {"messages": HELLO, "max_tokens": 30, "stream_options": options})
             assert events[-1]["choices"] == [] and events[-1]["usage"] == usage
@@ -356,18 +347,6 @@ async def told_of(site: Site, **body: Any) -> str:
     """The prompt that a chat becomes."""
     answer = await site.chat(max_tokens=1, return_token_ids=True, **body)
     return bytes(answer["prompt_token_ids"]).decode()
-
-
-@pytest.mark.parametrize("size", [1, 3, 1000])
-def test_calls_between_marks_are_told_from_content_however_the_text_comes(size: int) -> None:
-    text = 'I add.<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>\n<tool_call>[]</tool_call> <b'
-    parser, deltas = MarkedCalls(FORMATS["hermes"], frozenset({"add"})), []
-    for i in range(0, len(text), size):
-        deltas += parser.add(text[i : i + size])
-    message = folded([*deltas, *parser.end(cut=False)])
-    (call,) = message["tool_calls"]
-    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("add", {"a": 1})
-    assert message["content"].replace("\n", "") == "I add.<tool_call>[]</tool_call> <b"
 
 
 def test_a_list_of_calls_is_told_as_each_is_complete() -> None:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gzip
 import json
-import resource
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,13 +14,11 @@ import pytest
 from tandem.runners.toy import ToyConfig
 from tandem.services.http import exchange
 from tandem.services.http.address import HttpAddress
-from tandem.services.security.config import Security
 from tests.http.site import COMPLETIONS, KEY, Site, door
 from tests.support import HANG, run
 
 LONG: dict[str, Any] = {"prompt": "hello", "max_tokens": 400, "ignore_eos": True, "stream": True, "temperature": 0}
 SHORT = {**LONG, "max_tokens": 12, "stream_options": {"include_usage": True}}
-GZIP = {"content-encoding": "gzip"}
 
 
 @contextlib.asynccontextmanager
@@ -117,27 +114,14 @@ def test_a_stream_over_http_1_0_has_no_chunks_and_ends_with_the_connection(heade
     run(test())
 
 
-def test_bodies_packed_by_gzip_are_read_and_no_more_of_them_than_fits() -> None:
+def test_a_body_in_a_coding_is_refused_in_plain_words() -> None:
     async def test() -> None:
-        async with door(security=Security(max_message_bytes=1 << 20)) as site:
-            body = json.dumps({"prompt": "hello", "max_tokens": 4, "temperature": 0}).encode()
-            plain = (await site.post(COMPLETIONS, body)).json()["choices"]
-            for coding in ("gzip", "X-GZIP", "identity"):
-                packed = body if coding == "identity" else gzip.compress(body)
-                answer = await site.post(COMPLETIONS, packed, **{"content-encoding": coding})
-                assert answer.json()["choices"] == plain
-            padded = gzip.compress(body + b" " * ((1 << 20) - len(body)))  # just what fits
-            assert (await site.post(COMPLETIONS, padded, **GZIP)).status_code == 200
-            bomb = gzip.compress(b" " * (200 << 20), 9)
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            assert (await site.refused(COMPLETIONS, bomb, 413, **GZIP))["code"] == "body_too_large"
-            assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 8 << 20
-            whole = gzip.compress(body)
-            for broken in (body, whole[:-1], whole + whole, whole[:-8] + b"x" * 8):
-                assert "gzip" in (await site.refused(COMPLETIONS, broken, **GZIP))["message"]
-            for coding in ("br", "deflate", "gzip, gzip", "zstd"):
-                error = await site.refused(COMPLETIONS, body, 415, **{"content-encoding": coding})
-                assert error["message"] == f"content-encoding: {coding!r} is not served: gzip is, and none"
+        async with door() as site:
+            for coding in ("gzip", "br", "gzip, gzip"):
+                error = await site.refused(COMPLETIONS, gzip.compress(b"{}"), 415, **{"content-encoding": coding})
+                assert error["message"] == f"content-encoding: {coding!r} is not served: send the JSON as it is"
+            body = b'{"prompt": "hello", "max_tokens": 4, "temperature": 0}'
+            assert (await site.post(COMPLETIONS, body, **{"content-encoding": "identity"})).status_code == 200
 
     run(test())
 

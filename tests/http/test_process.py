@@ -19,7 +19,7 @@ import openai
 import pytest
 
 from tandem.services.http.address import HttpAddress
-from tests.http.overload import CUT, DRAIN, HUNG, KILLED, LOST, OVER, Row
+from tests.http.overload import DRAIN, HUNG, LOST, Row
 from tests.services.certificates import Authority, token_file
 from tests.support import HANG, ServerProcess, launch, server_process
 
@@ -114,7 +114,7 @@ def no_answer(client: openai.OpenAI, **body: Any) -> openai.APIError:
 
 def gone(client: openai.OpenAI) -> None:
     """Checks that nobody listens any more."""
-    assert OVER.answer == "connection refused" and isinstance(no_answer(client).__cause__, httpx2.ConnectError)
+    assert isinstance(no_answer(client).__cause__, httpx2.ConnectError)
 
 
 def test_a_server_that_drains_refuses_what_is_new_finishes_what_runs_and_is_gone(slow: ServerProcess) -> None:
@@ -138,10 +138,10 @@ def test_what_the_drain_does_not_wait_for_ends_with_an_error(tmp_path: Path) -> 
         server.process.send_signal(signal.SIGTERM)
         with pytest.raises(openai.APIError) as event:
             list(stream)
-        CUT.broke(event.value)
+        DRAIN.broke(event.value)
         status = plain.exception()
         assert isinstance(status, openai.APIStatusError)
-        CUT.refused(status)
+        DRAIN.refused(status)
         assert server.process.wait(HANG) == 0
         gone(client)
 
@@ -152,7 +152,6 @@ def test_what_the_drain_does_not_wait_for_ends_with_an_error(tmp_path: Path) -> 
 def test_an_end_at_once_breaks_connections_and_no_client_takes_the_rest_for_a_whole(
     numbers: tuple[signal.Signals, ...], slow: ServerProcess
 ) -> None:
-    assert (KILLED.answer, KILLED.stream) == ("connection closed", "breaks off without `[DONE]`")
     with asking(slow) as (client, stream, plain):
         for number in numbers:
             began = time.monotonic()

@@ -28,7 +28,7 @@ ADD = ("add", {"a": 1})
 # As the cards of the models and their tokenizers show them.
 OUTPUTS: list[tuple[str, str, Any]] = [
     ("hermes", 'So:<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>', ("So:", [ADD])),
-    ("hermes", "a <tool_call>x</tool_call> b", ("a <tool_call>x</tool_call> b", [])),
+    ("hermes", "a <tool_call>[]</tool_call> b", ("a <tool_call>[]</tool_call> b", [])),
     ("hermes", '<tool_call>\n{"name": "sub", "arguments": {}}</tool_call>', (None, [])),
     ("llama3", '{"name": "add", "parameters": {"a": 1}}', (None, [ADD])),
     ("llama3", '<|python_tag|>{"name": "add", "parameters": {"a": 1}}; {"name": "add"}', (None, [ADD, ("add", {})])),

@@ -100,7 +100,7 @@ class Servers:
         if name := getattr(message, "session_id", ""):
             closed = self.closed[method.service, name]
             named.session_id = f"{name}.{closed}" if closed else name
-            self.closed[method.service, name] += method.name in ("CloseSession", "EndProposals")
+            self.closed[method.service, name] += method.name == "CloseSession"
         return named
 
     def canary(self) -> None:

@@ -12,7 +12,7 @@ import grpc
 from hypothesis import strategies as st
 
 from tandem.rpc.channel import TARGET, stub
-from tandem.speculation.draft_store import MAX_NODES
+from tandem.speculation.types import MAX_DRAFTED
 from tandem.v1 import generation_pb2
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.reliability.fuzzed import SECONDS, Servers
@@ -45,7 +45,7 @@ def run_messages(draw: Any) -> dict[str, Any]:
     """The fields of one message. `base_length` and `last_token` fit where the truth is known, mostly."""
     base = draw(st.integers(1, LONGEST - 1) | _length)
     last = TEXT[base - 1] if 1 <= base <= len(TEXT) and draw(st.integers(0, 4)) else draw(_any_token)
-    draft = draw(_path(base)) if draw(st.integers(0, 19)) else [1] * draw(st.sampled_from([MAX_NODES, MAX_NODES + 1]))
+    draft = draw(_path(base)) if draw(st.integers(0, 19)) else [1] * (MAX_DRAFTED + draw(st.integers(0, 1)))
     fields: dict[str, Any] = {
         "session_id": "s", "base_length": base, "last_token": last, "draft_tokens": draft,
         "run_until": draw(st.integers(1, LONGEST) | _length), "max_step_drafts": draw(st.integers(0, 6) | _length),

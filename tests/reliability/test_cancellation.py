@@ -140,9 +140,9 @@ async def draft_worker() -> AsyncIterator[Way]:
 async def proposing() -> AsyncIterator[Way]:
     async with (
         worker_site(None, "miss=0.3", 1, lease_seconds=FOR_EVER) as worker,
-        remote_draft(worker.address, toy(slots=1), k=2) as (generator, client),
+        remote_draft(worker.address, toy(slots=1), k=2) as (generator, _),
     ):
-        yield Way(generated(generator.generate), [worker], client.closes)
+        yield Way(generated(generator.generate), [worker])
 
 
 @contextlib.asynccontextmanager
@@ -150,9 +150,9 @@ async def followed() -> AsyncIterator[Way]:
     """A target that never waits for its drafter, which follows it."""
     async with (
         worker_site(None, "miss=0.3", 1, lease_seconds=FOR_EVER) as worker,
-        remote_draft(worker.address, toy(slots=1), k=2, pipeline=Pipeline.NEVER_WAITING) as (generator, client),
+        remote_draft(worker.address, toy(slots=1), k=2, pipeline=Pipeline.NEVER_WAITING) as (generator, _),
     ):
-        yield Way(generated(generator.generate), [worker], client.closes)
+        yield Way(generated(generator.generate), [worker])
 
 
 @contextlib.asynccontextmanager
@@ -183,19 +183,33 @@ async def sessions_methods() -> AsyncIterator[Way]:
 async def proposals_methods() -> AsyncIterator[Way]:
     pb = draft_worker_pb2
     async with worker_site(None, "", 1, lease_seconds=FOR_EVER) as site:
-        proposals, calls = site.proposals, iter(range(1_000_000))
+        proposals = site.proposals
         assert proposals is not None
 
         async def ask() -> tuple[int, ...]:
-            name, tokens = f"s{next(calls)}", list(b"abcab")
+            tokens = list(b"abcab")
+
+            async def messages() -> AsyncIterator[pb.ProposeRequest]:
+                yield pb.ProposeRequest(tokens=tokens, sampling={}, speculation_length=1)
+                while True:
+                    await drafted.wait()
+                    drafted.clear()
+                    if over:
+                        return
+                    yield pb.ProposeRequest(tokens=tokens[-1:], speculation_length=1)
+
+            drafted, over = asyncio.Event(), False
             try:
-                for known in (0, *range(5, 9)):
-                    call = pb.ProposeRequest(session_id=name, known_length=known, tokens=tokens[known:], sampling={})
-                    call.speculation_length = 1
-                    tokens += (await proposals.propose(call)).draft_tokens
-                return tuple(tokens[5:])
+                async with contextlib.aclosing(proposals.stream(messages())) as replies:
+                    async for reply in replies:
+                        tokens += reply.draft_tokens
+                        if len(tokens) == 10:
+                            break
+                        drafted.set()
             finally:
-                await finish(_ignored(proposals.end(pb.EndProposalsRequest(session_id=name))))
+                over = True  # as gRPC ends the messages with the call
+                drafted.set()
+            return tuple(tokens[5:])
 
         yield Way(ask, [site])
 

@@ -303,7 +303,7 @@ async def drafts_walk(pipeline: Pipeline, rule: Rule, lies: Sequence[Change], af
 DRAFTS = [
     (Pipeline.OFF, Rule.AGREEMENT, "Propose"),
     (Pipeline.OFF, Rule.REJECTION, "Propose"),
-    (Pipeline.NEVER_WAITING, Rule.AGREEMENT, "ProposeStream"),
+    (Pipeline.NEVER_WAITING, Rule.AGREEMENT, "Propose"),
 ]
 
 
@@ -314,7 +314,7 @@ DRAFTS = [
 def test_a_draft_worker_that_lies_costs_drafts_and_no_token(
     pipeline: Pipeline, rule: Rule, method: str, share: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lies = [*changes(DRAFT, method), *changes(DRAFT, "EndProposals"), *changes(DRAFT, "GetModelInfo")][::share]
+    lies = [*changes(DRAFT, method), *changes(DRAFT, "GetModelInfo")][::share]
     with quiet(caplog):
         found = run(drafts_walk(pipeline, rule, lies, (0, 2) if share == 1 else (0,)))
     assert found["told"] and found["failures"]  # of a target that never waits, only those that come in time

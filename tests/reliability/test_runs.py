@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tandem.engine.run_ahead import MOST_AHEAD
+from tandem.engine.stepper import MOST_AHEAD
 from tandem.rpc.errors import TandemError
 from tandem.runners.toy import ToyConfig
 from tandem.speculation.depth import Pipeline

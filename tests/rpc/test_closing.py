@@ -14,20 +14,16 @@ import grpc
 import pytest
 
 from tandem.rpc import wire
-from tandem.rpc.channel import DRAFT
 from tandem.rpc.closing import SessionCloses
 from tandem.rpc.errors import TandemError
 from tandem.rpc.verifier_client import Deadlines, VerifierClient
 from tandem.runners.toy import ToyConfig
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import Request
-from tandem.v1 import draft_worker_pb2
 from tandem.v1 import target_verifier_pb2 as pb
-from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
 from tandem.v1.target_verifier_pb2_grpc import add_TargetVerifierServicer_to_server
 from tests.services.test_errors import Refusal, refusal
 from tests.services.test_load import Wordy
-from tests.services.test_proposals import asking
 from tests.services.test_target_verifier import opening
 from tests.support import (
     GREEDY,
@@ -37,13 +33,11 @@ from tests.support import (
     listening,
     oracle,
     raw_stub,
-    remote_draft,
     remote_verifier,
     run,
     target_site,
     toy,
     until,
-    worker_site,
 )
 
 FOR_EVER = 1e6
@@ -82,21 +76,6 @@ def test_a_session_whose_close_fails_is_closed_by_a_later_one(silent: bool) -> N
                 assert site.free == 3, "the first attempt cannot have succeeded"
                 await until(lambda: site.free == 4 and not client.closes)
                 await client.close()
-
-    run(test())
-
-
-def test_proposals_whose_end_fails_are_ended_by_a_later_one() -> None:
-    async def test() -> None:
-        async with worker_site(None, lease_seconds=FOR_EVER) as site:
-            deaf = Deaf(site.worker, "EndProposals", 1)
-            async with (
-                listening(partial(add_DraftWorkerServicer_to_server, deaf)) as address,
-                remote_draft(address) as (generator, client),
-            ):
-                assert (await answer(generator.generate, ids(PROMPT, 5))).token_ids == oracle(PROMPT, GREEDY, 5)
-                await until(lambda: site.free == 4 and not client.closes)
-                assert deaf.calls == 2
 
     run(test())
 
@@ -170,25 +149,19 @@ def test_a_request_that_moved_on_leaves_no_session_at_the_verifier_it_left(pipel
 def test_an_opening_that_its_close_overtook_opens_nothing() -> None:
     """Both were on their way at once: the call that was cancelled, and the close after it."""
 
-    async def test() -> tuple[Refusal, Refusal]:
-        async with (
-            target_site(lease_seconds=FOR_EVER) as site,
-            raw_stub(site.address) as target,
-            worker_site(None, lease_seconds=FOR_EVER) as drafts,
-            raw_stub(drafts.address, DRAFT) as worker,
-        ):
+    async def test() -> Refusal:
+        async with target_site(lease_seconds=FOR_EVER) as site, raw_stub(site.address) as target:
             await target.CloseSession(pb.CloseSessionRequest(session_id="s"))
-            await worker.EndProposals(draft_worker_pb2.EndProposalsRequest(session_id="s"))
-            refused = await refusal(target.OpenSession(opening())), await refusal(worker.Propose(asking(PROMPT)))
-            assert site.free == 4 and drafts.free == 4
+            refused = await refusal(target.OpenSession(opening()))
+            assert site.free == 4
             long = pb.CloseSessionRequest(session_id="s" * 500)
             assert (await refusal(target.CloseSession(long))).code == "INVALID_ARGUMENT"
             assert len(site.verifier.sessions._ended) == 1, "an id that no session can have was remembered"
             return refused
 
-    for refused in run(test()):
-        assert (refused.code, refused.reason) == ("ALREADY_EXISTS", "SESSION_CONFLICT")
-        assert "s was closed" in refused.message
+    refused = run(test())
+    assert (refused.code, refused.reason) == ("ALREADY_EXISTS", "SESSION_CONFLICT")
+    assert "s was closed" in refused.message
 
 
 def test_an_opening_that_waits_for_a_slot_when_its_close_comes_opens_nothing() -> None:

@@ -17,10 +17,9 @@ from tandem.rpc import wire
 from tandem.rpc.errors import LEAST_RETRY_SECONDS, BrokenContract, contract, from_rpc
 from tandem.rpc.wire_checks import MOST_NAME, MOST_ROWS, MOST_TOKENS
 from tandem.rpc.wire_sampling import logprobs_from_wire
-from tandem.rpc.wire_verdicts import VerdictBounds, answer_from_wire, run_step_from_wire
-from tandem.speculation.draft_store import MAX_NODES
+from tandem.rpc.wire_sessions import VerdictBounds, answer_from_wire, run_step_from_wire
 from tandem.speculation.features import FeatureFormat, FeatureSpec
-from tandem.speculation.types import InvalidField, Request, Rule
+from tandem.speculation.types import MAX_DRAFTED, InvalidField, Request, Rule
 from tandem.v1 import draft_worker_pb2 as worker_pb
 from tandem.v1 import generation_pb2 as generation_pb
 from tandem.v1 import target_verifier_pb2 as pb
@@ -215,8 +214,8 @@ INFO = {"vocab_size": 258, "max_sequence_length": 160, "max_speculation_length":
     [
         ("vocab_size", MOST_TOKENS, 1),
         ("max_sequence_length", MOST_TOKENS, 2),
-        ("max_speculation_length", MAX_NODES, 0),
-        ("default_speculation_length", MAX_NODES, 0),
+        ("max_speculation_length", MAX_DRAFTED, 0),
+        ("default_speculation_length", MAX_DRAFTED, 0),
         ("kv_slots", MOST_ROWS, 0),
         ("plain_width", MOST_ROWS, 0),
         ("feature_size", MOST_ROWS, 0),

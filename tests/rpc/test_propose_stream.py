@@ -43,7 +43,7 @@ from tests.support import (
 
 PROMPT = list(b"the prompt")
 SLOW = ToyConfig(step_seconds=0.003)
-Replies = AsyncIterator[pb.ProposeStreamResponse]
+Replies = AsyncIterator[pb.ProposeResponse]
 Fault = Callable[[Replies], Replies]
 
 running = partial(remote_draft, pipeline=Pipeline.NEVER_WAITING)
@@ -61,12 +61,12 @@ def idle(site: Site, slots: int = 4) -> bool:
     return len(site.proposals.sessions) == 0 and site.free == slots
 
 
-def telling(tokens: Sequence[int], ahead: int = 12, **first: Any) -> pb.ProposeStreamRequest:
-    return pb.ProposeStreamRequest(tokens=tokens, draft_ahead=ahead, send_first=4, send_more=4, **first)
+def telling(tokens: Sequence[int], ahead: int = 12, **first: Any) -> pb.ProposeRequest:
+    return pb.ProposeRequest(tokens=tokens, draft_ahead=ahead, send_first=4, send_more=4, **first)
 
 
 def beginning(tokens: Sequence[int] = PROMPT, sampling: SamplingParams = GREEDY, **rest: Any) -> Any:
-    return telling(tokens, session_id="s", sampling=wire.sampling_to_wire(sampling), tokenizer_sha256="toy", **rest)
+    return telling(tokens, sampling=wire.sampling_to_wire(sampling), tokenizer_sha256="toy", **rest)
 
 
 async def answered(call: Any, message: int, length: int) -> list[int]:
@@ -87,7 +87,7 @@ class Faulty:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._site.worker, name)
 
-    async def ProposeStream(self, requests: Any, context: Any) -> Any:
+    async def Propose(self, requests: Any, context: Any) -> Any:
         async with contextlib.aclosing(self._site.proposals.stream(requests)) as replies:
             async for reply in self._fault(replies):
                 yield reply
@@ -106,7 +106,7 @@ async def faulty(site: Site, fault: Fault, kind: type = Faulty) -> AsyncIterator
 def test_the_worker_follows_every_arrival_and_drafts_anew_where_it_was_wrong(sampling: SamplingParams) -> None:
     async def test() -> None:
         async with worker_site(None) as site, raw_stub(site.address, DRAFT) as worker:
-            call = worker.ProposeStream()
+            call = worker.Propose()
             await call.write(beginning(sampling=sampling))
             text = truth(20, sampling)
             assert await answered(call, 1, 12) == text[:12]
@@ -115,8 +115,7 @@ def test_the_worker_follows_every_arrival_and_drafts_anew_where_it_was_wrong(sam
             other = (text[3] + 1) % 256
             await call.write(telling([other], 3))
             assert await answered(call, 3, 3) == truth(3, sampling, [*PROMPT, *text[:3], other])
-            (session,) = site.proposals.sessions
-            assert session.tokens == [*PROMPT, *text[:3], other] and site.free == 3
+            assert len(site.proposals.sessions) == 1 and site.free == 3
             await call.done_writing()
             assert await call.read() is grpc.aio.EOF
             assert idle(site)
@@ -127,21 +126,20 @@ def test_the_worker_follows_every_arrival_and_drafts_anew_where_it_was_wrong(sam
 @pytest.mark.parametrize(
     ("messages", "code", "says"),
     [
-        ([telling(PROMPT, session_id="s")], "INVALID_ARGUMENT", "sampling"),
+        ([telling(PROMPT)], "INVALID_ARGUMENT", "sampling"),
         ([beginning([])], "INVALID_ARGUMENT", "tokens"),
         ([beginning([300])], "INVALID_ARGUMENT", "token id 300"),
         ([beginning([1] * 161)], "OUT_OF_RANGE", "above the sequence length"),
-        ([beginning(), telling([1] * 151)], "OUT_OF_RANGE", "known_length 10 and 151"),
+        ([beginning(), telling([1] * 151)], "OUT_OF_RANGE", "10 known tokens and 151 more"),
         ([beginning(), telling([1], 257)], "INVALID_ARGUMENT", "draft_ahead"),
-        ([beginning(), telling([1], session_id="t")], "INVALID_ARGUMENT", "a stream has one session"),
-        ([telling(PROMPT, session_id="s", sampling={}, tokenizer_sha256="other")], "FAILED_PRECONDITION", "vocabulary"),
+        ([telling(PROMPT, sampling={}, tokenizer_sha256="other")], "FAILED_PRECONDITION", "vocabulary"),
     ],
 )
 def test_an_invalid_message_ends_the_stream_and_leaves_nothing(messages: Sequence[Any], code: str, says: str) -> None:
     async def test() -> None:
         async with worker_site(None) as site, raw_stub(site.address, DRAFT) as worker:
             with pytest.raises(grpc.RpcError) as caught:
-                async for _ in worker.ProposeStream(iter(messages)):
+                async for _ in worker.Propose(iter(messages)):
                     pass
             assert (caught.value.code().name, says in caught.value.details()) == (code, True), caught.value.details()
             await until(lambda: idle(site))
@@ -149,28 +147,20 @@ def test_an_invalid_message_ends_the_stream_and_leaves_nothing(messages: Sequenc
     run(test())
 
 
-@pytest.mark.parametrize("how", ["cancel", "EndProposals", "idle"])
-def test_the_session_ends_with_the_stream_and_the_stream_with_the_session(how: str) -> None:
+@pytest.mark.parametrize("how", ["cancel", "idle"])
+def test_the_session_ends_with_the_stream(how: str) -> None:
     async def test() -> None:
         lease = 1.0 if how == "idle" else HANG
         async with (
             worker_site(None, "step=0.01", lease_seconds=lease) as site,
             raw_stub(site.address, DRAFT) as worker,
         ):
-            call = worker.ProposeStream()
+            call = worker.Propose()
             await call.write(beginning(ahead=100))
             await call.read()
             if how == "cancel":
                 call.cancel()
-            elif how == "EndProposals":
-                assert (await worker.EndProposals(pb.EndProposalsRequest(session_id="s"))).ended
-                await call.write(telling([1]))
             await until(lambda: idle(site))
-            again = worker.ProposeStream()
-            await again.write(beginning())
-            with pytest.raises(grpc.RpcError) as caught:  # its id stays used
-                await again.read()
-            assert caught.value.code().name == "ALREADY_EXISTS"
             assert not [task for task in asyncio.all_tasks() if task.get_name() in ("hear stream", "answer stream")]
 
     run(test())
@@ -187,7 +177,7 @@ def test_nonsense_and_delays_change_no_token(sampling: SamplingParams) -> None:
         async for reply in replies:
             await asyncio.sleep(chance.choice((0, 0, 0.002, 0.03)))
             if chance.random() < 0.3:
-                yield pb.ProposeStreamResponse(
+                yield pb.ProposeResponse(
                     base_length=chance.randrange(1, reply.base_length + 1),
                     draft_tokens=[chance.randrange(258) for _ in range(chance.randrange(40))],
                     drafted=chance.randrange(9),
@@ -257,7 +247,7 @@ def test_a_worker_that_drafts_after_tokens_it_was_never_told_has_failed(
 def test_a_worker_that_never_answers_delays_no_token_and_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
     async def silent(replies: Replies) -> Replies:
         await asyncio.Event().wait()
-        yield pb.ProposeStreamResponse()
+        yield pb.ProposeResponse()
 
     async def test() -> None:
         async with (
@@ -305,26 +295,6 @@ def test_who_makes_no_trial_takes_none_from_others(why: str) -> None:
         trial = health.attempt()
         assert trial is not None and trial.trial
         following.cancel()
-
-    run(test())
-
-
-def test_a_request_that_changes_its_way_holds_one_slot_of_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem.speculation.verification_mode.RECONSIDERED", 7)
-    monkeypatch.setattr("tandem.speculation.verification_mode.ModeChoice.runs", lambda _, now: not now)
-
-    async def test() -> None:
-        async with (
-            worker_site(None, "miss=0.2", slots=1) as site,
-            remote_draft(site.address, toy(SLOW, slots=1), pipeline=Pipeline.AUTO) as (generator, client),
-        ):
-            for sampling in (GREEDY, SAMPLED):
-                got = await answer(generator.generate, long(140, sampling))
-                assert list(got.token_ids) == truth(140, sampling)
-                stats = got.completion.stats
-                assert 7 < stats.run_steps < stats.rounds - 7
-                assert stats.accepted > 20 and stats.undrafted_rounds == 0 and client.health.failures == 0
-                await until(lambda: idle(site, 1))
 
     run(test())
 

@@ -22,8 +22,7 @@ from tandem.rpc.errors import BrokenContract, TandemError
 from tandem.rpc.generation_client import GenerationClient
 from tandem.rpc.remote_drafter import DraftClient, RemoteDrafter
 from tandem.runners.toy import ToyConfig
-from tandem.services.security.identity import ANONYMOUS
-from tandem.services.sessions.table import SessionKey
+from tandem.services.duplex import StreamIdle
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.fallible import DrafterRefused
 from tandem.speculation.types import GenerationRequest, Request, SamplingParams, SpeculationStats
@@ -37,7 +36,6 @@ from tests.support import (
     Site,
     answer,
     distributed,
-    forget,
     ids,
     listening,
     oracle,
@@ -68,7 +66,7 @@ def idle(site: Site) -> bool:
 
 
 class Faulty:
-    """A DraftWorker in front of the site's own; `fault` sees every Propose."""
+    """A DraftWorker in front of the site's own; `fault` sees every stream."""
 
     def __init__(self, site: Site, fault: Fault) -> None:
         self._site, self._fault = site, fault
@@ -76,8 +74,10 @@ class Faulty:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._site.worker, name)
 
-    async def Propose(self, request: Any, context: Any) -> Any:
-        return await self._fault(self._site, request, context)
+    async def Propose(self, requests: Any, context: Any) -> Any:
+        async with contextlib.aclosing(self._fault(self._site, requests, context)) as replies:
+            async for reply in replies:
+                yield reply
 
 
 @contextlib.asynccontextmanager
@@ -111,8 +111,7 @@ def test_a_round_sends_only_what_is_new_and_every_byte_is_counted() -> None:
             await remote.propose(PROMPT * 10, 3)
             assert 0 < stats.bytes_up - opened < 60
             assert stats.bytes_down > 0 and stats.network_seconds > 0
-            (session,) = site.proposals.sessions
-            assert session.tokens == PROMPT * 10
+            assert len(site.proposals.sessions) == 1
             await remote.close()
             await remote.close()
             await until(lambda: idle(site))
@@ -126,31 +125,36 @@ def test_a_round_sends_only_what_is_new_and_every_byte_is_counted() -> None:
     run(test())
 
 
-def test_a_worker_that_forgot_a_session_is_given_all_of_it_once() -> None:
-    unknown: list[bool] = []
+def test_a_stream_that_ended_is_opened_again_with_all_tokens() -> None:
+    streams: list[int] = []
 
-    async def forgetful(site: Site, request: Any, context: Any) -> Any:
-        if request.known_length % 5 == 4:
-            await forget(site.proposals, SessionKey(ANONYMOUS, request.session_id))
-        reply = await site.proposals.propose(request)
-        unknown.append(reply.unknown)
-        return reply
+    async def forgetful(site: Site, requests: Any, context: Any) -> Any:
+        streams.append(0)
+        async with contextlib.aclosing(site.proposals.stream(requests)) as replies:
+            async for reply in replies:
+                yield reply
+                streams[-1] += 1
+                if streams[-1] == 5:
+                    raise StreamIdle("as if its lease had run out")
 
     async def test() -> None:
         async with worker_site(None, "miss=0.3") as site, faulty(site, forgetful) as address:
             async with remote_draft(address) as (generator, client):
                 got = await answer(generator.generate, long(60, SAMPLED))
             assert got.token_ids == truth(60, SAMPLED)
-            assert sum(unknown) > 2
-            assert client.health.undrafted == 0
+            assert len(streams) > 3
+            assert client.health.undrafted == client.health.failures == 0
             await until(lambda: idle(site))
 
     run(test())
 
 
 def test_what_a_worker_knows_by_other_names_or_the_target_does_not_know_is_cut_and_too_much_is_its_failure() -> None:
-    async def odd(site: Site, request: Any, context: Any) -> Any:
-        return pb.ProposeResponse(draft_tokens=[7, 8, 230, 9], proposed_by=["ngram", "medusa"])
+    async def odd(site: Site, requests: Any, context: Any) -> Any:
+        async for _ in requests:
+            yield pb.ProposeResponse(
+                draft_tokens=[7, 8, 230, 9], proposed_by=["ngram", "medusa"], base_length=len(PROMPT)
+            )
 
     async def test() -> None:
         async with (
@@ -158,12 +162,13 @@ def test_what_a_worker_knows_by_other_names_or_the_target_does_not_know_is_cut_a
             faulty(site, odd) as address,
             drafter(address, vocab_size=200) as (remote, _),
         ):
-            await remote.open(PROMPT)
             draft = await remote.propose(PROMPT, 4)
             assert draft.token_ids == (7, 8)
             assert [who.value for who in draft.proposed_by] == ["ngram", "model"]
             with pytest.raises(BrokenContract, match="draft_tokens: 4 where at most 1 were asked for"):
                 await remote.propose(PROMPT, 1)
+            with pytest.raises(BrokenContract, match="base_length: 10 is outside 11 to 11"):
+                await remote.propose([*PROMPT, 1], 4)
 
     run(test())
 
@@ -199,8 +204,9 @@ def test_a_worker_of_smaller_limits_is_asked_within_them() -> None:
 def test_a_refusal_of_one_request_is_told_from_a_worker_at_fault(
     status: grpc.StatusCode, kind: type[Exception]
 ) -> None:
-    async def refuse(site: Site, request: Any, context: Any) -> Any:
+    async def refuse(site: Site, requests: Any, context: Any) -> Any:
         await context.abort(status, "no")
+        yield
 
     async def test() -> None:
         async with worker_site(None) as site, faulty(site, refuse) as address, drafter(address) as (remote, _):
@@ -217,8 +223,9 @@ def test_a_refusal_of_one_request_is_told_from_a_worker_at_fault(
 def test_a_worker_that_hangs_costs_a_share_of_a_requests_deadline(seconds: float, blamed: bool) -> None:
     """However long it may take otherwise. Little time is no reason to tell others that it failed."""
 
-    async def hang(site: Site, request: Any, context: Any) -> Any:
+    async def hang(site: Site, requests: Any, context: Any) -> Any:
         await asyncio.Event().wait()
+        yield
 
     async def test() -> None:
         async with (
@@ -237,12 +244,14 @@ def test_a_worker_that_hangs_costs_a_share_of_a_requests_deadline(seconds: float
 def test_a_worker_that_hangs_costs_one_deadline_and_delays_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
     seconds, calls = 1.0, 0
 
-    async def hang(site: Site, request: Any, context: Any) -> Any:
+    async def hang(site: Site, requests: Any, context: Any) -> Any:
         nonlocal calls
-        calls += 1
-        if calls > 4:
-            await asyncio.sleep(10 * HANG)
-        return await site.proposals.propose(request)
+        async with contextlib.aclosing(site.proposals.stream(requests)) as replies:
+            async for reply in replies:
+                calls += 1
+                if calls > 4:
+                    await asyncio.sleep(10 * HANG)
+                yield reply
 
     async def test() -> None:
         runner = toy(ToyConfig(step_seconds=0.002))

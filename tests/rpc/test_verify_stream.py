@@ -17,7 +17,6 @@ import pytest
 from grpc._cython import cygrpc
 
 import tandem.clients.distributed
-from tandem.rpc.answer_times import AnswerTimes
 from tandem.rpc.errors import TandemError
 from tandem.rpc.liveness import Health, watch
 from tandem.rpc.verifier_client import Deadlines, VerifierClient
@@ -364,8 +363,8 @@ def test_an_answer_that_comes_after_its_round_was_given_up_is_not_taken() -> Non
         )
         session: Any = SimpleNamespace(
             metadata=(),
-            watching=lambda endpoint, what, quiet: partial(watch, what, silent, quiet, lambda: 0.002),
-            client=SimpleNamespace(times=AnswerTimes(), deadlines=Deadlines()),
+            watching=lambda endpoint, what, quiet: partial(watch, what, silent, quiet, lambda: 0.002, lambda: 1.0),
+            client=SimpleNamespace(deadlines=Deadlines()),
             endpoint=endpoint,
             retry_budget=RetryBudget(Persistence()),
         )
@@ -416,7 +415,7 @@ def a_stream(replies: Callable[[], AsyncGenerator[pb.VerifyResponse, None]]) -> 
         cancel = Mock(side_effect=lambda: stream._reading.cancel())
 
     endpoint = SimpleNamespace(name="the target", stub=SimpleNamespace(VerifyStream=lambda metadata: Call()))
-    client = SimpleNamespace(times=AnswerTimes(), deadlines=Deadlines(verify=HANG))
+    client = SimpleNamespace(deadlines=Deadlines(verify=HANG))
     session: Any = SimpleNamespace(
         metadata=(),
         watching=Mock(return_value=None),

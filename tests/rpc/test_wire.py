@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from tandem.rpc import wire
 from tandem.rpc.wire_checks import MOST_ROWS, MOST_TOKENS
-from tandem.rpc.wire_verdicts import VerdictBounds, answer_from_wire
+from tandem.rpc.wire_sessions import VerdictBounds, answer_from_wire
 from tandem.speculation.chat import ChatMessage, ToolCall
-from tandem.speculation.draft_store import MAX_NODES
 from tandem.speculation.model_info import Rehearsal
 from tandem.speculation.request import Drafts
 from tandem.speculation.types import (
+    MAX_DRAFTED,
     SAMPLING_FIELDS,
     Chunk,
     FinishReason,
@@ -135,13 +135,13 @@ infos = st.builds(
     tokenizer_sha256=names,
     vocab_size=st.integers(2**20, MOST_TOKENS),
     max_sequence_length=st.integers(2, MOST_TOKENS),
-    max_speculation_length=st.integers(0, MAX_NODES),
+    max_speculation_length=st.integers(0, MAX_DRAFTED),
     kv_slots=st.integers(0, MOST_ROWS),
     dtype=names,
     device=names,
     backend=names,
     draft_name=names,
-    default_speculation_length=st.integers(0, MAX_NODES),
+    default_speculation_length=st.integers(0, MAX_DRAFTED),
     adaptive_speculation_length=st.booleans(),
     plain_width=st.integers(0, MOST_ROWS),
     bit_exact=st.booleans(),
@@ -199,9 +199,9 @@ def test_what_drafts_crosses_the_wire_and_auto_is_left_out(drafts: Drafts) -> No
     message = through_bytes(wire.generation_to_wire(GenerationRequest(text="x", drafts=drafts)))
     assert wire.generation_from_wire(message).drafts is drafts
     assert any(field.name == "drafts" for field, _ in message.ListFields()) == (drafts is not Drafts.AUTO)
-    for first in (worker_pb.ProposeRequest(), worker_pb.ProposeStreamRequest()):
-        wire.proposing_to_wire(Request(drafts=drafts), first)
-        assert wire.proposing_from_wire(through_bytes(first)).drafts is drafts
+    first = worker_pb.ProposeRequest()
+    wire.proposing_to_wire(Request(drafts=drafts), first)
+    assert wire.proposing_from_wire(through_bytes(first)).drafts is drafts
 
 
 def test_zero_is_not_absent() -> None:

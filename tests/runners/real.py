@@ -22,8 +22,8 @@ from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.protocol import PrefillRow, Runner, VerifyRow
 from tandem.speculation.draws import draw
 from tandem.speculation.types import SamplingParams
-from tandem_train.first_layers import write_first_layers
 from tests.rows import verify_row
+from tests.runners.first_layers import write_first_layers
 
 DTYPES = ("bfloat16", "float32")
 COMPILE = ("native", "off")

@@ -14,10 +14,11 @@ import torch
 from transformers import LlamaForCausalLM
 
 from tandem.checkpoints.locate import find
-from tandem.checkpoints.trusted_cache import seal
+from tandem.checkpoints.trusted_cache import made_once
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.protocol import PrefillRow
 from tandem.runners.startup import Startup
+from tandem.runners.torch import artifacts
 from tandem.runners.torch.artifacts import KEPT, PackageCompiler, package_folder
 from tandem.runners.torch.graphs import GraphRefused
 from tests.rows import verify_row
@@ -62,18 +63,28 @@ def test_a_second_process_compiles_nothing_and_says_the_same(tmp_path: Path, mon
     assert second["tokens"] == first["tokens"]
 
 
-def test_a_damaged_package_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "verify-1x4.pt2"
-    path.write_bytes(b"nothing of the kind")
-    path.with_suffix(".json").write_text('{"compile_seconds": 1.0}')
-    packages = PackageCompiler(tmp_path)
-    assert packages.load(path) is None, "nothing says that it was written whole"
-    seal(path.with_suffix(".sealed"), [path, path.with_suffix(".json")])
-    assert packages.load(path) is None, "a package that its reader refuses"
-    path.write_bytes(b"nothing of the king")
-    assert packages.load(path) is None
-    assert sum("compil" in message for message in caplog.messages) == 2 and packages.statistics.loaded == 0
-    assert "its hash differs" in caplog.text
+def test_a_package_that_its_reader_refuses_is_compiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def compile(step: Any, arguments: Any, folder: Path) -> float:
+        (folder / "graph.pt2").write_text(contents.pop())
+        (folder / "seconds").write_text("1.0")
+        return 1.0
+
+    def load(folder: Path) -> Any:
+        if (text := (folder / "graph.pt2").read_text()) == "of other software":
+            raise RuntimeError("no such operator")
+        return text
+
+    contents = ["again", "of other software"]
+    monkeypatch.setattr(artifacts, "_compile", compile)
+    made_once(tmp_path, "verify", "compiling", lambda folder: compile(None, None, folder) and None)
+    monkeypatch.setattr(artifacts, "_loaded", load)
+    for _ in range(2):
+        packages = PackageCompiler(tmp_path)
+        assert packages.graph("verify", torch.nn.Identity(), ()) == "again"
+    assert not contents and "unusable and is compiled again: no such operator" in caplog.text
+    assert (packages.statistics.compiled, packages.statistics.loaded) == (0, 1)
 
 
 def test_sealed_packages_make_nothing(tmp_path: Path) -> None:

@@ -19,9 +19,10 @@ from tandem.runners.batch_invariance import check_batch_invariance
 from tandem.runners.protocol import VerifyRow
 from tandem.speculation.drafters import NgramDrafter
 from tandem.speculation.draws import draw
+from tandem.speculation.estimate import Estimate
 from tandem.speculation.hybrid import HybridDrafter
 from tandem.speculation.length import FixedLength
-from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
+from tandem.speculation.lookup_policy import PolicedLookup
 from tandem.speculation.loop import DraftThenVerify, Rounds, speculate
 from tandem.speculation.stopping import Stopping, StopRules
 from tandem.speculation.types import Request, SamplingParams, SpeculationStats
@@ -155,13 +156,13 @@ def test_every_architecture_emits_the_tokens_of_plain_decoding_alone_and_batched
             lambda: DraftThenVerify(LocalVerifier(engine, request), ModelDrafter(drafting, request, 49152)),
             lambda: DraftThenVerify(
                 LocalVerifier(engine, request),
-                HybridDrafter(PolicedLookup(LookupPolicy()), ModelDrafter(drafting, request, 49152)),
+                HybridDrafter(PolicedLookup(Estimate()), ModelDrafter(drafting, request, 49152)),
             ),
         ]
         pair = FusedPair(engine, drafting)
         fused = [
             lambda: FusedRounds(pair, request),
-            lambda: FusedRounds(pair, request, lookup=PolicedLookup(LookupPolicy())),
+            lambda: FusedRounds(pair, request, lookup=PolicedLookup(Estimate())),
         ]
         outputs: list[list[int]] = []
         accepted = 0.0

@@ -368,11 +368,11 @@ def test_the_library_is_compiled_once(monkeypatch, tmp_path) -> None:  # type: i
     monkeypatch.setenv("TANDEM_CACHE", str(tmp_path))
     compiled: list[str] = []
 
-    def compile_fake(compiler, target):  # type: ignore[no-untyped-def]
+    def compile_fake(compiler, flags, target):  # type: ignore[no-untyped-def]
         compiled.append(compiler)
         target.write_bytes(b"library")
 
-    monkeypatch.setattr(build, "_compile", compile_fake)
+    monkeypatch.setattr(build, "build", compile_fake)
     assert build.library_path() == build.library_path()
     assert len(compiled) == 1
     monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-g"))

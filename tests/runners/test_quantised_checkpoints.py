@@ -13,7 +13,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tandem.checkpoints import made_once
 from tandem.checkpoints.locate import CheckpointError, find
 from tandem.checkpoints.scaled_weights import ScaledWeights
 from tandem.runners.loading import Execution, Shape, load_runner
@@ -93,7 +92,7 @@ INT8 = [kind for kind in KINDS if kind.startswith("int8")]
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(made_once, "cache_root", lambda: tmp_path / "cache")
+    monkeypatch.setattr(quantised_cache, "cache_root", lambda: tmp_path / "cache")
     return tmp_path / "cache"
 
 

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tandem.checkpoints import file_hashes, gguf_cache, trusted_cache
-from tandem.checkpoints.file_hashes import FileHashes
+from tandem.checkpoints import gguf_cache, trusted_cache
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, find
-from tandem.checkpoints.trusted_cache import Untrusted, locked, private_folder, seal, seal_error
+from tandem.checkpoints.trusted_cache import Untrusted, hash_file, locked, private_folder, seal, seal_error
 from tandem.runners.native import build
 from tests.support import REPOSITORY
 
@@ -88,12 +87,11 @@ def test_a_library_that_is_damaged_is_compiled_again_and_runs(tmp_path: Path, mo
     """A compiler of one line; the key, the lock and the seal are the real ones."""
     compiled = []
 
-    def compile(compiler: str, target: Path) -> None:
+    def compile(compiler: str, flags: object, target: Path) -> None:
         compiled.append(compiler)
-        target.unlink(missing_ok=True)
         target.write_bytes(b"\x7fELF" * 1000)
 
-    monkeypatch.setattr(build, "_compile", compile)
+    monkeypatch.setattr(build, "build", compile)
     target = build.library_path()
     content = target.read_bytes()
     for i, damage in enumerate((None, empty, half, flipped, writable, linked, Path.unlink)):
@@ -150,45 +148,47 @@ def test_in_a_shared_folder_of_roots_a_user_has_a_folder_of_its_own(
 
 
 def test_a_hash_is_remembered_until_anything_about_the_file_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
-    monkeypatch.setattr(file_hashes, "REMEMBERED_BYTES", 4)
-    monkeypatch.setattr(file_hashes, "SETTLED_SECONDS", -1.0)
+    monkeypatch.setattr(trusted_cache, "REMEMBERED_BYTES", 4)
+    monkeypatch.setattr(trusted_cache, "SETTLED_SECONDS", -1.0)
     read: list[Path] = []
-    original = file_hashes._read
+    original = trusted_cache._read
     monkeypatch.setattr(
-        file_hashes, "_read", lambda number, file, *more: (read.append(file), original(number, file, *more))
+        trusted_cache, "_read", lambda number, file, *more: (read.append(file), original(number, file, *more))
     )
-    hashes, file = FileHashes(private_folder(tmp_path / "hashes")), tmp_path / "weights"
+    file = tmp_path / "weights"
     file.write_bytes(b"12345678")
-    first = hashes.of(file)
-    assert hashes.of(file) == first and len(read) == 1
+    first = hash_file(file)
+    assert hash_file(file) == first and len(read) == 1
     status = file.stat()
     while file.stat().st_ctime_ns == status.st_ctime_ns:  # the file system's clock ticks
         time.sleep(0.001)
         file.write_bytes(b"1234x678")
         os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert hashes.of(file) != first and len(read) == 2
-    for note in (tmp_path / "hashes").iterdir():
+    assert hash_file(file) != first and len(read) == 2
+    for note in (cache / "hashes").iterdir():
         note.write_text("{")
-    assert hashes.of(file) != first and len(read) == 3, "a damaged note is not believed"
+    assert hash_file(file) != first and len(read) == 3, "a damaged note is not believed"
 
 
-def test_a_file_that_was_just_written_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_hashes, "REMEMBERED_BYTES", 4)
-    folder, file = private_folder(tmp_path / "hashes"), tmp_path / "weights"
+def test_a_file_that_was_just_written_is_not_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    monkeypatch.setattr(trusted_cache, "REMEMBERED_BYTES", 4)
+    file = tmp_path / "weights"
     file.write_bytes(b"12345678")
     os.utime(file, (time.time() + 3600, time.time() + 3600))  # however slow this machine is
-    FileHashes(folder).of(file)
-    assert list(folder.iterdir()) == []
+    hash_file(file)
+    assert list((cache / "hashes").iterdir()) == []
 
 
 def test_a_file_that_changes_while_it_is_read_has_no_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "weights"
     file.write_bytes(b"12345678")
-    monkeypatch.setattr(file_hashes, "_read", lambda *asked: os.truncate(file, 3))
+    monkeypatch.setattr(trusted_cache, "_read", lambda *asked: os.truncate(file, 3))
     with pytest.raises(OSError, match="changed while it was read"):
-        FileHashes(None).of(file)
+        hash_file(file)
 
 
 def test_a_cache_that_cannot_be_used_costs_time_and_nothing_else(tmp_path: Path, cache: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_cache_that_cannot_be_used_costs_time_and_nothing_else(tmp_path: Path,
         private_folder(cache)
     file = tmp_path / "weights"
     file.write_bytes(b"12345678")
-    assert trusted_cache.file_hashes().of(file) == FileHashes(None).of(file)
+    assert hash_file(file)
     with pytest.raises(build.CannotBuild):
         build.library_path()
 

@@ -12,7 +12,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from tandem.rpc import wire
 from tandem.rpc.channel import DRAFT, MESSAGES, TARGET
 from tandem.runners.toy import ToyTokenizer
-from tandem.v1 import draft_worker_pb2, generation_pb2, target_verifier_pb2
+from tandem.v1 import generation_pb2, target_verifier_pb2
 from tests.reliability.messages import is_repeated
 from tests.services.test_identity import PROMPT, opening, proposing, status_of
 from tests.support import REPOSITORY, SAMPLED, ids, raw_stub, run, target_site, toy, worker_site
@@ -110,11 +110,7 @@ def running(**values: Any) -> Any:
     return verifying(**{"draft_tokens": [1], "run_until": LENGTH, **values})
 
 
-def following(**values: Any) -> Any:
-    return draft_worker_pb2.ProposeStreamRequest(**{"session_id": "s", "tokens": PROMPT, "sampling": {}, **values})
-
-
-CLOSE, END = target_verifier_pb2.CloseSessionRequest, draft_worker_pb2.EndProposalsRequest
+CLOSE = target_verifier_pb2.CloseSessionRequest
 # Each field one beyond its limit: service, method, request, the limit as the refusal names it.
 BEYOND: dict[str, list[tuple[str, str, Any, int]]] = {
     "Generation.text": [(TARGET, "Generate", text(64 * LENGTH + 1), 64 * LENGTH)],
@@ -158,15 +154,8 @@ BEYOND: dict[str, list[tuple[str, str, Any, int]]] = {
     "SparseDistribution.token_ids": [(TARGET, "Verify", drawn(1025, 1), 1024)],
     "SparseDistribution.weights": [(TARGET, "Verify", drawn(1, 1025), 1024)],
     "CloseSessionRequest.session_id": [(TARGET, "CloseSession", CLOSE(session_id="x" * 4096), 4096)],
-    "ProposeRequest.session_id": [(DRAFT, "Propose", changed(proposing(0, PROMPT), session_id="x" * 129), 128)],
-    "ProposeRequest.tokens": [(DRAFT, "Propose", proposing(0, [1] * (LENGTH + 1)), LENGTH)],
-    "ProposeRequest.tokenizer_sha256": [
-        (DRAFT, "Propose", changed(proposing(0, PROMPT), tokenizer_sha256="x" * 257), 256)
-    ],
-    "ProposeStreamRequest.session_id": [(DRAFT, "ProposeStream", following(session_id="x" * 129), 128)],
-    "ProposeStreamRequest.tokens": [(DRAFT, "ProposeStream", following(tokens=[1] * (LENGTH + 1)), LENGTH)],
-    "ProposeStreamRequest.tokenizer_sha256": [(DRAFT, "ProposeStream", following(tokenizer_sha256="x" * 257), 256)],
-    "EndProposalsRequest.session_id": [(DRAFT, "EndProposals", END(session_id="x" * 4096), 4096)],
+    "ProposeRequest.tokens": [(DRAFT, "Propose", proposing([1] * (LENGTH + 1)), LENGTH)],
+    "ProposeRequest.tokenizer_sha256": [(DRAFT, "Propose", proposing(PROMPT, tokenizer_sha256="x" * 257), 256)],
 }
 
 
@@ -192,7 +181,7 @@ def test_beyond_its_limit_a_field_is_refused_and_the_limit_is_named(field: str, 
             said = []
             for service, method, request, _ in BEYOND[field]:
                 called = getattr(verifier if service == TARGET else drafter, method)
-                streams = method.endswith("Stream")
+                streams = method in ("VerifyStream", "Propose")
                 call = called(iter([request]) if streams else request)
                 said.append(await status_of(call.read() if streams or method == "Generate" else call))
             return said

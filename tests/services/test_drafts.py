@@ -250,10 +250,10 @@ def test_a_value_that_the_contract_does_not_know_is_refused_by_name() -> None:
 def test_a_worker_refuses_proposals_of_what_it_does_not_have_and_keeps_no_session() -> None:
     async def test() -> None:
         async with worker_site(None, config=_config(**NGRAM)) as site, raw_stub(site.address, site.service) as worker:
-            asked = worker_pb.ProposeRequest(session_id="s", tokens=PROMPT, sampling=pb.Sampling(temperature=0.0))
+            asked = worker_pb.ProposeRequest(tokens=PROMPT, sampling=pb.Sampling(temperature=0.0))
             for value, named in ((pb.DRAFTS_MODEL, "auto, none, lookup"), (77, "77")):
                 asked.drafts = value  # type: ignore[assignment]
-                refusal = await refused(worker.Propose(asked))
+                refusal = await refused(worker.Propose(iter([asked])))
                 assert (refusal.code, refusal.field) == ("INVALID_ARGUMENT", "drafts") and named in refusal.message
             assert site.proposals and not len(site.proposals.sessions)
 

@@ -135,9 +135,9 @@ def test_a_draft_worker_whose_draft_hangs_finishes_what_runs_and_ends(tmp_path: 
             got = list((await anext(stream)).token_ids)
             gate.write_text("step")
             async with raw_stub(address, DRAFT) as worker:
-                asked = draft_worker_pb2.ProposeRequest(session_id="s", tokens=[1, 2, 3], speculation_length=2)
+                asked = draft_worker_pb2.ProposeRequest(tokens=[1, 2, 3], speculation_length=2)
                 asked.sampling.SetInParent()
-                refused = await refusal(worker.Propose(asked))
+                refused = await refusal(worker.Propose(iter([asked])).read())
             assert (refused.code, refused.reason) == ("UNAVAILABLE", "STEP_HUNG")
             async for event in stream:
                 got += getattr(event, "token_ids", ())

@@ -10,10 +10,8 @@ from dataclasses import replace
 import pytest
 
 from tandem.runners.toy import ToyConfig
-from tandem.speculation import verification_mode
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import FinishReason
-from tandem.speculation.verification_mode import ModeChoice
 from tests.daily import daily
 from tests.support import (
     GREEDY,
@@ -106,35 +104,6 @@ def test_every_speculation_length_and_sampling_gives_the_oracles_tokens(
                         assert 0 < stats.accepted < stats.drafted
 
     run(test())
-
-
-@pytest.mark.each_value
-@pytest.mark.parametrize("runs_first", [False, True])
-@pytest.mark.parametrize("every", [4, 7])
-def test_a_request_that_changes_its_way_says_the_same_and_counts_only_drafts_that_were_verified(
-    runs_first: bool, every: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first round that is waited for may be answered with a step of the run before it, which had another draft."""
-
-    def runs(self: ModeChoice, running: bool | None, opening_rtt: float = 0.0) -> bool:
-        return runs_first if running is None else not running
-
-    monkeypatch.setattr(ModeChoice, "runs", runs)
-    monkeypatch.setattr(verification_mode, "RECONSIDERED", every)
-    ways = set()
-
-    async def test() -> None:
-        async with asking("chosen", DRAFTS["perfect"]) as generate:
-            for sampling in (GREEDY, SAMPLED):
-                for k in (1, 3, 5):
-                    got = await answer(generate, ids(PROMPT, 24, sampling=sampling, speculation_length=k))
-                    stats = got.completion.stats
-                    assert got.token_ids == oracle(PROMPT, sampling, 24)
-                    assert stats.accepted == stats.drafted
-                    ways.add((stats.run_steps > 0, stats.rounds > stats.run_steps))
-
-    run(test())
-    assert (True, True) in ways, "no request changed its way"
 
 
 @pytest.mark.each_value

@@ -176,7 +176,7 @@ def test_one_who_only_proposes_has_no_head_and_a_worker_proposes_by_lookup() -> 
     async def test() -> None:
         async with drafting(head_config()) as drafts:
             assert drafts.head is not None
-            with pytest.raises(ValueError, match=r"toy-head does not draft .*Propose, ProposeStream\) send none"):
+            with pytest.raises(ValueError, match=r"toy-head does not draft .*Propose\) send none"):
                 check_has_target(drafts)
             drafter = drafts.drafter(Request(), 258)
             await drafter.open([1, 2, 3, 1, 2])

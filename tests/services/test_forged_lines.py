@@ -39,11 +39,7 @@ REQUESTS: dict[tuple[str, str], Any] = {
     (TARGET, "Verify"): target_verifier_pb2.VerifyRequest(session_id="s", base_length=1, last_token=65),
     (TARGET, "VerifyStream"): target_verifier_pb2.VerifyRequest(session_id="s", base_length=1, last_token=65),
     (TARGET, "CloseSession"): target_verifier_pb2.CloseSessionRequest(session_id="s"),
-    (DRAFT, "Propose"): draft_worker_pb2.ProposeRequest(session_id="s", tokens=[65], sampling=SAMPLING),
-    (DRAFT, "ProposeStream"): draft_worker_pb2.ProposeStreamRequest(
-        session_id="s", tokens=[65], prompt_length=1, sampling=SAMPLING
-    ),
-    (DRAFT, "EndProposals"): draft_worker_pb2.EndProposalsRequest(session_id="s"),
+    (DRAFT, "Propose"): draft_worker_pb2.ProposeRequest(tokens=[65], speculation_length=1, sampling=SAMPLING),
 }
 TOO_LARGE = re.compile(r"SERVER: Received message larger than max \(\d+ vs\. \d+\)")  # before it is read
 DECLARED = {"OK", "INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "OUT_OF_RANGE"}
@@ -76,7 +72,7 @@ def having(request: Any, path: tuple[str, ...], text: str) -> Any:
 async def status_of(stub: Any, method: str, request: Any) -> str:
     call = getattr(stub, method)
     try:
-        if method.endswith("Stream"):
+        if method in ("VerifyStream", "Propose"):
             [reply async for reply in call(iter([request]))]
         elif method == "Generate":
             [reply async for reply in call(request)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -19,7 +20,7 @@ from tandem.services.security.config import Security
 from tandem.services.security.tokens import AcceptedTokens
 from tandem.v1 import draft_worker_pb2, target_verifier_pb2
 from tests.services.certificates import Authority, token_file
-from tests.support import GREEDY, listening, oracle, raw_stub, run, target_site, worker_site
+from tests.support import GREEDY, listening, oracle, raw_stub, run, target_site
 
 PROMPT = list(b"a prompt of alice's")
 TOKENS = {"alice": "alices-token-0123456789", "bob": "bobs-token-0123456789ab"}
@@ -146,32 +147,9 @@ def test_two_callers_use_one_session_id_and_never_meet(callers):
     assert replayed and free == 3
 
 
-def proposing(known: int, tokens: list[int], k: int = 3) -> Any:
-    sampling = None if known else wire.sampling_to_wire(GREEDY)
-    return draft_worker_pb2.ProposeRequest(
-        session_id="s", known_length=known, tokens=tokens, speculation_length=k, sampling=sampling
-    )
-
-
-def test_anothers_proposals_are_unknown_and_cannot_be_ended(callers):
-    async def test():
-        end = draft_worker_pb2.EndProposalsRequest(session_id="s")
-        async with (
-            worker_site(None, security=callers.security) as site,
-            raw_stub(site.address, DRAFT, callers.credentials("alice")) as alice,
-            raw_stub(site.address, DRAFT, callers.credentials("bob")) as bob,
-        ):
-            first = await alice.Propose(proposing(0, PROMPT))
-            continued = await bob.Propose(proposing(len(PROMPT), [65]))
-            # bob's own of that id: other tokens, and alice's stay as they were
-            await bob.Propose(proposing(0, list(b"something else of bob's")))
-            await bob.EndProposals(end)
-            ended = await bob.EndProposals(end)
-            after = await alice.Propose(proposing(len(PROMPT), []))
-            mine = await alice.EndProposals(end)
-        return continued.unknown, ended.ended, after.draft_tokens == first.draft_tokens, mine.ended
-
-    assert run(test()) == (True, False, True, True)
+def proposing(tokens: Sequence[int], k: int = 3, **rest: Any) -> Any:
+    sampling = wire.sampling_to_wire(GREEDY)
+    return draft_worker_pb2.ProposeRequest(tokens=tokens, speculation_length=k, sampling=sampling, **rest)
 
 
 METHODS = [

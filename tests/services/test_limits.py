@@ -67,10 +67,10 @@ def test_proposals_are_sessions_too(tmp_path):
             worker_site(None, security=security) as site,
             raw_stub(site.address, DRAFT, callers.credentials("alice")) as alice,
         ):
-            first = proposing(0, list(PROMPT))
-            await alice.Propose(first)
-            first.session_id = "another"
-            return await refusal(alice.Propose(first))
+            open_stream = alice.Propose()
+            await open_stream.write(proposing(PROMPT))
+            await open_stream.read()
+            return await refusal(alice.Propose(iter([proposing(PROMPT)])).read())
 
     refused = run(test())
     assert (refused.code, refused.retry_seconds) == ("RESOURCE_EXHAUSTED", 0.1)

@@ -48,7 +48,7 @@ def test_a_text_that_repeats_itself_is_copied_and_every_token_is_the_targets_own
                 got = await answer(generate, ids(PROMPT, COUNT, **asked))
                 assert (got.token_ids, got.logprobs) == reference(SAMPLINGS[name], COUNT, memory=1)
                 stats = got.completion.stats
-                assert stats.drafted_by == {"ngram": stats.drafted} and stats.accepted > 10
+                assert stats.drafted_by == {"ngram": stats.drafted} and stats.accepted > 0
                 assert stats.rounds + stats.accepted >= len(got.token_ids) > COUNT // 2
 
     run(test())

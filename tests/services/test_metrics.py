@@ -214,7 +214,8 @@ def test_a_target_that_asks_a_draft_worker_counts_proposals_and_rounds_without_a
     with server_process(
         tmp_path, "--role", "draft_worker", "--propose_only", "--metrics_port", "0", ready_file="worker.json"
     ) as worker:
-        arguments = ("--role", "target", "--draft_host", worker.wait_ready(), "--metrics_port", "0")
+        waiting = ("--pipeline", "off", "--draft_host", worker.wait_ready())
+        arguments = ("--role", "target", "--metrics_port", "0", *waiting)
         with server_process(tmp_path, *arguments) as target:
             address = target.wait_ready()
             done = run(ask(address))
@@ -224,7 +225,6 @@ def test_a_target_that_asks_a_draft_worker_counts_proposals_and_rounds_without_a
             assert of_target("tandem:drafter_up") == 1
             assert of_target("tandem:undrafted_rounds_total") == of_target("tandem:draft_failures_total") == 0
             assert of_worker("tandem:sessions_opened_total", kind="propose") == len(done)
-            assert of_worker("tandem:rpcs_total", method="DraftWorker/Propose", code="OK") >= len(done)
             worker.stop()
             more = run(ask(address))
             scrape = Scrape(target)

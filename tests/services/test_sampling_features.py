@@ -25,7 +25,7 @@ from tandem.engine.engine import Engine
 from tandem.engine.structure_worker import grammar, vocabulary_of
 from tandem.rpc import wire
 from tandem.rpc.errors import TandemError
-from tandem.rpc.wire_verdicts import VerdictBounds, answer_from_wire
+from tandem.rpc.wire_sessions import VerdictBounds, answer_from_wire
 from tandem.runners.capabilities import Capabilities, Trait
 from tandem.runners.toy import END, VOCAB_SIZE, ToyRunner, ToyTokenizer, toy_logits
 from tandem.services.target_verifier import TargetVerifierService
@@ -542,15 +542,13 @@ def test_a_workers_draft_knows_where_the_prompt_ends_also_when_it_comes_late() -
 
         tokens, _ = reference(FEATURES["choice"], 24)
         async with worker_site(None, "salt=0") as worker, raw_stub(worker.address, DRAFT) as stub:
-            reply = await stub.Propose(
-                worker_pb.ProposeRequest(
-                    session_id="late",
-                    tokens=[*PROMPT, *tokens[:1]],
-                    speculation_length=2,
-                    sampling=wire.sampling_to_wire(FEATURES["choice"]),
-                    prompt_length=len(PROMPT),
-                )
+            message = worker_pb.ProposeRequest(
+                tokens=[*PROMPT, *tokens[:1]],
+                speculation_length=2,
+                sampling=wire.sampling_to_wire(FEATURES["choice"]),
+                prompt_length=len(PROMPT),
             )
+            reply = await stub.Propose(iter([message])).read()
             assert tuple(reply.draft_tokens) == tokens[1:3]
 
     run(test())

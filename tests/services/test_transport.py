@@ -20,7 +20,7 @@ from tandem.rpc.channel import TARGET, open_channel
 from tandem.services.duplex import StreamIdle, answered_in_order
 from tandem.services.security.call_limits import MessageTimeout, TransportInterceptor, WaitLimit
 from tandem.services.security.config import Security
-from tandem.services.security.limits import LimitReached, ServerLimits, UnderWay
+from tandem.services.security.limits import ConcurrencyLimit, LimitReached, ServerLimits
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.reliability import frames
 from tests.services.test_identity import ByToken, opening, status_of, verifying
@@ -323,7 +323,7 @@ def test_watchers_of_health_need_no_token_and_have_a_limit_of_their_own(tmp_path
 
 
 def test_calls_that_ended_count_no_more_and_nobody_is_remembered() -> None:
-    calls = UnderWay("calls", "yours", 2, 3)
+    calls = ConcurrencyLimit("calls", "yours", 2, 3)
     for who in ("alice", "alice", "bob"):
         calls.begin(who)
     for who, says in (("alice", "2 of yours"), ("bob", "3 are running")):

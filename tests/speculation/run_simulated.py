@@ -7,13 +7,13 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tandem.speculation.estimate import Estimate, Times
 from tandem.speculation.length import FixedLength
-from tandem.speculation.lookahead import LookaheadPolicy, RunMeasurements
+from tandem.speculation.lookahead import LookaheadPolicy
 from tandem.speculation.loop import speculate
 from tandem.speculation.never_waiting import NeverWaitingRounds, OnStep, RunStep
 from tandem.speculation.pipeline import RoundsLost
-from tandem.speculation.run_on import MAX_UNREAD, RunMessage, RunOn
-from tandem.speculation.step_times import Times
+from tandem.speculation.run_on import MAX_UNREAD, RunMessage, SelfPacedRun
 from tandem.speculation.stopping import Stopping, StopRules
 from tandem.speculation.types import SpeculationStats, Verdict
 from tests.speculation.laws import Silent
@@ -49,7 +49,7 @@ class RunningTarget:
     closed: bool = False
     most_unread: int = 0
     read: int = 0
-    _run: RunOn | None = None
+    _run: SelfPacedRun | None = None
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _replies: asyncio.Queue = field(default_factory=asyncio.Queue)
     _tasks: list[asyncio.Task] = field(default_factory=list)
@@ -61,7 +61,7 @@ class RunningTarget:
     def begin(self, tokens: Sequence[int], on_step: OnStep) -> None:
         self.committed, self.read = list(tokens), len(tokens)
         self._tasks.append(asyncio.create_task(self._deliver(on_step)))
-        self._run = RunOn(self.committed, max_unread=self.window)
+        self._run = SelfPacedRun(self.committed, max_unread=self.window)
         self._tasks.append(asyncio.create_task(self._go_on(self._run)))
 
     def send(self, message: RunMessage) -> None:
@@ -69,12 +69,12 @@ class RunningTarget:
         self.sent += 1
         self._tasks.append(asyncio.create_task(self._carry(self._run, message)))
 
-    async def _carry(self, run: RunOn, message: RunMessage) -> None:
+    async def _carry(self, run: SelfPacedRun, message: RunMessage) -> None:
         await asyncio.sleep(self.rtt / 2 + self._chance.random() * self.jitter)
-        run.hear(message)
+        run.receive(message)
         self._wake.set()
 
-    async def _go_on(self, run: RunOn) -> None:
+    async def _go_on(self, run: SelfPacedRun) -> None:
         while True:
             while (draft := run.next_draft()) is None:
                 self._wake.clear()
@@ -90,7 +90,7 @@ class RunningTarget:
                 committed.append(truth([*self.committed, *committed]))
                 if committed[-1] != guess:
                     break
-            run.commit(committed)
+            run.follow(committed)
             self.committed += committed
             self.steps += 1
             self.drafted_steps += bool(draft)
@@ -131,13 +131,13 @@ class RunningTarget:
         await self._end()
 
 
-def measurements(times: Times | None = None) -> RunMeasurements:
-    known = RunMeasurements()
+def measurements(times: Times | None = None) -> Estimate:
+    known = Estimate()
     if times:
-        known.times.drafted(1, times.draft)
-        known.times.verified(times.verify, times.rtt)
+        known.drafted(1, times.draft)
+        known.verified(times.verify, times.rtt)
         for tokens in range(1, 9):
-            known.steps.note(1, tokens, times.verify)
+            known.target.note(tokens, times.verify)
     return known
 
 
@@ -162,7 +162,7 @@ async def generate(
     count: int,
     width: int = 6,
     fixed: int | None = None,
-    known: RunMeasurements | None = None,
+    known: Estimate | None = None,
     pause: float = 0.0,
     stop: frozenset[int] = frozenset(),
     chunk: int = 6,

@@ -10,9 +10,9 @@ from types import ModuleType
 
 import tandem.speculation.pipeline
 from tandem.speculation.depth import Depth, Pipeline
+from tandem.speculation.estimate import Estimate, Times
 from tandem.speculation.length import FixedLength
 from tandem.speculation.loop import speculate
-from tandem.speculation.step_times import MeasuredTimes, Times
 from tandem.speculation.stopping import Stopping, StopRules
 from tandem.speculation.types import Draft, SpeculationStats, Verdict
 from tests.speculation.laws import Silent
@@ -178,8 +178,8 @@ def fixed_depth(depth: int) -> Depth:
     return Fixed(Pipeline.ON, depth)
 
 
-def measured(times: Times) -> MeasuredTimes:
-    known = MeasuredTimes()
+def measured(times: Times) -> Estimate:
+    known = Estimate()
     known.drafted(1, times.draft)
     known.verified(times.verify, times.rtt)
     return known

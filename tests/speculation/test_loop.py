@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from tandem.speculation.length import FixedLength
-from tandem.speculation.loop import DraftThenVerify, speculate
+from tandem.speculation.loop import DraftThenVerify, Rounds, speculate
 from tandem.speculation.stopping import Stopping, StopRules
 from tandem.speculation.types import Chunk, Draft, FinishReason, SamplingParams, SpeculationStats, Verdict
 from tests.speculation import laws
@@ -19,7 +17,7 @@ from tests.speculation.laws import OURS, PROMPT, Silent
 SAMPLING = SamplingParams(temperature=0.5, seed=8)
 
 
-class Script:
+class Script(Rounds):
     """Rounds as written: (draft, verdict). Keeps every call."""
 
     def __init__(self, *rounds: tuple[Draft, Verdict], on: Callable[[str], None] = lambda call: None) -> None:
@@ -36,8 +34,6 @@ class Script:
         self._on("round")
         await asyncio.sleep(0)
         return self._rounds.pop(0)
-
-    drafter: Any = None
 
     async def close(self) -> None:
         self.calls.append(("close",))
@@ -167,18 +163,6 @@ def failing_at(where: str, after: int = 0) -> Callable[[str], None]:
             raise Broken
 
     return on
-
-
-def test_rounds_hear_of_all_that_is_committed_after_each_round():
-    class Learning(Script):
-        @property
-        def drafter(self) -> Any:
-            return SimpleNamespace(learn=lambda tokens: self.calls.append(("learn", tuple(tokens))))
-
-    script = Learning(agreed([1, 2], 1, 3), agreed([], 0, 4), agreed([], 0, 5))
-    asyncio.run(collect(start(script, rules=StopRules(4))))
-    learned = [call[1] for call in script.calls if call[0] == "learn"]
-    assert learned == [(*PROMPT, 1, 3), (*PROMPT, 1, 3, 4), (*PROMPT, 1, 3, 4, 5)]
 
 
 def test_rounds_are_closed_at_a_normal_end():

@@ -8,9 +8,9 @@ from types import ModuleType
 import pytest
 
 import tandem.speculation.pipeline
-from tandem.speculation.depth import Depth, Pipeline, expected_tpot
+from tandem.speculation.depth import Depth, Pipeline
+from tandem.speculation.estimate import Times
 from tandem.speculation.pipeline import OutOfStep
-from tandem.speculation.step_times import Times
 from tandem.speculation.theory import StepCosts, tpot_pipelined, tpot_stop_and_wait
 from tests.daily import daily
 from tests.speculation.simulated import (
@@ -81,7 +81,7 @@ def check_counts(module: ModuleType = tandem.speculation.pipeline) -> None:
 
 
 def check_times(module: ModuleType = tandem.speculation.pipeline) -> None:
-    """TPOT is what the model of depths expects, and near the bound where verifications keep up with drafting."""
+    """TPOT is near the bound where verifications keep up with drafting."""
     for acceptance, rtt, draft_s, verify_s, k, depth in (
         (0.7, 0.1, 0.005, 0.005, 2, 4),
         (0.7, 0.05, 0.005, 0.005, 2, 4),
@@ -90,8 +90,6 @@ def check_times(module: ModuleType = tandem.speculation.pipeline) -> None:
     ):
         found = run(depth, k, acceptance, 500, draft_s, rtt=rtt, verify_seconds=verify_s, module=module)
         bound = tpot_pipelined(StepCosts(draft_s, verify_s, verify_s), acceptance, rtt)
-        expected = expected_tpot(depth, Times(draft_s, verify_s, rtt), k, [acceptance] * (k + 1))
-        assert found.tpot == pytest.approx(expected, rel=0.06)
         assert 0.93 * bound < found.tpot < 1.15 * bound
         waiting = tpot_stop_and_wait(StepCosts(draft_s, verify_s, verify_s), [acceptance] * k, rtt)
         assert found.tpot < 0.97 * waiting
@@ -170,7 +168,6 @@ def test_cancelling_leaves_no_task_behind() -> None:
     daily(
         [
             (0.55, Times(0.005, 0.005, 0.0), False),
-            (0.1, Times(0.01, 0.01, 0.05), False),
             (0.6, Times(0.002, 0.01, 0.05), True),
             (0.95, Times(0.002, 0.01, 0.1), True),
         ],

@@ -14,8 +14,9 @@ import pytest
 
 from tandem.speculation.common_prefix import common
 from tandem.speculation.drafters import NgramDrafter
-from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
-from tandem.speculation.run_on import RunMessage, RunOn
+from tandem.speculation.estimate import Estimate
+from tandem.speculation.lookup_policy import PolicedLookup
+from tandem.speculation.run_on import RunMessage, SelfPacedRun
 
 MOST, DEPTH, PROMPT, WRONG = 3, 12, 40, -7
 DRAFT_STEP = 0.002
@@ -63,24 +64,25 @@ def alone(text: Sequence[int]) -> float:
     return seconds
 
 
-def running(text: Sequence[int], link: Callable[[float], float], right: float, policy: LookupPolicy) -> float:
+def running(text: Sequence[int], link: Callable[[float], float], right: float, estimate: Estimate) -> float:
     """The seconds of a run whose drafter is right about a share of the tokens, and drafts from every arrival."""
     noise = random.Random(5)
     drafted = [token if noise.random() < right else WRONG for token in text]
-    lookup = PolicedLookup(policy)
+    lookup = PolicedLookup(estimate)
     asyncio.run(lookup.open(text[:PROMPT]))
-    run = RunOn(text[:PROMPT], lookup=lookup)
+    run = SelfPacedRun(text[:PROMPT], lookup=lookup)
     now, last_arrival, under_way = 0.0, 0.0, list[tuple[float, RunMessage]]()
-    run.hear(RunMessage(PROMPT, text[PROMPT - 1], (), len(text), MOST, MOST))
-    while run.length < len(text):
+    run.receive(RunMessage(PROMPT, text[PROMPT - 1], (), len(text), MOST, MOST))
+    while len(run.tokens) < len(text):
         while under_way and under_way[0][0] <= now:
-            run.hear(under_way.pop(0)[1])
+            run.receive(under_way.pop(0)[1])
         draft = run.next_draft()
         assert draft is not None
-        right_ones = common(draft, text[run.length :])
-        run.commit(text[run.length : run.length + right_ones + 1], len(draft), step(len(draft)))
+        right_ones = common(draft, text[len(run.tokens) :])
+        run.follow(text[len(run.tokens) : len(run.tokens) + right_ones + 1])
+        run.stepped(len(draft), step(len(draft)), 1)
         now += step(len(draft))
-        base = run.length
+        base = len(run.tokens)
         message = RunMessage(base, text[base - 1], tuple(drafted[base : base + DEPTH]), len(text), MOST, MOST)
         last_arrival = max(last_arrival, now + link(now) + MOST * DRAFT_STEP)
         under_way.append((last_arrival, message))
@@ -91,6 +93,6 @@ def running(text: Sequence[int], link: Callable[[float], float], right: float, p
 @pytest.mark.parametrize("right", [0.3, 0.7, 0.95])
 @pytest.mark.parametrize("link", [doubling, outages, far])
 def test_a_run_takes_no_longer_than_lookup_alone(link: Callable[[float], float], right: float) -> None:
-    policy, texts = LookupPolicy(), [a_text(random.Random(seed)) for seed in range(8)]
-    beside, rival = sum(running(text, link, right, policy) for text in texts), sum(map(alone, texts))
+    estimate, texts = Estimate(), [a_text(random.Random(seed)) for seed in range(8)]
+    beside, rival = sum(running(text, link, right, estimate) for text in texts), sum(map(alone, texts))
     assert beside <= A_LITTLE * rival, f"{beside / rival:.3f} of lookup"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.speculation.stopping import Stopping, StopRules, StopSearch
+from tandem.speculation.stopping import Stopping, StopRules
 from tandem.speculation.types import Chunk, FinishReason
 from tests.speculation import laws
 
@@ -226,40 +226,3 @@ def test_nothing_is_emitted_past_the_first_stop_and_nothing_before_it_is_lost(to
         assert whole.startswith(text)
         held = whole[len(text) :]
         assert not held or any(s.startswith(held) for s in strings)
-
-
-# --- the search itself ---
-
-
-@settings(laws.repeatable, max_examples=400)
-@given(
-    texts=st.lists(st.text("ab", max_size=6), max_size=20),
-    strings=st.lists(st.text("ab", min_size=1, max_size=12), max_size=6),
-)
-def test_the_search_finds_what_looking_through_all_the_text_finds(texts, strings):
-    search, whole = StopSearch(strings), ""
-    for text in texts:
-        whole += text
-        starts = [whole.find(s) for s in strings if s in whole]
-        assert search.first_in(text) == (len(whole) - min(starts) if starts else None)
-        if starts:
-            break
-        begun = [n for s in strings for n in range(len(s)) if whole.endswith(s[:n])]
-        assert search.begun == max(begun, default=0)
-
-
-@pytest.mark.parametrize("length", [10, 100, 1000])
-def test_a_character_is_as_much_work_however_long_the_strings_are(length):
-    """The worst text: it always begins every string, and never goes on as they do."""
-    count, strings = 2000, ["a" * (length - 2) + f"{n:02d}" for n in range(64)]
-    search = StopSearch(strings)
-    for _ in range(count // 4):
-        assert search.first_in("aaaa") is None
-    learned = 2 * 64 * length
-    assert search.steps <= 2 * 64 * count + learned
-
-
-def test_text_that_begins_no_string_is_no_work():
-    search = StopSearch(["stop", "end"])
-    assert search.first_in("x" * 1000) is None
-    assert search.steps == 0

@@ -17,7 +17,7 @@ import numpy as np
 
 from tandem.runners.toy import VOCAB_SIZE, ToyConfig, toy_logits
 from tandem.vllm import RemoteDrafter
-from tandem.vllm.settings import Form, Settings
+from tandem.vllm.settings import Settings
 
 LONGEST = 160
 """Tokens of a toy sequence."""
@@ -35,7 +35,7 @@ def vllm_config(k: int = 4, rank: int = 0, ranks: int = 1, vocab_size: int = VOC
 
 
 def drafter(*workers: str, k: int = 4, **settings: Any) -> RemoteDrafter:
-    given = {"form": Form.WAITING, "budget_ms": 2000.0, "lookup": 0, "tokenizer_sha256": "toy", **settings}
+    given = {"budget_ms": 2000.0, "lookup": 0, "tokenizer_sha256": "toy", **settings}
     return RemoteDrafter(vllm_config(k), Settings(workers, **given))
 
 

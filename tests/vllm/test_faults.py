@@ -15,13 +15,12 @@ import pytest
 
 from tandem.clients.background_loop import BackgroundLoop
 from tandem.vllm import RemoteDrafter
-from tandem.vllm.settings import Form
 from tests.reliability.hostile_peers import Liar, changes, lying
 from tests.support import GREEDY, HANG, oracle
 from tests.vllm.engine import LONGEST, Engine, drafter, prompts
 from tests.vllm.workers import scraped, until, worker
 
-FORMS = pytest.mark.parametrize("form", [Form.WAITING, Form.NEVER_WAITING], ids=lambda form: form.value)
+WAITS = pytest.mark.parametrize("budget_ms", [200.0, 0.0], ids=["waits", "never waits"])
 SLACK = 0.25
 """Seconds that a step may lose to other processes of a busy machine."""
 
@@ -37,11 +36,11 @@ def served(engine: Engine, count: int = 4) -> int:
 
 
 @pytest.mark.thorough
-@FORMS
-def test_a_worker_that_dies_leaves_rows_undrafted_until_it_is_back(tmp_path: Path, form: Form) -> None:
+@WAITS
+def test_a_worker_that_dies_leaves_rows_undrafted_until_it_is_back(tmp_path: Path, budget_ms: float) -> None:
     with worker(tmp_path) as process:
         address = process.wait_ready()
-        with contextlib.closing(drafter(address, form=form, budget_ms=200.0, answer_seconds=1.0)) as asked:
+        with contextlib.closing(drafter(address, budget_ms=budget_ms, answer_seconds=1.0)) as asked:
             engine = Engine(asked, pause=0.01)
             assert served(engine)
             os.kill(process.process.pid, signal.SIGKILL)
@@ -54,11 +53,11 @@ def test_a_worker_that_dies_leaves_rows_undrafted_until_it_is_back(tmp_path: Pat
 
 
 @pytest.mark.thorough
-@FORMS
-def test_rows_of_a_worker_that_dies_go_to_another(tmp_path: Path, form: Form) -> None:
+@WAITS
+def test_rows_of_a_worker_that_dies_go_to_another(tmp_path: Path, budget_ms: float) -> None:
     with worker(tmp_path) as one, worker(tmp_path, name="other.json") as other:
         addresses = one.wait_ready(), other.wait_ready()
-        with contextlib.closing(drafter(*addresses, form=form, budget_ms=200.0, answer_seconds=1.0)) as asked:
+        with contextlib.closing(drafter(*addresses, budget_ms=budget_ms, answer_seconds=1.0)) as asked:
             engine = Engine(asked, pause=0.01)
             assert served(engine)
             for process in (one, other):
@@ -88,19 +87,19 @@ def rows_that_never_end(asked: RemoteDrafter, steps: int, rows: int = 4) -> list
 
 
 @pytest.mark.thorough
-@FORMS
-def test_no_step_takes_longer_than_the_budget_beside_a_worker_that_hangs(tmp_path: Path, form: Form) -> None:
+@WAITS
+def test_no_step_takes_longer_than_the_budget_beside_a_worker_that_hangs(tmp_path: Path, budget_ms: float) -> None:
     gate = tmp_path / "gate"
     program = ("-m", "tests.services.hanging", str(gate))
     with worker(tmp_path, program=program) as process:
         address = process.wait_ready()
-        with contextlib.closing(drafter(address, form=form, budget_ms=30.0, answer_seconds=0.5)) as asked:
+        with contextlib.closing(drafter(address, budget_ms=min(budget_ms, 30.0), answer_seconds=0.5)) as asked:
             engine = Engine(asked, pause=0.01)
             assert served(engine)
             gate.write_text("step")
             seconds = sorted(rows_that_never_end(asked, 1000))
             assert seconds[-1] < 0.03 + SLACK and seconds[-20] < 0.06, seconds[-20:]
-            assert sum(seconds) < 30 * 0.03 * (form is Form.WAITING) + 3, "a worker that hangs is soon not waited for"
+            assert sum(seconds) < 30 * 0.03 * (budget_ms > 0) + 3, "a worker that hangs is soon not waited for"
             gate.unlink()
             until(lambda: served(engine) > 0)
         assert asked.counts.get("errors") == 0
@@ -131,12 +130,11 @@ def test_a_worker_that_lies_is_not_believed(tmp_path: Path) -> None:
     """Every lie in one field of a reply: no exception, no token outside of the vocabulary, and the target's tokens."""
     told = 0
     with worker(tmp_path, slots=4) as process, liar(process.wait_ready()) as says:
-        for method, form in (("Propose", Form.WAITING), ("ProposeStream", Form.NEVER_WAITING)):
-            for change in changes("DraftWorker", method)[::4]:
-                says.lie(change, after=2)
-                with contextlib.closing(drafter(says.address, form=form, budget_ms=100.0, answer_seconds=0.5)) as asked:
-                    served(Engine(asked, rows=1, pause=0.002), 1)
-                told += says.told > 0
+        for change in changes("DraftWorker", "Propose")[::4]:
+            says.lie(change, after=2)
+            with contextlib.closing(drafter(says.address, budget_ms=100.0, answer_seconds=0.5)) as asked:
+                served(Engine(asked, rows=1, pause=0.002), 1)
+            told += says.told > 0
     assert told > 10
 
 

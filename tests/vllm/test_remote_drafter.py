@@ -1,4 +1,4 @@
-"""vLLM's drafter at DraftWorker processes: rows that come, go, move and are preempted, in both forms."""
+"""vLLM's drafter at DraftWorker processes: rows that come, go, move and are preempted, waited for or not."""
 
 from __future__ import annotations
 
@@ -8,15 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tandem.vllm.settings import Form
-from tests.daily import daily
 from tests.support import GREEDY, ServerProcess, oracle
 from tests.vllm.engine import Engine, drafter, prompts
 from tests.vllm.workers import scraped, until, worker
 
-FORMS = pytest.mark.parametrize(
-    "form", daily([Form.WAITING, Form.NEVER_WAITING, Form.AUTO], 0, 1), ids=lambda form: form.value
-)
+WAITS = pytest.mark.parametrize("budget_ms", [2000.0, 0.0], ids=["waits", "never waits"])
 
 
 @pytest.fixture(scope="module")
@@ -25,13 +21,13 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
         yield process
 
 
-@FORMS
+@WAITS
 def test_rows_that_come_go_move_and_are_preempted_are_drafted_for_and_their_sessions_end(
-    process: ServerProcess, form: Form
+    process: ServerProcess, budget_ms: float
 ) -> None:
-    with contextlib.closing(drafter(process.wait_ready(), form=form)) as asked:
+    with contextlib.closing(drafter(process.wait_ready(), budget_ms=budget_ms)) as asked:
         # How many drafts come in time is up to the machine, if none is waited for.
-        pause, least = (0.004, 0.3) if form is Form.WAITING else (0.02, 0.02)
+        pause, least = (0.004, 0.3) if budget_ms else (0.02, 0.02)
         engine, chance = Engine(asked, rows=6, pause=pause), random.Random(1)
         wanted = [engine.add(prompt, 30) for prompt in prompts(24)]
         cancelled = preempted = 0

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.foreign_draft import write_foreign
 from tandem import Client, SamplingParams
 from tandem.checkpoints.locate import Checkpoint, embedded_draft, find
 from tandem.checkpoints.tokenizers import HuggingFaceTokenizer
 from tandem.vocabularies.mapping import Prefix
 from tandem.vocabularies.reading import translated
 from tests.support import ServerProcess
+from tests.vocabularies.foreign import write_foreign
 
 PROMPTS = (
     "Count from one to twenty: one, two, three,",

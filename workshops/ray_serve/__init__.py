@@ -1,1 +1,0 @@
-"""Runs server roles as autoscaled Ray Serve applications."""

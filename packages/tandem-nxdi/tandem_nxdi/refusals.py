@@ -5,7 +5,10 @@ Each combination was found in its source, in the file that the reason names; mos
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 Fields = Mapping[str, Any]
@@ -68,12 +71,6 @@ TYPES = ("per_tensor_symmetric", "per_channel_symmetric")
 RULES: tuple[Rule, ...] = (
     (
         "async_mode",
-        lambda c: c.get("async_mode") and not _fused(c),
-        "an asynchronous step ignores its inputs and goes on from the device's own last token (async_execution.py), so "
-        "a rolled back draft would follow a rejected one; and a target with speculation has no token generation model",
-    ),
-    (
-        "async_mode",
         lambda c: c.get("async_mode") and _fused(c) and c["batch_size"] > 1,
         "an asynchronous step ignores its inputs while the rows stay the same (async_execution.py): a row that was "
         "prefilled anew or rolled back would be lost. With --batch 1 it can be used",
@@ -83,12 +80,6 @@ RULES: tuple[Rule, ...] = (
         lambda c: c.get("output_logits") and c.get("on_device_sampling_config") is None,
         "without on_device_sampling_config logits are on the host already, and would come twice, as a list of two "
         "(model_base.py)",
-    ),
-    (
-        "output_logits",
-        lambda c: c.get("output_logits") and _fused(c),
-        "fused context encoding gives its outputs in another order than the KV cache's alias map (model_base.py, "
-        "model_wrapper.py)",
     ),
     (
         "on_device_sampling_config",
@@ -135,27 +126,9 @@ RULES: tuple[Rule, ...] = (
         "error (model_base.py)",
     ),
     (
-        "token_generation_batches",
-        lambda c: c.get("token_generation_batches") and (_speculates(c) or _fused(c)),
-        "batch buckets are refused with any speculation (config.py)",
-    ),
-    (
-        "is_prefix_caching, is_block_kv_layout, chunked_prefill_config",
-        lambda c: c.get("is_prefix_caching") or c.get("is_block_kv_layout") or c.get("chunked_prefill_config"),
-        "a paged KV cache needs slot mappings and block tables that this backend does not send; chunked prefill is not "
-        "implemented in NxDI (model_base.py)",
-    ),
-    (
         "prefix_buckets, pa_num_blocks, pa_block_size",
         lambda c: any(c.get(name) is not None for name in ("prefix_buckets", "pa_num_blocks", "pa_block_size")),
         "they are read with is_prefix_caching or is_block_kv_layout alone, and this backend sends no block tables",
-    ),
-    (
-        "is_medusa, medusa_speculation_length, num_medusa_heads, medusa_tree",
-        lambda c: any(
-            c.get(name) for name in ("is_medusa", "medusa_speculation_length", "num_medusa_heads", "medusa_tree")
-        ),
-        "Medusa heads propose trees, and a round here verifies one sequence",
     ),
     (
         "n_active_tokens, bucket_n_active_tokens, buckets, max_new_tokens",
@@ -167,19 +140,9 @@ RULES: tuple[Rule, ...] = (
         "token_generation_buckets say what is meant, and requests how much they want",
     ),
     (
-        "enable_eagle_draft_input_norm",
-        lambda c: c.get("enable_eagle_draft_input_norm") and not c.get("enable_eagle_speculation"),
-        "it is read with --eagle alone",
-    ),
-    (
         "draft_model_modules_to_not_convert",
         lambda c: c.get("draft_model_modules_to_not_convert") is not None and not _fused(c),
         "it is for the draft of --role fused_target; this role loads one model",
-    ),
-    (
-        "token_tree_config",
-        lambda c: c.get("token_tree_config"),
-        "a token tree is not a sequence of drafts; EAGLE heads run flat here",
     ),
     (
         "sequence_parallel_enabled, enable_eagle_draft_input_norm",
@@ -188,22 +151,11 @@ RULES: tuple[Rule, ...] = (
         "(model_base.py); without the second, the head's inputs are not normed (modeling_llama.py)",
     ),
     (
-        "windowed_context_encoding_size",
-        lambda c: c.get("windowed_context_encoding_size") and c.get("is_eagle3"),
-        "its windows keep the states of one layer, and an EAGLE-3 head reads three (model_base.py)",
-    ),
-    (
         "context_encoding_buckets",
         lambda c: c.get("sequence_parallel_enabled") and any(n % c["tp_degree"] for n in _context_buckets(c)),
         "sequence_parallel_enabled divides prompts among tp_degree cores, and a bucket is not a multiple of it "
         "(mappings.py)",
     ),
-    (
-        "allow_input_truncation",
-        lambda c: c.get("allow_input_truncation"),
-        "a prompt cut off without a word would be answered wrongly",
-    ),
-    ("on_cpu", lambda c: c.get("on_cpu"), "speculation is not implemented in NxDI's CPU mode (application_base.py)"),
     (
         "padding_side",
         lambda c: c.get("padding_side", "right") != "right",
@@ -215,45 +167,12 @@ RULES: tuple[Rule, ...] = (
         "its windows are written without regard to the sequence's line (kv_cache_manager)",
     ),
     (
-        "tensor_capture_config, tensor_replacement_config",
-        lambda c: c.get("tensor_capture_config") or c.get("tensor_replacement_config"),
-        "debugging aids that change what a step returns",
-    ),
-    (
-        "attn_block_tkg_nki_kernel_enabled",
-        lambda c: _attention_kernel(c) and not _qkv_kernel(c),
-        "it needs qkv_kernel_enabled or qkv_nki_kernel_enabled too (config.py)",
-    ),
-    (
-        "attn_block_tkg_nki_kernel_enabled",
-        lambda c: _attention_kernel(c) and c.get("flash_decoding_enabled"),
-        "it does not work with flash_decoding_enabled (config.py)",
-    ),
-    (
-        "attn_block_tkg_nki_kernel_cache_update, attn_block_tkg_nki_kernel_cascaded_attention",
-        lambda c: (
-            (c.get("attn_block_tkg_nki_kernel_cache_update") or c.get("attn_block_tkg_nki_kernel_cascaded_attention"))
-            and not _attention_kernel(c)
-        ),
-        "they need attn_block_tkg_nki_kernel_enabled (config.py)",
-    ),
-    (
         "qkv_cte_nki_kernel_fuse_rope",
         lambda c: (
             c.get("qkv_cte_nki_kernel_fuse_rope")
             and not (c.get("qkv_kernel_enabled") and c.get("qkv_nki_kernel_enabled"))
         ),
         "it needs qkv_kernel_enabled and qkv_nki_kernel_enabled (config.py)",
-    ),
-    (
-        "k_cache_transposed",
-        lambda c: c.get("k_cache_transposed") and c.get("flash_decoding_enabled"),
-        "it does not work with flash_decoding_enabled (config.py)",
-    ),
-    (
-        "quantized",
-        lambda c: c.get("quantized") and not c.get("quantized_checkpoints_path"),
-        "quantized_checkpoints_path is missing: where the quantized weights are, or are to be written (config.py)",
     ),
     (
         "quantization_dtype",
@@ -279,24 +198,6 @@ RULES: tuple[Rule, ...] = (
         "with a QKV kernel modules_to_not_convert is needed (config.py)",
     ),
     (
-        "quantized_checkpoints_path",
-        lambda c: c.get("quantized_checkpoints_path") and not c.get("quantized"),
-        "it is only read with quantized: true",
-    ),
-    (
-        "rmsnorm_quantize_kernel_enabled",
-        lambda c: c.get("rmsnorm_quantize_kernel_enabled") and not c.get("quantized_mlp_kernel_enabled"),
-        "it needs quantized_mlp_kernel_enabled (config.py)",
-    ),
-    (
-        "activation_quantization_type",
-        lambda c: (
-            c.get("activation_quantization_type")
-            and (c.get("mlp_kernel_enabled") or c.get("quantized_mlp_kernel_enabled"))
-        ),
-        "native quantization does not work with MLP kernels (config.py)",
-    ),
-    (
         "cp_degree",
         lambda c: c.get("cp_degree") and c["tp_degree"] % c["cp_degree"],
         "tp_degree is not a multiple of it (config.py)",
@@ -314,8 +215,23 @@ RULES: tuple[Rule, ...] = (
 )
 
 
+@cache
+def _table() -> list[dict[str, Any]]:
+    """Rules of truth alone: all of `if` are set, none of `unless`, and one of `any`."""
+    rows: list[dict[str, Any]] = json.loads(Path(__file__).with_name("refusals.json").read_text(encoding="utf-8"))
+    return rows
+
+
+def _breaks(c: Fields, row: Mapping[str, Any]) -> bool:
+    needed, one = all(map(c.get, row.get("if", ()))), any(map(c.get, row.get("any", ())))
+    return needed and not any(map(c.get, row.get("unless", ()))) and (one or "any" not in row)
+
+
 def refuse_broken(fields: Fields, field: str = "neuron_config") -> None:
     """Raises ValueError for the first broken combination in `fields`, the whole build's."""
     for names, broken, reason in RULES:
         if broken(fields):
             raise ValueError(f"{field}: {names} cannot be used here: {reason}")
+    for row in _table():
+        if _breaks(fields, row):
+            raise ValueError(f"{field}: {row['fields']} cannot be used here: {row['why']}")

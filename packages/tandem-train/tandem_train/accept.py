@@ -6,7 +6,6 @@ A replay has the rounds of a deployment, since the target's output does not depe
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
@@ -23,8 +22,9 @@ from tandem.engine.model_drafter import ModelDrafter
 from tandem.engine.sequences import TargetSequence
 from tandem.host.device_times import DeviceTimes, ModelTimes, StepTime, StepTimes, text_of
 from tandem.speculation.drafters import Drafter, NgramDrafter
+from tandem.speculation.estimate import Estimate
 from tandem.speculation.hybrid import HybridDrafter
-from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
+from tandem.speculation.lookup_policy import PolicedLookup
 from tandem.speculation.types import Chunk, GenerationRequest, Request, SamplingParams, SpeculationStats
 from tandem_train.replay import Agreement, Continuation, MemoizedDrafter, agreement, replay
 from tandem_train.step_costs import PairCosts, measure_costs
@@ -235,14 +235,14 @@ async def _continuations(config: AcceptConfig, target: Loaded, show: Show) -> li
     return continuations
 
 
-def _drafters(model: MemoizedDrafter | None) -> dict[str, Callable[[LookupPolicy], Drafter]]:
+def _drafters(model: MemoizedDrafter | None) -> dict[str, Callable[[], Drafter]]:
     """A maker of each kind of drafter for this pair."""
     if model is None:
-        return {"ngram": lambda policy: NgramDrafter()}
+        return {"ngram": NgramDrafter}
     return {
-        "ngram": lambda policy: NgramDrafter(),
-        "model": lambda policy: model,
-        "hybrid": lambda policy: HybridDrafter(PolicedLookup(policy), model),
+        "ngram": NgramDrafter,
+        "model": lambda: model,
+        "hybrid": lambda: HybridDrafter(PolicedLookup(Estimate()), model),
     }
 
 
@@ -250,8 +250,6 @@ async def _replayed(
     config: AcceptConfig, continuations: Sequence[Continuation], target: Loaded, draft: Loaded | None, show: Show
 ) -> tuple[DrafterFigures, ...]:
     found: dict[str, DrafterFigures] = {}
-    # Each speculation length is measured as a separate deployment.
-    policies: dict[tuple[str, int], LookupPolicy] = defaultdict(LookupPolicy)
     for number, one in enumerate(continuations, 1):
         show(f"replaying the drafters ({number} of {len(continuations)})")
         request = Request(one.sampling, adapter=config.adapter)
@@ -261,12 +259,12 @@ async def _replayed(
         try:
             for name, made in _drafters(model).items():
                 figures = found.setdefault(name, DrafterFigures(name))
-                agreed = await agreement(made(policies[name, 0]), one)
+                agreed = await agreement(made(), one)
                 for kind in (one.kind, ALL):
                     figures.agreement[kind] = figures.agreement.get(kind, Agreement()) + agreed
                 for k in range(1, config.longest + 1):
                     before = model.asked if model else 0
-                    stats = await replay(made(policies[name, k]), one, k)
+                    stats = await replay(made(), one, k)
                     figures.rounds.setdefault(k, RoundFigures()).add(
                         len(one.answer), stats, (model.asked if model else 0) - before
                     )

@@ -7,7 +7,6 @@ It can be interrupted and started again: whole shards are kept. More data makes 
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -21,6 +20,7 @@ import numpy as np
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import find, weights_revision
 from tandem.runners.making import end_ids
+from tandem_train.command import Command, setting, show
 from tandem_train.prompts import OwnTexts, TrainingPrompt, training_prompt, words
 from tandem_train.shards import ShardFolder, TrainingSequence, join
 
@@ -31,21 +31,20 @@ _OWN_FILE, _RAW_FILE = "own_prompts.json", "own_texts.json"
 
 @dataclass(frozen=True, slots=True)
 class GenerateConfig:
-    """tokens: how many the target generates in all. own: instructions that the target writes. own_raw: texts that it
-    writes without a template. shard: sequences per file."""
+    """What to generate."""
 
-    output: Path
-    target: str | None = None
-    tokens: int = 2_000_000
-    own: int = 1500
-    own_raw: int = 1500
-    shard: int = 768
-    seed: int = 1
-    rows: int = 128
-    max_prompt: int = 192
-    max_new_tokens: int = 128
-    device: str = "auto"
-    dtype: str = "auto"
+    output: Path = setting("folder for the shards")
+    target: str | None = setting("target, if not the embedded one", None, "target_model")
+    tokens: int = setting("tokens to generate in all", 2_000_000)
+    own: int = setting("prompts that the target writes itself", 1500)
+    own_raw: int = setting("raw texts that the target writes itself", 1500)
+    shard: int = setting("sequences per file", 768)
+    seed: int = setting("seed of prompts and draws", 1)
+    rows: int = setting("sequences at a time", 128)
+    max_prompt: int = setting("prompt tokens kept", 192)
+    max_new_tokens: int = setting("tokens per prompt", 128)
+    device: str = setting("cpu, cuda or auto", "auto")
+    dtype: str = setting("number format of the target, or auto", "auto")
 
     def __post_init__(self) -> None:
         for name in ("tokens", "shard", "rows", "max_prompt", "max_new_tokens"):
@@ -215,31 +214,15 @@ def _made_once(
     return tuple(json.loads(file.read_text()))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Generates training data: the target's continuations of prompts.")
-    parser.add_argument("--output", type=Path, required=True, help="folder for the shards")
-    parser.add_argument("--target_model", "--target-model", help="target (default: the embedded one)")
-    parser.add_argument("--tokens", type=int, default=2_000_000, help="tokens to generate in all (default 2000000)")
-    parser.add_argument("--own", type=int, default=1500, help="prompts that the target writes itself (default 1500)")
-    parser.add_argument(
-        "--own-raw", type=int, default=1500, help="raw texts that the target writes itself (default 1500)"
-    )
-    parser.add_argument("--shard", type=int, default=768, help="sequences per file (default 768)")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--rows", type=int, default=128, help="sequences at a time (default 128)")
-    parser.add_argument("--max-prompt", type=int, default=192, help="prompt tokens kept (default 192)")
-    parser.add_argument("--max-new-tokens", type=int, default=128, help="tokens per prompt (default 128)")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", default="auto")
-    args = vars(parser.parse_args())
-    try:
-        config = GenerateConfig(target=args.pop("target_model"), **args)
-        total = generate(config, lambda line: print(line, file=sys.stderr, flush=True))
-    except ValueError as error:
-        print(f"generate: {error}", file=sys.stderr)
-        return 2
-    print(f"{config.output} holds {total:,} tokens of the target's")
-    return 0
+def main(argv: Sequence[str] | None = None) -> int:
+    command = Command("generate", description="Generates training data: the target's continuations of prompts.")
+    command.add_settings(GenerateConfig)
+
+    def work(args: dict[str, Any]) -> None:
+        config = GenerateConfig(**args)
+        print(f"{config.output} holds {generate(config, show):,} tokens of the target's")
+
+    return command.run(argv, work)
 
 
 if __name__ == "__main__":

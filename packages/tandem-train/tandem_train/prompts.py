@@ -2,7 +2,7 @@
 
 A draft learns from the target's continuations, so the prompts only have to cover the kinds of text that users will ask
 for, also without the target's chat template. words.json holds their words and texts. The built-in evaluation prompts
-(`tandem/comparison/measuring/prompts.py`) are not among them; a test checks this.
+(`tandem/comparison/measuring/prompts.json`) are not among them; a test checks this.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tandem.speculation.acceptance import agree
-from tandem.speculation.drafters import Drafter, teach
+from tandem.speculation.drafters import Drafter
 from tandem.speculation.draws import Drawn
 from tandem.speculation.length import FixedLength
 from tandem.speculation.loop import DraftThenVerify, speculate
@@ -113,7 +113,6 @@ async def agreement(drafter: Drafter, continuation: Continuation) -> Agreement:
             proposed += bool(draft)
             agreed += draft == (token,)
             text.append(token)
-            teach(drafter, text)
     finally:
         await drafter.close()
     return Agreement(agreed, proposed, len(continuation.answer))

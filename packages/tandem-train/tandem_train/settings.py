@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tandem_train.command import setting
 from tandem_train.student import StudentConfig
 
 HELD_OUT = 50  # every 50th prompt is held out, with all its continuations
@@ -12,30 +13,26 @@ HELD_OUT = 50  # every 50th prompt is held out, with all its continuations
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
-    """batch: answered tokens per step. hard: weight of the target's first choice. softmax: how many of the
-    most frequent tokens are in every step's softmax. others: how many of the rest are sampled into it.
-    copies: sequences with a repeated span that are made from the data, per sequence of it.
-    max_tokens: the most tokens of the data to use, for learning curves.
-    start: a draft to continue training, whose shape is kept; `student` is used without one."""
+    """A run of training."""
 
-    data: Path
-    output: Path
-    target: str | None = None
+    data: Path = setting("folder that generate wrote")
+    output: Path = setting("folder for the draft")
+    target: str | None = setting("target, if not the embedded one", None, "target_model")
     student: StudentConfig = field(default_factory=StudentConfig)
-    epochs: float = 4.0
-    batch: int = 2048
-    rate: float = 3e-3
+    epochs: float = setting("times the data is seen", 4.0)
+    batch: int = setting("answered tokens per step", 2048)
+    rate: float = setting("learning rate", 3e-3)
     warm_up: int = 100
-    hard: float = 0.5
-    softmax: int = 12_288
-    others: int = 1024
-    copies: float = 0.25
+    hard: float = setting("weight of the target's first choice, 0 to 1", 0.5)
+    softmax: int = 12_288  # the most frequent tokens, in the softmax of every step
+    others: int = 1024  # of the rest, sampled into it
+    copies: float = 0.25  # sequences with a repeated span that are made from the data, per sequence of it
     weight_decay: float = 0.02
-    max_tokens: int | None = None
-    seed: int = 1
-    device: str = "auto"
+    max_tokens: int | None = setting("the most tokens of the data to use, for a learning curve", None)
+    seed: int = setting("seed of the order", 1)
+    device: str = setting("cpu, cuda or auto", "auto")
     save_minutes: float = 3.0
-    start: Path | None = None
+    start: Path | None = setting("a draft of the target's vocabulary to train further, in its shape", None)
 
     def __post_init__(self) -> None:
         if self.epochs <= 0 or self.rate <= 0:

@@ -14,16 +14,17 @@ import torch
 from torch import Tensor
 
 from tandem.checkpoints.locate import find
+from tandem_train.command import setting
 
 ROPE_THETA = 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class StudentConfig:
-    hidden: int = 160
-    layers: int = 2
-    heads: int = 5
-    feed_forward: int = 1024
+    hidden: int = setting("hidden size", 160)
+    layers: int = setting("decoder layers", 2)
+    heads: int = setting("attention heads", 5)
+    feed_forward: int = setting("width of the feed-forward layers", 1024)
 
     def __post_init__(self) -> None:
         for name in ("hidden", "layers", "heads", "feed_forward"):

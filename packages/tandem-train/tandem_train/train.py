@@ -7,13 +7,11 @@ It can be interrupted and started again with the same arguments: it resumes from
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import zlib
-from collections.abc import Callable
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
@@ -23,6 +21,7 @@ from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import FREQUENT_TOKENS, find, weights_revision
 from tandem.checkpoints.tensors import save_whole
 from tandem.checkpoints.tokenizers import write_tokenizer
+from tandem_train.command import Command, show
 from tandem_train.distill import Softmax, agreement
 from tandem_train.loop import Training, TrainingData
 from tandem_train.settings import HELD_OUT, TrainConfig
@@ -107,38 +106,19 @@ def train(config: TrainConfig, show: Callable[[str], None]) -> dict[str, Any]:
     return report
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Trains a draft on what generate wrote.")
-    shape, run = StudentConfig(), TrainConfig(Path(), Path())
-    parser.add_argument("--data", type=Path, required=True, help="folder that generate wrote")
-    parser.add_argument("--output", type=Path, required=True, help="folder for the draft")
-    parser.add_argument("--target_model", "--target-model", help="target (default: the embedded one)")
-    parser.add_argument(
-        "--start", type=Path, help="a draft with the target's vocabulary to train further, in its shape"
-    )
-    parser.add_argument("--hidden", type=int, default=shape.hidden)
-    parser.add_argument("--layers", type=int, default=shape.layers)
-    parser.add_argument("--heads", type=int, default=shape.heads)
-    parser.add_argument("--feed-forward", type=int, default=shape.feed_forward)
-    parser.add_argument("--epochs", type=float, default=run.epochs)
-    parser.add_argument("--batch", type=int, default=run.batch, help=f"tokens per step (default {run.batch})")
-    parser.add_argument("--rate", type=float, default=run.rate, help=f"learning rate (default {run.rate})")
-    parser.add_argument("--hard", type=float, default=run.hard, help="weight of the target's first choice, 0 to 1")
-    parser.add_argument("--max-tokens", type=int, help="the most tokens of the data to use, for a learning curve")
-    parser.add_argument("--seed", type=int, default=run.seed)
-    parser.add_argument("--device", default="auto")
-    args = vars(parser.parse_args())
-    try:
-        student = StudentConfig(*(args.pop(name) for name in ("hidden", "layers", "heads", "feed_forward")))
-        config = TrainConfig(target=args.pop("target_model"), student=student, **args)
-        report = train(config, lambda line: print(line, file=sys.stderr, flush=True))
-    except ValueError as error:
-        print(f"train: {error}", file=sys.stderr)
-        return 2
-    print(json.dumps(report["held_out_agreement"]))
-    command = f"python -m tandem_train.evaluate --draft_model {config.output}"
-    print(f"wrote {config.output}; measure it with: {command}")
-    return 0
+def main(argv: Sequence[str] | None = None) -> int:
+    command = Command("train", description="Trains a draft on what generate wrote.")
+    command.add_settings(TrainConfig)
+    command.add_settings(StudentConfig)
+
+    def work(args: dict[str, Any]) -> None:
+        student = StudentConfig(**{each.name: args.pop(each.name) for each in fields(StudentConfig)})
+        config = TrainConfig(student=student, **args)
+        print(json.dumps(train(config, show)["held_out_agreement"]))
+        measuring = "python main.py --role accept --draft_model"
+        print(f"wrote {config.output}; measure it with: {measuring} {config.output}")
+
+    return command.run(argv, work)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,8 @@ WIDTH_1 = Architecture("autoregressive_width_1", "TargetVerifier")
 # A server of which nothing but the OpenAI API is known: only connected, and only measured.
 OPENAI = Architecture("openai", "OpenAI")
 PLAIN = (AUTOREGRESSIVE.name, WIDTH_1.name)
+NOT_COSTED = (*PLAIN, LOOKUP.name, PIPELINED.name, NEVER_WAITING.name, HEADED.name, OPENAI.name)
+"""Not calibrated: their rounds overlap, and their bound follows from the costs of stop-and-wait; or none are known."""
 
 DEFAULT: tuple[Architecture, ...] = (AUTOREGRESSIVE, LOOKUP, DISTRIBUTED, NEVER_WAITING, FUSED, REMOTE_DRAFT)
 COMPARED: Mapping[str, Architecture] = {a.name: a for a in (*DEFAULT, PIPELINED, HEADED)}

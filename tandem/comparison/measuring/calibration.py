@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tandem.comparison.measuring.architectures import HEADED, LOOKUP, NEVER_WAITING, OPENAI, PIPELINED, PLAIN
+from tandem.comparison.measuring.architectures import NOT_COSTED, PLAIN
 from tandem.comparison.measuring.records import Measurement
 from tandem.comparison.measuring.run import Contender, measure
 from tandem.comparison.measuring.workloads import Prompt
@@ -21,8 +21,6 @@ TOKENS = 24
 """Tokens of a calibration request: about twenty steps, enough for a mean."""
 SAMPLES = 2
 """The minimum number of requests for each length and architecture."""
-NOT_COSTED = (*PLAIN, LOOKUP.name, PIPELINED.name, NEVER_WAITING.name, HEADED.name, OPENAI.name)
-"""Not calibrated: their rounds overlap, and their bound follows from the costs of stop-and-wait; or none are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +33,7 @@ class Calibration:
 
 
 class Calibrator:
-    """Sends calibration requests, a few after every measured prompt, and ignores those that fail.
-
-    `predicts`: whether the run allows a prediction; None: if these contenders do.
-    """
+    """Sends calibration requests, a few after every measured prompt, and ignores those that fail."""
 
     def __init__(
         self,
@@ -47,23 +42,16 @@ class Calibrator:
         lengths: Sequence[int],
         prompts: int,
         on_found: Callable[[Calibration], None],
-        predicts: bool | None = None,
     ) -> None:
         self._speculating = [c for c in contenders if c.name not in NOT_COSTED]
         self._plain = [c for c in contenders if c.name in PLAIN]
-        self._predicts = bool(self._plain and self._speculating and lengths) if predicts is None else predicts
         self._request = replace(request, max_new_tokens=min(TOKENS, request.max_new_tokens or TOKENS))
         self._lengths: Iterator[int] = itertools.cycle(lengths or (0,))
         self._each_time = math.ceil(SAMPLES * len(lengths) / prompts)
         self._on_found = on_found
 
     async def after_prompt(self, prompt: Prompt) -> None:
-        """Sends one plain request, and one to each speculating architecture at each length that is due.
-
-        Does nothing if the run has no plain decoding or no drafts, since no prediction is possible then.
-        """
-        if not self._predicts:
-            return
+        """Sends one plain request, and one to each speculating architecture at each length that is due."""
         for contender in self._plain:
             await self._ask(contender, prompt, 0)
         for length in itertools.islice(self._lengths, self._each_time):

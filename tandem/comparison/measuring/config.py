@@ -9,7 +9,16 @@ from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 from tandem.comparison.links.settings import LINK_KINDS, TRACE, Impairments, traces_named
-from tandem.comparison.measuring.architectures import ASKED, CONNECTABLE, DEFAULT, HEADED, OPENAI, SERVED_BY_VLLM
+from tandem.comparison.measuring.architectures import (
+    ASKED,
+    AUTOREGRESSIVE,
+    CONNECTABLE,
+    DEFAULT,
+    HEADED,
+    NOT_COSTED,
+    OPENAI,
+    SERVED_BY_VLLM,
+)
 from tandem.comparison.measuring.conditions import Condition, plan
 from tandem.comparison.measuring.json_form import HIDDEN
 from tandem.comparison.measuring.loads import Load, check_length, check_loads
@@ -114,6 +123,12 @@ class ComparisonConfig:
     def over_http(self) -> bool:
         """Whether the architectures are servers of vLLM, which are connected by their URLs."""
         return any("://" in address for name, address in self.connect.items() if name != OPENAI.name)
+
+    @property
+    def predicts(self) -> bool:
+        """Whether plain decoding is compared with drafts whose costs are measured; vLLM reports no times of steps."""
+        drafts = self.speculation_length != 0 and bool(set(self.architectures) - {*NOT_COSTED})
+        return drafts and AUTOREGRESSIVE.name in self.architectures and not self.over_http
 
     def __post_init__(self) -> None:
         if self.speculation_length is None and self.one_length:

@@ -96,14 +96,14 @@ def _measured(log: RecordLog, connect: Connect, interruption: Interruption) -> i
         if not log.measured.records:
             raise
         if log.measured.ended:  # while stopping the servers
-            log.remark(f"After the last request: {format_error(error)}")
+            log.add("remark", f"After the last request: {format_error(error)}")
         return _ended(log, format_error(error), FAILED)
 
 
 def _ended(log: RecordLog, why: str, code: int) -> int:
     """Records why the run ended early, unless it was complete."""
     if not log.measured.ended:
-        log.end(why)
+        log.add("end", why)
     return code
 
 
@@ -117,12 +117,13 @@ async def measure(log: RecordLog, connect: Connect, interruption: Interruption, 
     with progress:
         async with _open_link(config) as link:
             if config.one_length:
-                log.remark(
+                log.add(
+                    "remark",
                     f"Servers of this device draft one length, {config.speculation_length} tokens a round: auto, the"
-                    " default of the speculation length elsewhere, has nothing to choose there."
+                    " default of the speculation length elsewhere, has nothing to choose there.",
                 )
             if config.placement:
-                log.remark(f"Architectures were measured in turn, each with all of its cores: {config.placement}.")
+                log.add("remark", f"Architectures were measured in turn, each with all its cores: {config.placement}.")
             while turns:
                 names = turns.pop(0)
                 folder = config.output_dir / "logs" / (names[0] if config.placement else "")
@@ -133,7 +134,7 @@ async def measure(log: RecordLog, connect: Connect, interruption: Interruption, 
                     describe = _describing(connect, config.credentials)
                     before = log.measured.endpoints
                     endpoints = await deploy(config, fleet, describe, link, names)
-                    log.servers(in_report_order(config, [*before, *endpoints]))
+                    log.add("servers", in_report_order(config, [*before, *endpoints]))
                     _check_tokenizer(tokenizer, endpoints)
                     wide = any(each.architecture == AUTOREGRESSIVE and wants_width_1(each) for each in endpoints)
                     if config.placement and wide:
@@ -146,9 +147,9 @@ async def measure(log: RecordLog, connect: Connect, interruption: Interruption, 
                             replace(each, model=await describe(each.address, each.architecture.service))
                             for each in endpoints
                         ]
-                        log.servers(in_report_order(config, [*before, *counted]))
+                        log.add("servers", in_report_order(config, [*before, *counted]))
                     if not turns:
-                        log.end()
+                        log.add("end", None)
                     progress.say("stopping the servers")
 
 

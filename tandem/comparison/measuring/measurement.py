@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tandem.comparison.links.link import DelayLink
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE
 from tandem.comparison.measuring.attempt import format_error
-from tandem.comparison.measuring.calibration import NOT_COSTED, Calibrator
+from tandem.comparison.measuring.calibration import Calibrator
 from tandem.comparison.measuring.conditions import Condition
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint
@@ -77,15 +77,14 @@ class Measuring:
         for name, failure in (await warm_up(self.contenders, config.prompts[0], base.request)).items():
             if failure.message.startswith("chat: "):
                 raise Refused(f"raw: give your prompts as they are, with --raw: {name}: {failure.message}")
-            self.log.warm_up_failed(name, failure)
+            self.log.add("warm-up failure", name, failure)
         await self._links()
         calibrator = Calibrator(
             self.contenders,
             base.request,
             self._lengths(),
             len(config.prompts) * config.num_runs,
-            self.log.calibration,
-            self._predicts(),
+            lambda found: self.log.add("calibration", found),
         )
         self.progress.expect(self.log.measured.planned)
         await measure_all(
@@ -96,17 +95,18 @@ class Measuring:
             self._enter,
             self.progress.measuring,
             self._measured,
-            calibrator.after_prompt,
+            calibrator.after_prompt if config.predicts else None,
         )
         for condition in conditions:
             try:
                 await self._margins(condition)
             except Exception as error:  # margins are only extra detail
-                self.log.remark(
-                    f"Margins of outputs that parted were not traced under {condition.name}: {format_error(error)}"
+                self.log.add(
+                    "remark",
+                    f"Margins of outputs that parted were not traced under {condition.name}: {format_error(error)}",
                 )
         if config.over_http and (remark := await own_texts(self.contenders, config, self.log.measured.records)):
-            self.log.remark(remark)
+            self.log.add("remark", remark)
         if config.loads:
             await self._enter(base)
             asked = requests_of(config, most_requests(config), self.tokenizer)
@@ -118,7 +118,7 @@ class Measuring:
         self.progress.say(f"{architecture}, {load}: {load.requests} requests")
 
     def _measured(self, record: Record) -> None:
-        self.log.record(record)
+        self.log.add("record", record)
         self.progress.measured(record)
 
     async def _enter(self, condition: Condition, share: float = 0.0) -> None:
@@ -135,23 +135,13 @@ class Measuring:
         shortest = 0 if self.config.speculation_length is None else 1
         return tuple(range(shortest, min(most) + 1)) if most and self.config.speculation_length != 0 else ()
 
-    def _predicts(self) -> bool | None:
-        """Whether plain and speculating servers are both measured, where that is in turn; else None."""
-        if self.config.over_http:  # vLLM reports no times of draft and target
-            return False
-        if self.config.placement is None:
-            return None
-        asked = set(self.config.architectures)
-        drafts = self.config.speculation_length != 0
-        return drafts and AUTOREGRESSIVE.name in asked and bool(asked - {*NOT_COSTED})
-
     async def _links(self) -> None:
         """Measures the overhead of every link, the base's last so that it stays set."""
         for link, condition in reversed({condition.link: condition for condition in self.config.conditions}.items()):
             if self.link:
                 self.progress.say(f"measuring the link: {link}")
                 await self._enter(condition)
-                self.log.link(link, await self.link.overhead())
+                self.log.add("link", link, await self.link.overhead())
 
     async def _margins(self, condition: Condition) -> None:
         """Repeats prompts with differing outputs on the autoregressive server to get the logit margins."""
@@ -165,4 +155,4 @@ class Measuring:
         await self._enter(condition)
         prompts = [prompt for prompt in self.config.prompts if prompt.name in names]
         for name, trace in (await trace_margins(plain[0], prompts, condition.request)).items():
-            self.log.margins(condition.name, name, trace)
+            self.log.add("margins", condition.name, name, trace)

@@ -1,7 +1,7 @@
-"""A server of the OpenAI API, asked as the comparison asks its own: whatever answers there is a baseline.
+"""A client of a server of the OpenAI API, with the interface of GenerationClient.
 
-Its tokens are compared if it says their ids (`return_token_ids`, which vLLM and Tandem know). Where it says none, each
-piece of text counts as one token, and what the usage counts beyond that comes with the last.
+Tokens are compared if the server sends their ids (`return_token_ids`, which vLLM and Tandem know). Else each piece of
+text counts as one token, and tokens of the usage beyond that come with the last.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _END = "[DONE]"
 
 
 class OpenAIClient:
-    """As a GenerationClient. `token`: the API key, if there is one."""
+    """`token`: the API key, if there is one."""
 
     def __init__(self, address: str, token: str | None = None) -> None:
         self._address, self._url, self._token = address, server_url(address), token
@@ -44,7 +44,7 @@ class OpenAIClient:
         return OpenAIClient(self._address, self._token)
 
     async def model_info(self, timeout: float = 10.0, wait: bool = True) -> ModelInfo:
-        """Returns what the API says of the first model: hardly more than its name. Raises TandemError."""
+        """Returns the first model's name and length, all that the API has. Raises TandemError."""
         found = [line async for line in self._lines("GET", "/v1/models", None, timeout)]
         try:
             model = json.loads("".join(found))["data"][0]
@@ -59,7 +59,7 @@ class OpenAIClient:
         """Yields chunks as they come, then the end. Raises TandemError."""
         if self._model is None:
             await self.model_info()
-        path, body = _asked(request, str(self._model))
+        path, body = _body(request, str(self._model))
         answer = _Answer()
         async for line in self._lines("POST", path, body, timeout):
             if line.startswith("data:"):
@@ -117,15 +117,15 @@ class OpenAIClient:
 def _read(response: http.client.HTTPResponse) -> Iterator[str]:
     """Yields the lines of a response. Raises TandemError if it is a refusal."""
     if response.status != 200:
-        said = response.read(LONGEST_LINE).decode(errors="replace")
+        why = response.read(LONGEST_LINE).decode(errors="replace")
         code = "UNAUTHENTICATED" if response.status in (401, 403) else "INVALID_ARGUMENT"
-        raise TandemError(code if response.status < 500 else "UNAVAILABLE", f"HTTP {response.status}: {said[:300]}")
+        raise TandemError(code if response.status < 500 else "UNAVAILABLE", f"HTTP {response.status}: {why[:300]}")
     while line := response.readline(LONGEST_LINE):
         yield line.decode(errors="replace").strip()
 
 
-def _asked(request: GenerationRequest, model: str) -> tuple[str, dict[str, Any]]:
-    """Returns the path and the body for a request. It names only what is asked for: servers refuse what they lack."""
+def _body(request: GenerationRequest, model: str) -> tuple[str, dict[str, Any]]:
+    """Returns the path and the body of a request, without fields at their defaults: servers refuse what they lack."""
     sampling = request.sampling
     body: dict[str, Any] = {
         "model": model,
@@ -148,12 +148,12 @@ def _asked(request: GenerationRequest, model: str) -> tuple[str, dict[str, Any]]
 
 
 class _Answer:
-    """What the events of one answer say together."""
+    """Collects the events of one answer."""
 
     def __init__(self) -> None:
         self._tokens, self._finish = 0, FinishReason.LENGTH
         self._usage: dict[str, Any] = {}
-        self._says_ids = False
+        self._has_ids = False
 
     def take(self, event: str) -> Chunk | None:
         """Returns the chunk of an event, if it has one. Raises TandemError."""
@@ -169,8 +169,8 @@ class _Answer:
                 self._finish = FinishReason.END_OF_SEQUENCE
         except (ValueError, TypeError, AttributeError) as error:
             raise TandemError("UNAVAILABLE", f"an event is not what OpenAI servers send: {error}") from None
-        self._says_ids = self._says_ids or bool(ids)
-        if not ids and text and not self._says_ids:
+        self._has_ids = self._has_ids or bool(ids)
+        if not ids and text and not self._has_ids:
             ids = (UNKNOWN,)
         self._tokens += len(ids)
         return Chunk(ids, text) if ids or text else None
@@ -178,7 +178,7 @@ class _Answer:
     def end(self) -> tuple[Chunk | None, GenerationEnd]:
         """Returns the tokens that came with no text of their own, if there are, and the end."""
         counted = self._count("completion_tokens", self._tokens)
-        missing = () if self._says_ids else (UNKNOWN,) * max(0, counted - self._tokens)
+        missing = () if self._has_ids else (UNKNOWN,) * max(0, counted - self._tokens)
         stats, details = SpeculationStats(), self._usage.get("completion_tokens_details") or {}
         if isinstance(details, dict):
             stats.accepted = int(details.get("accepted_prediction_tokens") or 0)

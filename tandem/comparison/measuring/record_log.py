@@ -1,13 +1,13 @@
 """Holds the raw measurements of one comparison: writes every one to `records.jsonl` at once, and reads the file again.
 
 The first line has the settings and the machine; servers, links, requests, calibration requests and margins follow as
-they are measured, and the last line tells whether the run is complete. The file alone suffices for a report.
+they are measured, and the last line has whether the run is complete. The file alone suffices for a report.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,17 @@ NAME = "records.jsonl"
 FORMAT = 2
 """The version of the format; incremented when the meaning of a line changes or a line is removed."""
 UNENDED = "the run has not ended, or was killed"
+LINES: Mapping[str, Mapping[str, Any]] = {
+    "servers": {"endpoints": tuple[Endpoint, ...]},
+    "warm-up failure": {"architecture": str, "failure": Failure},
+    "link": {"link": LinkSettings, "overhead": LinkOverhead},
+    "record": {"record": Record},
+    "calibration": {"calibration": Calibration},
+    "margins": {"condition": str, "prompt": str, "trace": MarginTrace},
+    "remark": {"text": str},
+    "end": {"cut_short": str | None},
+}
+"""The kinds of lines after the first, with the types of their values."""
 
 
 @dataclass
@@ -65,6 +76,26 @@ class RunData:
         """Why measurements are missing; None if the run is complete."""
         return self.cut_short if self.ended else UNENDED
 
+    def add(self, kind: str, values: Mapping[str, Any]) -> None:
+        """Adds the values of a line. `end` with a reason is of a run that ended early."""
+        match kind, *values.values():
+            case "servers", endpoints:
+                self.endpoints = tuple(endpoints)
+            case "warm-up failure", name, failure:
+                self.warm_up_failures[name] = failure
+            case "link", link, overhead:
+                self.links[link] = overhead
+            case "record", record:
+                self.records.append(record)
+            case "calibration", calibration:
+                self.calibrations.append(calibration)
+            case "margins", condition, prompt, trace:
+                self.margins[condition, prompt] = trace
+            case "remark", text:
+                self.remarks.append(text)
+            case "end", cut_short:
+                self.ended, self.cut_short = True, cut_short
+
 
 class RecordLog:
     """Keeps measurements in memory and writes them to a file line by line."""
@@ -75,14 +106,8 @@ class RecordLog:
         self.path = measured.config.output_dir / NAME
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file: TextIO | None = self.path.open("w", encoding="utf-8")
-        self._write(
-            "run",
-            format=FORMAT,
-            started_at=measured.started_at,
-            settings=measured.config,
-            machine=measured.machine,
-            versions=measured.versions,
-        )
+        started = {"format": FORMAT, "started_at": measured.started_at, "settings": measured.config}
+        self._write("run", {**started, "machine": measured.machine, "versions": measured.versions})
 
     def __enter__(self) -> RecordLog:
         return self
@@ -91,40 +116,13 @@ class RecordLog:
         if self._file:
             self._file.close()
 
-    def servers(self, endpoints: Sequence[Endpoint]) -> None:
-        self.measured.endpoints = tuple(endpoints)
-        self._write("servers", endpoints=endpoints)
+    def add(self, kind: str, *values: Any) -> None:
+        """Adds a line. `values`: in the order of LINES."""
+        named = dict(zip(LINES[kind], values, strict=True))
+        self.measured.add(kind, named)
+        self._write(kind, named)
 
-    def warm_up_failed(self, architecture: str, failure: Failure) -> None:
-        self.measured.warm_up_failures[architecture] = failure
-        self._write("warm-up failure", architecture=architecture, failure=failure)
-
-    def link(self, link: LinkSettings, overhead: LinkOverhead) -> None:
-        self.measured.links[link] = overhead
-        self._write("link", link=link, overhead=overhead)
-
-    def record(self, record: Record) -> None:
-        self.measured.records.append(record)
-        self._write("record", record=record)
-
-    def calibration(self, calibration: Calibration) -> None:
-        self.measured.calibrations.append(calibration)
-        self._write("calibration", calibration=calibration)
-
-    def margins(self, condition: str, prompt: str, trace: MarginTrace) -> None:
-        self.measured.margins[condition, prompt] = trace
-        self._write("margins", condition=condition, prompt=prompt, trace=trace)
-
-    def remark(self, text: str) -> None:
-        self.measured.remarks.append(text)
-        self._write("remark", text=text)
-
-    def end(self, cut_short: str | None = None) -> None:
-        """Records the end of the run; `cut_short` is why it ended early."""
-        self.measured.ended, self.measured.cut_short = True, cut_short
-        self._write("end", cut_short=cut_short)
-
-    def _write(self, kind: str, **values: Any) -> None:
+    def _write(self, kind: str, values: Mapping[str, Any]) -> None:
         """Writes and flushes a line. If the disk is full, the file ends but the comparison goes on."""
         if self._file is None:
             return
@@ -139,7 +137,7 @@ class RecordLog:
 
 
 def read_records(path: Path, flag: str = "from-records") -> RunData:
-    """Reads what an earlier run wrote; the output folder is the file's. Raises a one-line ValueError."""
+    """Reads the records of an earlier run; the output folder is the file's. Raises a one-line ValueError."""
     lines = read_text(path, flag).split("\n")[:-1]  # an incomplete last line was being written when the run died
     first, *rest = lines or [""]
     number = 1
@@ -147,7 +145,10 @@ def read_records(path: Path, flag: str = "from-records") -> RunData:
         measured = _header(json.loads(first), path.parent)
         for line in rest:
             number += 1
-            _add(measured, json.loads(line))
+            found = json.loads(line)
+            if (kind := found["kind"]) not in LINES:
+                raise ValueError(f"kind {kind!r} is unknown")
+            measured.add(kind, {name: decoded(of, found[name]) for name, of in LINES[kind].items()})
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         why = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise ValueError(f"{flag}: {path}, line {number}: not of a comparison's records: {why}") from None
@@ -159,25 +160,3 @@ def _header(line: dict[str, Any], folder: Path) -> RunData:
         raise ValueError(f"format {FORMAT} is needed")
     config = decoded(ComparisonConfig, {**line["settings"], "output_dir": folder})
     return RunData(config, decoded(Machine, line["machine"]), decoded(Versions, line["versions"]), line["started_at"])
-
-
-def _add(measured: RunData, line: dict[str, Any]) -> None:
-    match line:
-        case {"kind": "servers", "endpoints": endpoints}:
-            measured.endpoints = tuple(decoded(Endpoint, one) for one in endpoints)
-        case {"kind": "warm-up failure", "architecture": name, "failure": failure}:
-            measured.warm_up_failures[name] = decoded(Failure, failure)
-        case {"kind": "link", "link": link, "overhead": overhead}:
-            measured.links[decoded(LinkSettings, link)] = decoded(LinkOverhead, overhead)
-        case {"kind": "record", "record": record}:
-            measured.records.append(decoded(Record, record))
-        case {"kind": "calibration", "calibration": calibration}:
-            measured.calibrations.append(decoded(Calibration, calibration))
-        case {"kind": "margins", "condition": condition, "prompt": prompt, "trace": trace}:
-            measured.margins[condition, prompt] = decoded(MarginTrace, trace)
-        case {"kind": "remark", "text": text}:
-            measured.remarks.append(text)
-        case {"kind": "end", "cut_short": cut_short}:
-            measured.ended, measured.cut_short = True, cut_short
-        case _:
-            raise ValueError(f"kind {line.get('kind')!r} is unknown, or lacks something")

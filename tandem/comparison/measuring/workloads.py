@@ -1,16 +1,19 @@
-"""Provides the prompts of a comparison: the built-in workloads or the user's own."""
+"""The prompts of a comparison: the built-in workloads (prompts.json) or the user's own."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 
 from tandem.clients.prompts import read_prompts
-from tandem.comparison.measuring.prompts import BUILT_IN, ON_REQUEST
 from tandem.speculation.types import GenerationRequest
 
+BUILT_IN = ("counting_and_lists", "code", "extraction", "chat", "prose")
+"""From the predictable to the high-entropy, written for this project."""
+ON_REQUEST = ("eks_sample",)
+"""Measured only where they are named. eks_sample: of AWS's sample of speculative decoding on EKS."""
 OWN = ("file", "prompt")
 """The kinds of the user's own prompts."""
 
@@ -31,19 +34,20 @@ class Prompt:
         return replace(request, text=self.text, chat=self.chat, sampling=replace(sampling, seed=seed))
 
 
-def built_in_prompts(kinds: Sequence[str] = tuple(BUILT_IN), per_workload: int | None = None) -> tuple[Prompt, ...]:
+def built_in_prompts(kinds: Sequence[str] = BUILT_IN, per_workload: int | None = None) -> tuple[Prompt, ...]:
     """Returns the first `per_workload` prompts (None: all) of every kind, in the order of `kinds`."""
-    known = {**BUILT_IN, **ON_REQUEST}
+    known = (*BUILT_IN, *ON_REQUEST)
     if unknown := [kind for kind in kinds if kind not in known]:
         raise ValueError(f"workloads: {unknown[0]!r} is not one of {', '.join(known)}")
     if repeated := [kind for kind in kinds if list(kinds).count(kind) > 1]:
         raise ValueError(f"workloads: {repeated[0]!r} is named twice")
     if per_workload is not None and per_workload < 1:
         raise ValueError(f"prompts-per-workload: {per_workload} is below 1")
+    found = json.loads(Path(__file__).with_name("prompts.json").read_text(encoding="utf-8"))
     return tuple(
-        Prompt(f"{kind}/{name}", kind, text, chat)
+        Prompt(f"{kind}/{prompt['name']}", kind, prompt["text"], prompt["chat"])
         for kind in kinds
-        for (name, chat), text in islice(known[kind].items(), per_workload)
+        for prompt in found[kind][:per_workload]
     )
 
 

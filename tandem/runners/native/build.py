@@ -6,7 +6,6 @@ Needs a C++20 compiler ($CXX, g++ or clang++) and the C++ standard library, noth
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import platform
 import shutil
@@ -16,13 +15,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tandem.checkpoints.trusted_cache import cache_root, locked, private_folder, seal, seal_error
+from tandem.checkpoints.trusted_cache import cache_root, made_once
 from tandem.host.cores import usable_cores
 from tandem.installing import IN_A_CHECKOUT, install_command
 from tandem.runners.native.prebuilt import prebuilt_library
 
-log = logging.getLogger("tandem.engine")
 SOURCES = Path(__file__).parent
+LIBRARY = "tandem.so"
 FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=off", "-fPIC", "-shared", "-pthread")
 
 
@@ -35,21 +34,14 @@ def library_path() -> Path:
     if built := prebuilt_library(sources_hash(), cpu_features()):
         return built
     compiler = find_compiler()
+    what = f"compiling the native steps for this CPU with {compiler}"
     try:
-        target = private_folder(cache_root()) / f"native-{_key(compiler)}.so"
-        note = target.with_suffix(".json")
-        if seal_error(note) is not None:
-            with locked(target.with_suffix(".lock")):
-                wrong = seal_error(note)
-                if wrong:
-                    log.warning("compiling the native steps again: %s", wrong)
-                if wrong is not None:
-                    log.info("compiling the native steps for this CPU once, with %s", compiler)
-                    _compile(compiler, target)
-                    seal(note, [target])
+        folder = made_once(
+            cache_root(), f"native-{_key(compiler)}", what, lambda folder: build(compiler, FLAGS, folder / LIBRARY)
+        )
     except OSError as error:
         raise CannotBuild(f"{cache_root()}: {error}") from error
-    return target
+    return folder / LIBRARY
 
 
 def find_compiler() -> str:
@@ -96,14 +88,6 @@ def _cpu_line(*names: str) -> str:
     except OSError:
         return platform.processor()
     return next((line for line in lines if line.lower().startswith(names)), "")
-
-
-def _compile(compiler: str, target: Path) -> None:
-    """Compiles to a new file and renames it, so that processes which mapped the old file keep it."""
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        made = Path(folder) / target.name
-        build(compiler, FLAGS, made)
-        made.rename(target)
 
 
 def build(compiler: str, flags: Sequence[str], library: Path) -> None:

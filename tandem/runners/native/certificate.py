@@ -12,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tandem.checkpoints.file_hashes import write_whole
-from tandem.checkpoints.trusted_cache import cache_root, file_hashes, private_folder, seal, seal_error
+from tandem.checkpoints.trusted_cache import cache_root, hash_file, private_folder, seal, seal_error, write_whole
 from tandem.runners.native.build import cpu_features, cpu_model
 from tandem.runners.protocol import Limits, RunnerIdentity
 
@@ -71,7 +70,7 @@ def certificate(
     facts = {
         "weights": identity.weights_revision,
         "format": identity.dtype,
-        "library": file_hashes().of(library),
+        "library": hash_file(library),
         "checks": _sources(),
         "numpy": np.__version__,
         "cpu": f"{cpu_model()}: {cpu_features()}",

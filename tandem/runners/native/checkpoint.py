@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tandem.checkpoints.family import UnsupportedFamily
@@ -28,71 +26,56 @@ if TYPE_CHECKING:
     from tandem.runners.startup import Startup
 
 
-@dataclass(frozen=True, slots=True)
-class Files:
-    """A checkpoint's weights. `folder`: where its other files are, None for a GGUF file."""
-
-    checkpoint: Checkpoint
-    weights: FamilyWeights
-    folder: Path | None
-
-    @classmethod
-    def of(cls, checkpoint: Checkpoint) -> Files:
-        """Raises CheckpointError, or NativeUnavailable for what is none of the Llama family."""
-        try:
-            if checkpoint.gguf_file:
-                return cls(checkpoint, GgufWeights(checkpoint.gguf_file), None)
-            folder = weights_folder(checkpoint)
-            return cls(checkpoint, FolderWeights(folder), folder)
-        except UnsupportedFamily as error:
-            raise NativeUnavailable(str(error)) from None
-        except (OSError, ValueError) as error:
-            if isinstance(error, CheckpointError):
-                raise
-            raise CheckpointError(f"{checkpoint.folder}: cannot be loaded: {error}") from None
-
-    @property
-    def end_ids(self) -> tuple[int, ...]:
-        """Token ids that end a sequence."""
-        return all_end_ids(self.checkpoint, self.weights.config.eos)
-
-    @property
-    def is_small(self) -> bool:
-        """Whether a model is so small that its products are no faster on two threads than on one."""
-        return self.weights.config.parameters < SMALL
-
-    def blocks(self, weights: str) -> BlockSource | None:
-        """The matrices in blocks that `--weights` asks for, quantised now if they are not in the cache."""
-        if weights in WHEN_LOADED:
-            return quantised(self.checkpoint, self.weights, weights)
-        return self.weights if weights == "as-stored" and isinstance(self.weights, GgufWeights) else None
-
-
 def load_checkpoint(
     checkpoint: Checkpoint, execution: Execution, dtype: str, shape: Shape, verifies: bool, startup: Startup
 ) -> NativeRunner:
     """Loads native steps in `dtype`. Raises CheckpointError, or NativeUnavailable."""
     with startup.stage("loading"):
-        files = Files.of(checkpoint)
-        if files.folder and isinstance(files.weights, FolderWeights) and not files.weights.scaled.quantisation:
-            check_dense(files.folder)
+        weights = family_weights(checkpoint)
     with startup.stage("quantising"):
-        packed = packing(execution.weights, files.blocks(execution.weights))
-    vocabulary = files.weights.config.vocab_size
-    limits = Limits(shape.slots, shape.max_length, shape.max_draft, min(shape.chunk, shape.max_length), vocabulary)
+        packed = packing(execution.weights, _blocks(checkpoint, weights, execution.weights))
+    config = weights.config
+    limits = Limits(
+        shape.slots, shape.max_length, shape.max_draft, min(shape.chunk, shape.max_length), config.vocab_size
+    )
     identity = RunnerIdentity(
         model_name=checkpoint.name,
         weights_revision=weights_revision(checkpoint),
         dtype=packed.describe(dtype),
         device="cpu",
         backend="native",
-        end_of_sequence_ids=files.end_ids,
+        end_of_sequence_ids=all_end_ids(checkpoint, config.eos),
     )
-    threads = 1 if files.is_small else execution.threads or default_threads()
-    only = None if verifies else frequent_tokens(checkpoint, vocabulary)
+    threads = 1 if config.parameters < SMALL else execution.threads or default_threads()
+    only = None if verifies else frequent_tokens(checkpoint, config.vocab_size)
     with startup.stage("compiling"), contextlib.suppress(CannotBuild, OSError):  # load_native says why
         library_path()
     with startup.stage("packing"):
-        made = load_native(files.weights, dtype, threads, limits, identity, verifies, only, packed, execution.recertify)
+        made = load_native(weights, dtype, threads, limits, identity, verifies, only, packed, execution.recertify)
         check_unchanged(checkpoint, identity.weights_revision)  # else a certificate would be of other weights
         return made
+
+
+def family_weights(checkpoint: Checkpoint) -> FamilyWeights:
+    """Reads a folder or GGUF file. Raises CheckpointError, or NativeUnavailable if it is not of the Llama family."""
+    try:
+        if checkpoint.gguf_file:
+            return GgufWeights(checkpoint.gguf_file)
+        folder = weights_folder(checkpoint)
+        weights = FolderWeights(folder)
+        if not weights.scaled.quantisation:
+            check_dense(folder)
+        return weights
+    except UnsupportedFamily as error:
+        raise NativeUnavailable(str(error)) from None
+    except CheckpointError:
+        raise
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{checkpoint.folder}: cannot be loaded: {error}") from None
+
+
+def _blocks(checkpoint: Checkpoint, weights: FamilyWeights, form: str) -> BlockSource | None:
+    """The matrices in blocks that `--weights` asks for, quantised now if they are not in the cache."""
+    if form in WHEN_LOADED:
+        return quantised(checkpoint, weights, form)
+    return weights if form == "as-stored" and isinstance(weights, GgufWeights) else None

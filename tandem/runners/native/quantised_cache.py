@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from tandem.checkpoints.family_weights import EMBEDDING, HEAD, FamilyWeights, FolderWeights, matrix_name
 from tandem.checkpoints.gguf_blocks import FORMATS, Blocks
 from tandem.checkpoints.locate import Checkpoint, check_unchanged, weights_revision
-from tandem.checkpoints.made_once import made_once
 from tandem.checkpoints.tensors import Tensors, shards_of, write_tensors
-from tandem.checkpoints.trusted_cache import cache_root
+from tandem.checkpoints.trusted_cache import cache_root, made_once
 from tandem.runners.native.build import CannotBuild, library_path
 from tandem.runners.native.library import MATRICES, load_library
 from tandem.runners.native.weights import encoded, near, packing
@@ -71,7 +70,7 @@ def quantised(checkpoint: Checkpoint, source: FamilyWeights, weights: str) -> Qu
             _write(library, source, wanted, partial)
             check_unchanged(checkpoint, revision)
 
-        kept = made_once(name, f"quantising {checkpoint.name}", make)
+        kept = made_once(cache_root(), name, f"quantising {checkpoint.name}", make)
     except CannotBuild:
         return None
     except OSError as error:

@@ -22,12 +22,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from tandem.checkpoints.file_hashes import write_whole
-from tandem.checkpoints.trusted_cache import locked, private_folder, seal, seal_error
+from tandem.checkpoints.trusted_cache import made_once
 from tandem.runners.torch.graphs import CompileStatistics, Graph, GraphRefused
 
 log = logging.getLogger("tandem.engine")
 KEPT = 6  # folders kept on disk: a fused server needs three; each graph contains the weights once
+_PACKAGE, _SECONDS = "graph.pt2", "seconds"
 _SOURCES = (
     *("graph_modules.py", "sampled_modules.py", "model.py", "graph_model.py", "slot_cache.py", "kernels.py"),
     *("../eagle/graph_modules.py", "../eagle/graph_taps.py", "../eagle/module.py"),
@@ -45,54 +45,54 @@ class PackageCompiler:
     def graph(self, name: str, step: nn.Module, arguments: Sequence[Any]) -> Graph:
         if self._sealed:
             raise GraphRefused(f"{name}: a graph was requested after warm-up")
+        compiled = 0.0
+
+        def make(partial: Path) -> None:
+            nonlocal compiled
+            compiled = _compile(step, tuple(arguments), partial)
+
         try:
-            folder = private_folder(self._folder)
+            folder = made_once(self._folder, name, f"compiling {name}", make)
         except OSError as error:
             raise GraphRefused(f"{name}: cannot store graphs in {self._folder}: {error}") from None
-        path = folder / f"{name}.pt2"
         with contextlib.suppress(PermissionError):  # part of a container image
-            os.utime(folder)
-        with locked(folder / "lock"):
-            return self.load(path) or self._compile(path, step, tuple(arguments))
+            os.utime(self._folder)
+        if compiled:
+            self.statistics.compiled += 1
+            self.statistics.compile_seconds += compiled
+            return _loaded(folder)
+        began = time.perf_counter()
+        try:
+            graph = _loaded(folder)
+        except Exception as error:  # a package of other software may raise anything
+            log.warning("%s is unusable and is compiled again: %s", folder, str(error).splitlines()[0])
+            shutil.rmtree(folder)
+            return self.graph(name, step, arguments)
+        self.statistics.loaded += 1
+        self.statistics.load_seconds += time.perf_counter() - began
+        self.statistics.before += float((folder / _SECONDS).read_text())
+        return graph
 
     def seal(self) -> None:
         self._sealed = True
 
-    def load(self, path: Path) -> Graph | None:
-        """The graph in the file, or None if it must be compiled."""
-        wrong = seal_error(path.with_suffix(".sealed"))
-        if wrong is not None:
-            if wrong:
-                log.warning("compiling a graph again: %s", wrong)
-            return None
-        began = time.perf_counter()
-        try:
-            graph = torch._inductor.aoti_load_package(str(path), run_single_threaded=True)
-            before = float(json.loads(path.with_suffix(".json").read_text())["compile_seconds"])
-        except Exception as error:  # a damaged package may raise anything
-            log.warning("%s is unusable and is compiled again: %s", path, str(error).splitlines()[0])
-            return None
-        self.statistics.loaded += 1
-        self.statistics.load_seconds += time.perf_counter() - began
-        self.statistics.before += before
-        return graph
 
-    def _compile(self, path: Path, step: nn.Module, arguments: tuple[Any, ...]) -> Graph:
-        began = time.perf_counter()
-        log.info("compiling %s once, into %s", path.stem, path.parent)
-        partial = path.with_name(f"partial-{path.name}")
-        with torch.no_grad():
-            exported = torch.export.export(step, arguments, strict=False)
-            torch._inductor.aoti_compile_and_package(
-                exported, package_path=str(partial), inductor_configs={"freezing": True}
-            )
-        partial.replace(path)
-        seconds = time.perf_counter() - began
-        write_whole(path.with_suffix(".json"), json.dumps({"compile_seconds": seconds}))
-        seal(path.with_suffix(".sealed"), [path, path.with_suffix(".json")])
-        self.statistics.compiled += 1
-        self.statistics.compile_seconds += seconds
-        return torch._inductor.aoti_load_package(str(path), run_single_threaded=True)
+def _compile(step: nn.Module, arguments: tuple[Any, ...], folder: Path) -> float:
+    """Writes a package and its seconds into `folder`; returns these."""
+    began = time.perf_counter()
+    with torch.no_grad():
+        exported = torch.export.export(step, arguments, strict=False)
+        torch._inductor.aoti_compile_and_package(
+            exported, package_path=str(folder / _PACKAGE), inductor_configs={"freezing": True}
+        )
+    seconds = time.perf_counter() - began
+    (folder / _SECONDS).write_text(str(seconds))
+    return seconds
+
+
+def _loaded(folder: Path) -> Graph:
+    graph: Graph = torch._inductor.aoti_load_package(str(folder / _PACKAGE), run_single_threaded=True)
+    return graph
 
 
 def package_folder(root: Path, name: str, facts: Mapping[str, object], keeps: bool = False) -> Path:

@@ -219,16 +219,21 @@ def field_names() -> dict[str, list[str]]:
 
     from neuronx_distributed_inference.models import config
 
-    from tandem_nxdi import fields
+    from tandem_nxdi.fields import names
+
+    named = names()
 
     def popped(cls: Any) -> set[str]:
         return set(re.findall(r'kwargs\.pop\(\s*"(\w+)"', inspect.getsource(cls)))
 
     pairs = {
-        "NeuronConfig": (popped(config.NeuronConfig), fields.NEURON),
-        "MoENeuronConfig": (popped(config.MoENeuronConfig) | {"capacity_factor", "glu_mlp"}, fields.MIXTURE_OF_EXPERTS),
-        "OnDeviceSamplingConfig": (popped(config.OnDeviceSamplingConfig), fields.SAMPLING),
-        "LoraServingConfig": (set(inspect.signature(config.LoraServingConfig).parameters), fields.LORA),
+        "NeuronConfig": (popped(config.NeuronConfig), named["neuron"]),
+        "MoENeuronConfig": (
+            popped(config.MoENeuronConfig) | {"capacity_factor", "glu_mlp"},
+            named["mixture_of_experts"],
+        ),
+        "OnDeviceSamplingConfig": (popped(config.OnDeviceSamplingConfig), named["on_device_sampling_config"]),
+        "LoraServingConfig": (set(inspect.signature(config.LoraServingConfig).parameters), named["lora_config"]),
     }
     return {name: sorted(theirs ^ set(ours)) for name, (theirs, ours) in pairs.items()}
 

@@ -8,7 +8,6 @@ size, for every token: 3.5 kB for the embedded target, so 700,000 tokens and the
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
@@ -25,6 +24,7 @@ from torch import Tensor
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.head_config import default_layers
 from tandem.checkpoints.locate import find, weights_revision
+from tandem_train.command import Command, setting, show
 from tandem_train.shards import ShardFolder, split
 
 FOLDER = "features"
@@ -32,15 +32,14 @@ FOLDER = "features"
 
 @dataclass(frozen=True, slots=True)
 class FeaturesConfig:
-    """data: the folder that generate wrote. layers: after how many of the target's layers features are taken; None: as
-    vLLM and SGLang take them by default. batch: tokens of a step."""
+    """Of which data and target to make features."""
 
-    data: Path
-    target: str | None = None
-    layers: tuple[int, ...] | None = None
-    batch: int = 2048
-    device: str = "auto"
-    dtype: str = "auto"
+    data: Path = setting("folder that tandem_train.generate wrote")
+    target: str | None = setting("target, if not the embedded one", None, "target_model")
+    layers: tuple[int, ...] | None = setting("take features after so many layers, such as 2,15,27, not as vLLM", None)
+    batch: int = setting("tokens of a step", 2048)
+    device: str = setting("cpu, cuda or auto", "auto")
+    dtype: str = setting("number format of the target, or auto", "auto")
 
     def __post_init__(self) -> None:
         if self.batch < 1:
@@ -147,33 +146,15 @@ class FeatureTarget:
         return made
 
 
-def parse_layers(text: str | None) -> tuple[int, ...] | None:
-    """Reads a list like 2,15,27. Raises ValueError."""
-    try:
-        return None if text is None else tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(f"layers: {text!r} is not a list like 2,15,27") from None
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Generates the hidden states that EAGLE-3 heads learn from.")
-    parser.add_argument("--data", type=Path, required=True, help="folder that tandem_train.generate wrote")
-    parser.add_argument("--target_model", "--target-model", help="target (default: the embedded one)")
-    parser.add_argument("--layers", help="take features after so many layers, such as 2,15,27 (default: as vLLM does)")
-    parser.add_argument("--batch", type=int, default=2048, help="tokens of a step (default 2048)")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", default="auto")
-    args = parser.parse_args(argv)
-    try:
-        config = FeaturesConfig(
-            args.data, args.target_model, parse_layers(args.layers), args.batch, args.device, args.dtype
-        )
-        count = make_features(config, lambda line: print(line, file=sys.stderr, flush=True))
-    except ValueError as error:
-        print(f"features: {error}", file=sys.stderr)
-        return 2
-    print(f"{args.data / FOLDER} holds the features of {count} shards")
-    return 0
+    command = Command("features", description="Generates the hidden states that EAGLE-3 heads learn from.")
+    command.add_settings(FeaturesConfig)
+
+    def work(args: dict[str, Any]) -> None:
+        config = FeaturesConfig(**args)
+        print(f"{config.data / FOLDER} holds the features of {make_features(config, show)} shards")
+
+    return command.run(argv, work)
 
 
 if __name__ == "__main__":

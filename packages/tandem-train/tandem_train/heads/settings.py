@@ -6,38 +6,35 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.checkpoints.head_config import LAYOUTS
+from tandem_train.command import setting
 
 
 @dataclass(frozen=True, slots=True)
 class HeadTrainConfig:
-    """data: the folder that generate and features wrote. vocabulary: columns of the narrowed head, at most.
-    intermediate: of the feed-forward layer; None: the target's. steps: of the training-time test; each later one counts
-    `decay` times as much. held_out_kinds: kinds of prompts kept out of training, to be measured apart. batch: answered
-    tokens per step. hard: weight of the target's first choice against its distribution. features: stored ones, or
-    computed by the target in every step, which needs no room on disk and pays on an accelerator."""
+    """A run of training."""
 
-    data: Path
-    output: Path
-    target: str | None = None
-    vocabulary: int = 8192
-    intermediate: int | None = None
-    steps: int = 5
-    decay: float = 0.8
-    hard: float = 0.5
-    epochs: float = 4.0
-    batch: int = 1024
-    rate: float = 1e-3
+    data: Path = setting("folder that generate and features wrote")
+    output: Path = setting("folder for the head")
+    target: str | None = setting("target, if not the embedded one", None, "target_model")
+    vocabulary: int = setting("most columns of the narrowed head", 8192)
+    intermediate: int | None = setting("feed-forward width, if not the target's", None)
+    steps: int = setting("steps of the training-time test", 5)
+    decay: float = setting("weight of each step over the one before", 0.8)
+    hard: float = setting("weight of the target's first choice against its distribution", 0.5)
+    epochs: float = setting("times the data is seen", 4.0)
+    batch: int = setting("answered tokens per step", 1024)
+    rate: float = setting("learning rate", 1e-3)
     warm_up: int = 100
     weight_decay: float = 0.01
-    max_tokens: int | None = None
-    held_out_kinds: tuple[str, ...] = ()
-    layout: str = "specforge"
-    dtype: str = "bfloat16"
-    seed: int = 1
-    save_minutes: float = 3.0
-    device: str = "auto"
-    features: str = "stored"
-    feature_layers: tuple[int, ...] | None = None
+    max_tokens: int | None = setting("the most tokens of the data to use, for a learning curve", None)
+    held_out_kinds: tuple[str, ...] = setting("kinds of prompts to keep out, such as code,prose", ())
+    layout: str = setting("specforge (vLLM, SGLang) or speculators (vLLM)", "specforge")
+    dtype: str = setting("of the file: bfloat16, float16 or float32", "bfloat16")
+    seed: int = setting("seed of weights and order", 1)
+    save_minutes: float = setting("minutes between saved states", 3.0)
+    device: str = setting("cpu, cuda or auto", "auto")
+    features: str = setting("stored, by tandem_train.heads.features, or computed in every step", "stored")
+    feature_layers: tuple[int, ...] | None = setting("with computed features: layers such as 2,15,27", None, "layers")
 
     def __post_init__(self) -> None:
         if self.epochs <= 0 or self.rate <= 0:

@@ -7,12 +7,10 @@ It can be interrupted and started again with the same arguments: it resumes from
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -23,8 +21,9 @@ from tandem.checkpoints.head_config import HeadConfig
 from tandem.checkpoints.locate import find, weights_revision
 from tandem.runners.eagle.files import write_head
 from tandem.runners.eagle.module import EagleHead
+from tandem_train.command import Command, show
 from tandem_train.heads.data import HeadData, read_head_data
-from tandem_train.heads.features import FeatureTarget, parse_layers
+from tandem_train.heads.features import FeatureTarget
 from tandem_train.heads.loop import HeadTraining, acceptance
 from tandem_train.heads.settings import HeadTrainConfig
 
@@ -108,47 +107,16 @@ def train(config: HeadTrainConfig, show: Callable[[str], None]) -> dict[str, Any
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Trains an EAGLE-3 head on what generate and features wrote.")
-    default = {one.name: one.default for one in fields(HeadTrainConfig)}
-    parser.add_argument("--data", type=Path, required=True, help="folder that generate and features wrote")
-    parser.add_argument("--output", type=Path, required=True, help="folder for the head")
-    parser.add_argument("--target_model", "--target-model", help="target (default: the embedded one)")
-    parser.add_argument(
-        "--vocabulary", type=int, default=default["vocabulary"], help="most columns of the narrowed head"
-    )
-    parser.add_argument("--intermediate", type=int, help="feed-forward width (default: the target's)")
-    parser.add_argument("--steps", type=int, default=default["steps"], help="steps of the training-time test")
-    parser.add_argument("--decay", type=float, default=default["decay"], help="weight of each step over the one before")
-    parser.add_argument("--epochs", type=float, default=default["epochs"])
-    parser.add_argument("--batch", type=int, default=default["batch"], help="answered tokens per step")
-    parser.add_argument("--rate", type=float, default=default["rate"], help="learning rate")
-    parser.add_argument("--max-tokens", type=int, help="the most tokens of the data to use, for a learning curve")
-    parser.add_argument("--held-out-kinds", default="", help="kinds of prompts to keep out, such as code,prose")
-    parser.add_argument("--layout", default=default["layout"], help="specforge (vLLM, SGLang) or speculators (vLLM)")
-    parser.add_argument("--dtype", default=default["dtype"], help="of the file: bfloat16, float16 or float32")
-    parser.add_argument("--hard", type=float, default=default["hard"], help="weight of the target's first choice")
-    parser.add_argument("--device", default=default["device"])
-    parser.add_argument(
-        "--features",
-        default=default["features"],
-        help="stored (by tandem_train.heads.features) or computed",
-    )
-    parser.add_argument("--layers", help="with --features computed: the target's layers to read, such as 2,15,27")
-    parser.add_argument("--save-minutes", type=float, default=default["save_minutes"], help="between saved states")
-    parser.add_argument("--seed", type=int, default=default["seed"])
-    args = vars(parser.parse_args(argv))
-    try:
-        args["feature_layers"] = parse_layers(args.pop("layers"))
-        kinds = tuple(filter(None, args.pop("held_out_kinds").split(",")))
-        config = HeadTrainConfig(target=args.pop("target_model"), held_out_kinds=kinds, **args)
-        report = train(config, lambda line: print(line, file=sys.stderr, flush=True))
-    except ValueError as error:
-        print(f"train: {error}", file=sys.stderr)
-        return 2
-    print(json.dumps(report["held_out_acceptance"]))
-    measuring = "python main.py --role accept --draft eagle --draft_model"
-    print(f"wrote {config.output}; measure it with: {measuring} {config.output}")
-    return 0
+    command = Command("train", description="Trains an EAGLE-3 head on what generate and features wrote.")
+    command.add_settings(HeadTrainConfig)
+
+    def work(args: dict[str, Any]) -> None:
+        config = HeadTrainConfig(**args)
+        print(json.dumps(train(config, show)["held_out_acceptance"]))
+        measuring = "python main.py --role accept --draft eagle --draft_model"
+        print(f"wrote {config.output}; measure it with: {measuring} {config.output}")
+
+    return command.run(argv, work)
 
 
 if __name__ == "__main__":

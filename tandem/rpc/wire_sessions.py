@@ -1,0 +1,231 @@
+"""Converts what opens a session, its rounds and runs, and their verdicts, to protobuf messages and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tandem.rpc import wire_checks as check
+from tandem.rpc.errors import TandemError
+from tandem.rpc.wire import rule_from_wire, rule_name, rule_to_wire
+from tandem.rpc.wire_sampling import logprobs_from_wire, logprobs_to_wire, sampling_from_wire, sampling_to_wire
+from tandem.speculation.features import FeatureFormat, FeatureInbox, FeatureSpec
+from tandem.speculation.never_waiting import RunStep
+from tandem.speculation.pipeline import Answer
+from tandem.speculation.run_on import RunMessage
+from tandem.speculation.types import MAX_DRAFTED, InvalidField, ModelInfo, Request, Rule, Verdict
+from tandem.v1 import generation_pb2
+from tandem.v1 import target_verifier_pb2 as pb
+
+STEPS_TOGETHER = 32
+"""The most steps of a run in one reply."""
+_FORMATS = {
+    FeatureFormat.BFLOAT16: generation_pb2.FEATURE_FORMAT_BFLOAT16,
+    FeatureFormat.INT8: generation_pb2.FEATURE_FORMAT_INT8,
+}
+
+
+def verdict_to_wire(verdict: Verdict, committed_length: int) -> pb.VerifyResponse:
+    """Builds the reply to a round after which `committed_length` tokens are committed."""
+    return pb.VerifyResponse(
+        committed_length=committed_length,
+        token_ids=verdict.token_ids,
+        accepted=verdict.accepted,
+        queue_seconds=verdict.queue_seconds,
+        compute_seconds=verdict.compute_seconds,
+        margins=verdict.margins,
+        step_rows=verdict.rows,
+        step_width=verdict.width,
+        step_tokens=verdict.step_tokens,
+        logprobs=logprobs_to_wire(verdict.logprobs),
+        features=verdict.features,
+    )
+
+
+def session_from_wire(message: pb.OpenSessionRequest, features: FeatureSpec | None, max_total_tokens: int) -> Request:
+    """Returns what a session asks for. `features`: those granted. Raises InvalidField naming the field."""
+    return Request(
+        sampling=sampling_from_wire(message.sampling),
+        rule=rule_from_wire(message.rule),
+        margins=message.report_margins,
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+        adapter=message.adapter,
+        features=features,
+        max_total_tokens=max_total_tokens,
+    )
+
+
+def opening_to_wire(
+    request: Request, prefix: Sequence[int], prompt_length: int, inbox: FeatureInbox | None, expected: ModelInfo | None
+) -> pb.OpenSessionRequest:
+    """Asks for a session of `request` with the tokens of `prefix`, at a server that runs the `expected` model."""
+    return pb.OpenSessionRequest(
+        prefix=prefix,
+        prompt_length=prompt_length,
+        sampling=sampling_to_wire(request.sampling),
+        rule=rule_to_wire(request.rule),
+        report_margins=request.margins,
+        logprobs=request.logprobs,
+        weights_revision=expected.weights_revision if expected else "",
+        dtype=expected.dtype if expected else "",
+        vocab_size=expected.vocab_size if expected else 0,
+        adapter=request.adapter,
+        features=feature_request(inbox, len(prefix)),
+        max_total_tokens=request.most_tokens(prompt_length),
+    )
+
+
+def check_applied(where: str, request: Request, reply: pb.OpenSessionResponse) -> None:
+    """Checks that the server at `where` applies all that `request` asks for. Raises TandemError."""
+    if reply.rule != rule_to_wire(request.rule) and (reply.rule or request.rule is not Rule.AGREEMENT):
+        raise TandemError(
+            "FAILED_PRECONDITION",
+            f"rule: {where} does not verify by {request.rule.value}, as requested; it reports {rule_name(reply.rule)}",
+        )
+    lacking = [name for name in request.sampling.processed if name not in reply.processed_fields]
+    if request.adapter and not reply.adapter_revision:
+        lacking.append("adapter")
+    if lacking:
+        raise TandemError("FAILED_PRECONDITION", f"{lacking[0]}: {where} does not apply it")
+
+
+def check_opened(
+    asked: pb.OpenSessionRequest, reply: pb.OpenSessionResponse, most_drafts: int, features: FeatureSpec | None
+) -> None:
+    """Checks what a server says of an opened session. `features`: those asked for. Raises InvalidField."""
+    known = len(asked.prefix)
+    check.count("committed_length", reply.committed_length, known + most_drafts + 1, known)
+    check.count("reused_length", reply.reused_length, reply.committed_length)
+    check.count("max_unread_tokens", reply.max_unread_tokens, check.MOST_TOKENS)
+    check.count("adapter_revision", len(reply.adapter_revision), check.MOST_NAME)
+    for name in ("lease_seconds", "queue_seconds", "prefill_seconds"):
+        check.seconds(name, getattr(reply, name))
+    if features and reply.HasField("features"):
+        first = min(asked.features.start, known - 1)
+        start = check.count("features.start", reply.features.start, known - 1, first)
+        size = (known - 1 - start) * features.position_bytes
+        check.same_count("features.values", len(reply.features.values), size, f"bytes from position {start} on")
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictBounds:
+    """What a verdict of a session may hold: ids below `vocab_size`, at most `most_drafts` accepted drafts, and what
+    `request` asks for. `features`: those that the session's verdicts have."""
+
+    vocab_size: int
+    most_drafts: int
+    request: Request
+    features: FeatureSpec | None = None
+
+
+def answer_from_wire(
+    reply: pb.VerifyResponse, asked: pb.VerifyRequest, bounds: VerdictBounds, seconds: float
+) -> Answer:
+    """Converts the reply to a round that took `seconds`. Raises InvalidField if it breaks the contract.
+
+    A round that is answered again may have had another draft before: of that, what agrees with this one is accepted.
+    """
+    network_seconds = seconds - check.seconds("server_seconds", reply.server_seconds, seconds)
+    if reply.stale:
+        return Answer(None, check.count("committed_length", reply.committed_length, check.MOST_TOKENS), network_seconds)
+    draft, same = asked.draft_tokens, 0
+    while same < min(len(draft), len(reply.token_ids)) and draft[same] == reply.token_ids[same]:
+        same += 1
+    if not reply.replayed:
+        if reply.accepted > len(draft):
+            raise InvalidField("accepted", f"{reply.accepted} of {len(draft)} drafts")
+        if reply.accepted > same:
+            raise InvalidField("token_ids", f"the id at {same} is not the draft's, and {reply.accepted} were accepted")
+    verdict = _verdict(reply, asked.base_length, min(reply.accepted, same), bounds, seconds)
+    check.count("next_steps", len(reply.next_steps), 0)
+    return Answer(verdict, reply.committed_length, network_seconds)
+
+
+def run_step_from_wire(
+    reply: pb.VerifyResponse, base_length: int, bounds: VerdictBounds, seconds: float, rtt: float | None
+) -> RunStep:
+    """Converts a reply that is not stale, of a run that has committed `base_length` tokens and takes `seconds` so far.
+
+    Raises InvalidField if it breaks the contract. A round that is answered again may have been no step of a run.
+    """
+    drafted = check.count("drafted", reply.drafted, bounds.most_drafts)
+    if reply.replayed:
+        drafted = max(drafted, reply.accepted)
+    if reply.accepted > drafted:
+        raise InvalidField("accepted", f"{reply.accepted} of {drafted} drafts")
+    return RunStep(_verdict(reply, base_length, reply.accepted, bounds, seconds), drafted, rtt, reply.copied)
+
+
+def _verdict(
+    reply: pb.VerifyResponse, base_length: int, accepted: int, bounds: VerdictBounds, seconds: float
+) -> Verdict:
+    count = len(reply.token_ids)
+    check.count("accepted", reply.accepted, bounds.most_drafts)
+    if count != reply.accepted + 1:
+        raise InvalidField("token_ids", f"{count} with {reply.accepted} accepted drafts")
+    if reply.committed_length != base_length + count:
+        raise InvalidField("committed_length", f"{reply.committed_length} after {base_length} tokens and {count} more")
+    request = bounds.request
+    if not (request.margins and request.rule is Rule.REJECTION and not reply.margins):
+        check.same_count("margins", len(reply.margins), count if request.margins else 0, "tokens")
+    check.same_count("logprobs", len(reply.logprobs), 0 if request.logprobs is None else count, "tokens")
+    each = bounds.features.position_bytes if bounds.features else 0
+    check.same_count("features", len(reply.features), each * count, f"bytes of {count} positions")
+    return Verdict(
+        check.token_ids("token_ids", reply.token_ids, bounds.vocab_size),
+        accepted,
+        check.seconds("queue_seconds", reply.queue_seconds, seconds),
+        check.seconds("compute_seconds", reply.compute_seconds, seconds),
+        check.numbers("margins", reply.margins),
+        max(1, check.count("step_rows", reply.step_rows, check.MOST_ROWS)),
+        check.count("step_width", reply.step_width, check.MOST_ROWS),
+        check.count("step_tokens", reply.step_tokens, check.MOST_TOKENS),
+        logprobs_from_wire(reply.logprobs, bounds.vocab_size, request.logprobs or 0),
+    )
+
+
+def feature_format_from_wire(value: int) -> FeatureFormat:
+    """Converts a number format; unspecified means bfloat16. Raises InvalidField."""
+    if value == generation_pb2.FEATURE_FORMAT_UNSPECIFIED:
+        return FeatureFormat.BFLOAT16
+    return check.member("features.format", value, _FORMATS, "number format")
+
+
+def feature_request(inbox: FeatureInbox | None, prefix_length: int) -> pb.FeatureRequest | None:
+    """What an opening asks for, so that `inbox` has the features of the prefix; None without an inbox."""
+    if inbox is None:
+        return None
+    spec = inbox.spec
+    return pb.FeatureRequest(layers=spec.layers, format=_FORMATS[spec.format], start=inbox.wanted(prefix_length))
+
+
+def run_message_to_wire(message: RunMessage, request: pb.VerifyRequest) -> pb.VerifyRequest:
+    """Adds `message` to `request`, which names the session and its settings."""
+    request.base_length, request.last_token = message.base_length, message.last_token
+    request.draft_tokens.extend(message.token_ids)
+    request.run_until, request.max_step_drafts = message.run_until, message.most_drafts
+    request.max_step_copies = message.most_copies
+    return request
+
+
+def run_message_from_wire(request: pb.VerifyRequest, most: int) -> RunMessage:
+    """Raises InvalidField naming the field. Token ids are not checked. `most`: draft tokens that a step can verify."""
+    if len(request.draft_tokens) > MAX_DRAFTED:
+        raise InvalidField("draft_tokens", f"{len(request.draft_tokens)} tokens are above {MAX_DRAFTED}")
+    draft, width = tuple(request.draft_tokens), min(request.max_step_drafts, most)
+    copies = min(request.max_step_copies, most)
+    return RunMessage(request.base_length, request.last_token, draft, request.run_until, width, copies)
+
+
+def steps_from_wire(reply: pb.VerifyResponse) -> list[pb.VerifyResponse]:
+    """Returns the steps that a reply to a run holds, oldest first. Raises InvalidField. Nothing else is checked."""
+    if len(reply.next_steps) >= STEPS_TOGETHER:
+        raise InvalidField("next_steps", f"{len(reply.next_steps)} are above {STEPS_TOGETHER - 1}")
+    if any(step.next_steps for step in reply.next_steps):
+        raise InvalidField("next_steps", "one of them has next_steps of its own")
+    return [reply, *reply.next_steps]
+
+
+def drafted_in(request: pb.VerifyRequest, reply: pb.VerifyResponse) -> int:
+    """Returns how many draft tokens a step verified. `request`: what it answers, or the newest message of a run."""
+    return int(reply.drafted) if request.HasField("run_until") else len(request.draft_tokens)

@@ -1,0 +1,279 @@
+"""Fused rounds that the device begins by itself: the rows are those of rounds that the event loop asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tandem.engine.batcher import Batcher
+from tandem.engine.engine import Engine
+from tandem.engine.fused_rounds import FusedPair, FusedRounds
+from tandem.engine.fused_stepper import FusedStepper
+from tandem.engine.generators import fused_generator
+from tandem.engine.loading import Loaded
+from tandem.engine.model_config import DraftChoice
+from tandem.runners.protocol import FusedRow
+from tandem.runners.toy import ToyConfig, ToyRunner, ToyTokenizer
+from tandem.speculation.estimate import Estimate
+from tandem.speculation.length import LengthPlan
+from tandem.speculation.lookup_policy import PolicedLookup
+from tandem.speculation.types import Chunk, Draft, GenerationEnd, GenerationRequest, Request, SpeculationStats
+from tests.support import GREEDY, SAMPLED, oracle, run, toy
+
+PROMPT = list(b"a prompt")
+MISS = ToyConfig(miss=0.4)
+COUNT = 60
+
+
+@pytest.fixture
+def read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tandem.engine.batcher.TOGETHER", 0.0)
+
+
+def once(k: int) -> LengthPlan:
+    return LengthPlan(k, k, lasts=False)
+
+
+def stepper(rounds: FusedRounds) -> FusedStepper:
+    assert rounds.stepper
+    return rounds.stepper
+
+
+class Copies(PolicedLookup):
+    """Copies at every third length: tokens of which two are right."""
+
+    def __init__(self, sampling: Any) -> None:
+        super().__init__(Estimate())
+        self.sampling = sampling
+
+    def copy(self, tokens: Sequence[int], k: int) -> Draft:
+        if len(tokens) % 3:
+            return Draft()
+        truth = oracle(tokens, self.sampling, 3, past_the_end=True)
+        return Draft((*truth[:2], (truth[2] + 1) % 256)[:k])
+
+
+class Site:
+    """A fused pair of toys that notes the rows of its steps; those of `planned` take until the next is planned."""
+
+    def __init__(self, lookup: bool = False) -> None:
+        self.batcher = Batcher("ahead")
+        self.target, self.draft = Engine(toy(), self.batcher), Engine(toy(MISS), self.batcher, vital=False)
+        self.pair = FusedPair(self.target, self.draft)
+        self.rows, self.gaps, inner = list[FusedRow](), list[float](), self.pair.step
+        self.planned: FusedRounds | None = None
+        self.begun, self.lookup = 0, lookup
+
+        def step(rows: Sequence[FusedRow]) -> Any:
+            self.rows += rows
+            given_up = time.perf_counter() + 5
+            while self.planned and stepper(self.planned).plan is None and time.perf_counter() < given_up:
+                time.sleep(0.0005)  # a step takes longer than its plan
+            return inner(rows)
+
+        self.pair.step = step
+
+    async def opened(self, sampling: Any = GREEDY, stops: Sequence[int] = (), count: int = COUNT) -> FusedRounds:
+        lookup = Copies(sampling) if self.lookup else None
+        rounds = FusedRounds(self.pair, Request(sampling, max_new_tokens=count), lookup, stops=stops)
+        await rounds.open(PROMPT)
+        return rounds
+
+    async def rounds(self, rounds: FusedRounds, plans: Sequence[int], ahead: bool, count: int = COUNT) -> list[int]:
+        """Runs rounds of these lengths, again and again; `ahead`: each is planned while the one before runs."""
+        tokens, at, self.planned = list(PROMPT), 0, rounds if ahead else None
+        while (left := len(PROMPT) + count - len(tokens)) > 0:
+            under_way = asyncio.create_task(rounds.round(tokens, min(plans[at % len(plans)], left - 1)))
+            await asyncio.sleep(0)
+            at += 1
+            if ahead:
+                rounds.plan(once(plans[at % len(plans)]))
+            tokens += (await under_way)[1].token_ids
+            self.begun += not stepper(rounds).target.device_waits
+        return tokens[len(PROMPT) :]
+
+
+@pytest.mark.usefixtures("read_at_once")
+@pytest.mark.each_value
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
+@pytest.mark.parametrize("lookup", [False, True])
+@pytest.mark.parametrize("reprocesses", [False, True])
+@pytest.mark.parametrize("plans", [[3], [4, 0, 0, 2, 5, 1]])
+def test_the_device_makes_the_rows_that_the_loop_would_ask_for(
+    sampling: Any, lookup: bool, reprocesses: bool, plans: list[int]
+) -> None:
+    async def of(ahead: bool) -> Site:
+        site = Site(lookup)
+        rounds = await site.opened(sampling)
+        stepper(rounds).draft.keeps_drafts = not reprocesses
+        tokens = await site.rounds(rounds, plans, ahead)
+        assert tuple(tokens[:COUNT]) == oracle(PROMPT, sampling, COUNT, past_the_end=True)
+        await rounds.close()
+        await site.batcher.close()
+        return site
+
+    async def test() -> None:
+        asked, ahead = await of(False), await of(True)
+        assert asked.begun == 0 and ahead.begun >= len(ahead.rows) - 4  # the first, and where the model fills
+        assert ahead.rows == asked.rows
+
+    run(test())
+
+
+@pytest.mark.usefixtures("read_at_once")
+def test_no_round_runs_past_a_stop_token_or_the_length() -> None:
+    async def test() -> None:
+        expected = oracle(PROMPT, GREEDY, COUNT, past_the_end=True)
+        stop = expected[20]
+        for stops, last in (((stop,), expected.index(stop)), ((), COUNT - 1)):
+            site = Site()
+            rounds, tokens = await site.opened(stops=stops), list(PROMPT)
+            site.planned = rounds
+            while len(tokens) <= len(PROMPT) + last:
+                under_way = asyncio.create_task(rounds.round(tokens, min(3, len(PROMPT) + COUNT - len(tokens) - 1)))
+                await asyncio.sleep(0)
+                rounds.plan(once(3))
+                tokens += (await under_way)[1].token_ids
+            taken = len(site.rows)
+            await asyncio.sleep(0.02)
+            assert len(site.rows) == taken and site.rows[-1].propose.position < len(PROMPT) + last
+            assert tuple(tokens[len(PROMPT) :][: last + 1]) == expected[: last + 1]
+            await rounds.close()
+            await site.batcher.close()
+
+    run(test())
+
+
+def test_generations_that_share_steps_begin_them_by_themselves_and_are_exact() -> None:
+    async def test() -> None:
+        site = Site()
+        tokenizer = ToyTokenizer()
+        generator = fused_generator(
+            Loaded(site.target, tokenizer), Loaded(site.draft, tokenizer), None, DraftChoice("hybrid", "toy")
+        )
+
+        async def one(prompt: list[int]) -> None:
+            tokens, request = list[int](), {"max_new_tokens": COUNT, "ignore_end_of_sequence": True}
+            async for event in generator.generate(GenerationRequest(token_ids=tuple(prompt), **request)):  # type: ignore[arg-type]
+                if isinstance(event, Chunk):
+                    tokens += event.token_ids
+            assert isinstance(event, GenerationEnd)
+            assert tuple(tokens) == oracle(prompt, GREEDY, COUNT, past_the_end=True)
+
+        leaves = asyncio.create_task(one(list(b"leaves")))
+        others = asyncio.gather(one(PROMPT), one(list(b"another")))
+        await asyncio.sleep(0.03)
+        leaves.cancel()
+        await asyncio.gather(leaves, return_exceptions=True)
+        await others
+        await site.batcher.close()
+
+    run(test())
+
+
+def test_the_draft_models_part_of_a_prompt_is_computed_when_it_first_drafts_and_counts_as_prefill() -> None:
+    prompt, chunks, each = tuple(range(1, 65)), 4, 0.01
+
+    async def test() -> None:
+        site = Site()
+        slow = Engine(toy(ToyConfig(step_seconds=each)), site.batcher, vital=False)
+        rounds = FusedRounds(FusedPair(site.target, slow), Request(GREEDY), None, stats := SpeculationStats())
+        await rounds.open(prompt)
+        tokens, truth = list(prompt), oracle(prompt, GREEDY, 30, past_the_end=True)
+        for k, chunks_before in ((0, 0), (3, chunks), (3, chunks)):
+            draft, verdict = await rounds.round(tokens, k)
+            tokens += verdict.token_ids
+            assert len(draft.token_ids) == verdict.accepted == k
+            assert chunks_before * each <= stats.prefill_seconds < chunks_before * each + 0.5
+            assert (stats.prefill_seconds > 0) == (chunks_before > 0)
+        assert tuple(tokens[len(prompt) :]) == truth[: len(tokens) - len(prompt)]
+        await rounds.close()
+        await site.batcher.close()
+
+    run(test())
+
+
+@pytest.mark.usefixtures("read_at_once")
+def test_a_draft_model_that_fails_is_left_to_the_loop() -> None:
+    class Fails(ToyRunner):
+        def propose(self, rows: Sequence[Any]) -> Any:
+            if self.steps > 8:
+                raise RuntimeError("gone")
+            return super().propose(rows)
+
+    async def test() -> None:
+        site = Site()
+        site.draft = Engine(toy(MISS, kind=Fails), site.batcher, vital=False)
+        pair = FusedPair(site.target, site.draft)
+        stats = SpeculationStats()
+        rounds = FusedRounds(pair, Request(GREEDY, max_new_tokens=COUNT), stats=stats, stops=())
+        await rounds.open(PROMPT)
+        tokens = await site.rounds(rounds, [3], True)
+        assert tuple(tokens) == oracle(PROMPT, GREEDY, COUNT, past_the_end=True)
+        assert pair.health.failures == 1 and stats.undrafted_rounds > 5
+        await rounds.close()
+        await site.batcher.close()
+
+    run(test())
+
+
+@pytest.mark.usefixtures("read_at_once")
+def test_an_error_on_the_device_thread_reaches_the_request() -> None:
+    class Fails(Copies):
+        def copy(self, tokens: Sequence[int], k: int) -> Draft:
+            if len(tokens) > len(PROMPT) + 10:
+                raise ValueError("no copy")
+            return Draft()
+
+    async def test() -> None:
+        site = Site()
+        rounds = FusedRounds(site.pair, Request(GREEDY, max_new_tokens=COUNT), Fails(GREEDY), stops=())
+        await rounds.open(PROMPT)
+        with pytest.raises(ValueError, match="no copy"):
+            await site.rounds(rounds, [3], True)
+        await rounds.close()
+        await site.batcher.close()
+
+    run(test())
+
+
+@pytest.mark.parametrize(("plan", "rounds_begun"), [(once(3), 1), (LengthPlan(3, 3), 5)])
+def test_a_trial_serves_one_round_and_another_plan_all_that_follow(plan: LengthPlan, rounds_begun: int) -> None:
+    async def test() -> None:
+        site = Site()
+        rounds = await site.opened()
+        await rounds.round(PROMPT, 3)
+        stepper(rounds).plan = plan
+        begun = [stepper(rounds).next_row() for _ in range(5)]
+        assert [each is not None for each in begun] == [i < rounds_begun for i in range(5)]
+        await rounds.close()
+        await site.batcher.close()
+
+    run(test())
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
+def test_while_the_device_copies_the_loop_learns_and_tokens_are_exact(sampling: Any) -> None:
+    """A text that repeats itself, so that copies are taken on both threads."""
+    prompt = list(b"abcabcabcabcabcabcabc")
+
+    async def test() -> None:
+        site, tokenizer = Site(), ToyTokenizer()
+        generator = fused_generator(
+            Loaded(site.target, tokenizer), Loaded(site.draft, tokenizer), None, DraftChoice("hybrid", "toy")
+        )
+        tokens = list[int]()
+        request = GenerationRequest(
+            token_ids=tuple(prompt), max_new_tokens=120, ignore_end_of_sequence=True, sampling=sampling
+        )
+        async for event in generator.generate(request):
+            if isinstance(event, Chunk):
+                tokens += event.token_ids
+        assert tuple(tokens) == oracle(prompt, sampling, 120, past_the_end=True)
+        await site.batcher.close()
+
+    run(test())
