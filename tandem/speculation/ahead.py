@@ -32,7 +32,7 @@ class ChoosesLookahead(Protocol):
 
     @property
     def plan(self) -> DraftPlan:
-        """The reach to draft with now."""
+        """How far to draft now."""
 
     def observe(self, hit: bool) -> None:
         """Records whether the target's token was the one drafted for its place."""
@@ -47,7 +47,7 @@ class DraftingAhead:
     """
 
     drafter: Drafter
-    reach: ChoosesLookahead
+    lookahead: ChoosesLookahead
     send: Callable[[RunMessage], None]
     stats: SpeculationStats
     known: list[int]
@@ -72,7 +72,7 @@ class DraftingAhead:
     _acknowledged: int = 0
     _until: int = 0
     _starts: int = 0  # how often the path was left
-    _observed: int = 0  # the length up to which `reach` knows what was drafted for each place
+    _observed: int = 0  # the length up to which `lookahead` knows what was drafted for each place
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -81,7 +81,7 @@ class DraftingAhead:
 
     def begin(self) -> None:
         """Lets the verifier run, before anything is drafted."""
-        self._tell(self.reach.plan)
+        self._tell(self.lookahead.plan)
         self._news.set()
 
     def arrived(self, token_ids: Sequence[int]) -> None:
@@ -137,20 +137,20 @@ class DraftingAhead:
             self._news.clear()
             while self.drafts_here and await self._draft_more():
                 pass
-            plan = self.reach.plan
+            plan = self.lookahead.plan
             if (plan.width and len(self._path) > self._told) or self._must_acknowledge():
                 self._tell(plan)
 
     async def _draft_more(self) -> bool:
         """Drafts one chunk, and returns whether there is more to draft."""
-        plan = self.reach.plan
+        plan = self.lookahead.plan
         missing = min(len(self.known) + plan.depth, self.end - 1) - len(self._path)
         if missing < 1 or (plan.width == 0 and not self._probes):
             return False
         starts, began = self._starts, self.clock()
         draft = await self.drafter.propose(self._path, min(missing, self.chunk))
         if self.measures:
-            self.reach.estimate.drafted(len(draft.token_ids), self.clock() - began)
+            self.lookahead.estimate.drafted(len(draft.token_ids), self.clock() - began)
         self.stats.spent(draft)
         self.drafted += len(draft.token_ids)
         if starts != self._starts:
@@ -171,7 +171,7 @@ class DraftingAhead:
 
     def _observe(self, at: int, hit: bool) -> None:
         self._observed = at + 1
-        self.reach.observe(hit)
+        self.lookahead.observe(hit)
 
     def _leave_path(self) -> None:
         self._path = list(self.known)

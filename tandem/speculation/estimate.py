@@ -50,7 +50,7 @@ class Acceptance:
         counts = itertools.chain(self._counts, itertools.repeat((0.0, 0.0)))
         for i, (trials, hits) in zip(range(max(drafted, len(self._counts))), counts, strict=False):
             tried = i < min(drafted, accepted + 1)
-            found.append((fade * trials + tried, fade * hits + (i < accepted)))
+            found.append((fade * trials + tried, fade * hits + (tried and i < accepted)))
         self._counts = tuple(found)
 
     def rates(self, most: int) -> list[float]:
