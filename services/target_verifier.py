@@ -13,7 +13,7 @@ from tandem.engine.engine import Engine
 from tandem.engine.generator import check_tokens
 from tandem.engine.sequences import TargetSequence
 from tandem.rpc import wire
-from tandem.rpc.wire_verdicts import session_from_wire
+from tandem.rpc.wire_sessions import session_from_wire
 from tandem.services.duplex import answered_in_order
 from tandem.services.errors import ModelMismatch, VocabularyMismatch
 from tandem.services.generation import GenerateMethod

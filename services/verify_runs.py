@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 
 from tandem.engine.generator import check_tokens
 from tandem.engine.sequences import RunStepper, TargetSequence
-from tandem.rpc.wire_runs import STEPS_TOGETHER, run_message_from_wire
-from tandem.rpc.wire_verdicts import verdict_to_wire
+from tandem.rpc.wire_sessions import STEPS_TOGETHER, run_message_from_wire, verdict_to_wire
 from tandem.services.duplex import Duplex, Incoming
 from tandem.services.security.identity import caller
 from tandem.services.sessions.table import (

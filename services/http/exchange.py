@@ -60,27 +60,26 @@ class Exchange:
             raise NotJson("the body's content-type is not application/json")
         if (coding := headers.get(b"content-encoding", b"identity").decode("latin-1").strip().lower()) != "identity":
             raise NotJson(f"content-encoding: {coding[:80]!r} is not served: send the JSON as it is")
-        too_large = BodyTooLarge(most)
         if int(headers.get(b"content-length", b"0")) > most:
-            raise too_large
-        found = bytearray()
+            raise BodyTooLarge(most)
         try:
             with WaitLimit(seconds) as waiting:
-                ends = asyncio.get_running_loop().time() + seconds
-                while True:
-                    message = await waiting.until(self._receive())
-                    if message["type"] == "http.disconnect":
-                        raise asyncio.CancelledError
-                    found += message["body"]
-                    if len(found) > most:
-                        raise too_large
-                    if not message["more_body"]:
-                        self._unread = False
-                        return bytes(found)
-                    if asyncio.get_running_loop().time() > ends:
-                        raise MessageTimeout
+                return await waiting.until(self._rest(most))
         except MessageTimeout:
             raise BodyLate(f"the body did not arrive within {seconds:g} s") from None
+
+    async def _rest(self, most: int) -> bytes:
+        """Reads the body to its end. Raises BodyTooLarge."""
+        found = bytearray()
+        while self._unread:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise asyncio.CancelledError
+            found += message["body"]
+            if len(found) > most:
+                raise BodyTooLarge(most)
+            self._unread = message["more_body"]
+        return bytes(found)
 
     async def wait_for_disconnect(self) -> None:
         """Returns once the client has left."""
@@ -109,11 +108,12 @@ class Exchange:
         if self.header("expect"):  # it sends nothing before the server says 100
             return
         with contextlib.suppress(MessageTimeout), WaitLimit(DISCARD_SECONDS) as waiting:
-            ends = asyncio.get_running_loop().time() + DISCARD_SECONDS
-            while asyncio.get_running_loop().time() < ends:
-                message = await waiting.until(self._receive())
-                if message["type"] == "http.disconnect" or not message["more_body"]:
-                    return
+            await waiting.until(self._skip())
+
+    async def _skip(self) -> None:
+        message = await self._receive()
+        while message["type"] != "http.disconnect" and message["more_body"]:
+            message = await self._receive()
 
     async def events(self, messages: Sequence[Json]) -> int:
         """Sends messages of a stream, which the first of them begins. Returns their size."""

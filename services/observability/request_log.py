@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.rpc.request_context import current
-from tandem.rpc.wire_runs import drafted_in
+from tandem.rpc.wire_sessions import drafted_in
 from tandem.services.layers import Call
 from tandem.services.observability.calls import CallObserver, end_of
 from tandem.services.security.identity import caller

@@ -9,7 +9,7 @@ import grpc
 
 from tandem.rpc.request_context import Attributes
 from tandem.rpc.tracing import Span, Tracing
-from tandem.rpc.wire_runs import drafted_in
+from tandem.rpc.wire_sessions import drafted_in
 from tandem.services.layers import Call
 from tandem.services.observability.calls import CallObserver, end_of
 

@@ -6,6 +6,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterator
 
+from tandem.services.duplex import StreamIdle
 from tandem.services.security.identity import ANONYMOUS
 from tandem.services.security.limits import LimitReached, ServerLimits
 
@@ -13,8 +14,8 @@ BYTES_PER_TOKEN = 1024
 """Memory per token of a session: the index of n-gram lookup, measured."""
 
 
-class ProposalCounts:
-    """Counts each caller's proposal sessions and their bytes, and enforces the limits."""
+class ProposalSessions:
+    """Counts each caller's open proposal sessions and their bytes, and enforces the limits. The totals are metrics."""
 
     def __init__(self, limits: ServerLimits) -> None:
         self._most = {
@@ -23,13 +24,27 @@ class ProposalCounts:
         }
         self._held: dict[str, Counter[str]] = {name: Counter() for name in self._most}
         self._together = Counter[str]()
+        self.opened = self.closed = self.expired = 0
+
+    def __len__(self) -> int:
+        """Returns the number of open sessions."""
+        return self._together["max_proposal_sessions"]
+
+    def owned_by(self, identity: str) -> int:
+        return self._held["max_proposal_sessions"][identity]
 
     @contextlib.contextmanager
-    def session(self, identity: str) -> Iterator[None]:
+    def one(self, identity: str) -> Iterator[None]:
         """Counts a session while the block runs. Raises LimitReached."""
         self._add("max_proposal_sessions", identity, 1)
+        self.opened += 1
         try:
             yield
+            self.closed += 1
+        except BaseException as error:
+            idle = isinstance(error, StreamIdle)
+            self.expired, self.closed = self.expired + idle, self.closed + (not idle)
+            raise
         finally:
             self._add("max_proposal_sessions", identity, -1)
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 
 from tandem.engine.drafting import Drafting
 from tandem.engine.generator import check_tokens
 from tandem.rpc import wire
-from tandem.services.duplex import Incoming, StreamIdle
+from tandem.services.duplex import Incoming
 from tandem.services.errors import VocabularyMismatch
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.identity import caller
 from tandem.services.security.limits import ServerLimits
 from tandem.services.security.names import check_name
-from tandem.services.sessions.proposal_limits import ProposalCounts
+from tandem.services.sessions.proposal_limits import ProposalSessions
 from tandem.services.sessions.proposal_stream import ProposalStream
 from tandem.speculation.drafters import Drafter
 from tandem.speculation.types import MAX_DRAFTED, InvalidField, ModelInfo, Rule, TooLong
@@ -37,40 +37,6 @@ class ProposalSession:
     tokens: list[int] = field(default_factory=list)
 
 
-class ProposalSessions:
-    """The open sessions, and the totals that metrics show."""
-
-    def __init__(self) -> None:
-        self._open: list[ProposalSession] = []
-        self.opened = self.expired = 0
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def __iter__(self) -> Iterator[ProposalSession]:
-        return iter(self._open)
-
-    @property
-    def closed(self) -> int:
-        return self.opened - self.expired - len(self._open)
-
-    def owned_by(self, owner: str) -> int:
-        return sum(session.owner == owner for session in self._open)
-
-    @contextlib.contextmanager
-    def holding(self, session: ProposalSession) -> Iterator[None]:
-        """Lists a session while the block runs."""
-        self._open.append(session)
-        self.opened += 1
-        try:
-            yield
-        except StreamIdle:
-            self.expired += 1
-            raise
-        finally:
-            self._open.remove(session)
-
-
 class Proposals:
     """Answers Propose. A stream without a message for `lease_seconds` ends, with its session."""
 
@@ -84,9 +50,8 @@ class Proposals:
     ) -> None:
         self._drafting, self._info, self._lifecycle = drafting, info, lifecycle
         self._lease_seconds, self._limits = lease_seconds, limits or ServerLimits()
-        self._counts = ProposalCounts(self._limits)
         self._vocab_size = min(info.vocab_size, drafting.vocab_size)
-        self.sessions = ProposalSessions()
+        self.sessions = ProposalSessions(self._limits)
 
     async def stream(self, requests: AsyncIterator[pb.ProposeRequest]) -> Replies:
         """Answers one stream. Raises errors that services/errors.py maps."""
@@ -116,13 +81,13 @@ class Proposals:
         self._lifecycle.check()
         self._limits.check_sessions(self.sessions.owned_by(owner))
         session = ProposalSession(owner, self._drafting.drafter(asked, self._info.vocab_size, SLOT_SECONDS))
-        with self._counts.session(owner), self.sessions.holding(session):
+        with self.sessions.one(owner):
             try:
                 self._keep(session, first)
                 await session.drafter.open(session.tokens[: first.prompt_length or len(session.tokens)])
                 yield session
             finally:
-                self._counts.grow(owner, -len(session.tokens))
+                self.sessions.grow(owner, -len(session.tokens))
                 await session.drafter.close()
 
     async def _answers(
@@ -175,7 +140,7 @@ class Proposals:
 
     def _keep(self, session: ProposalSession, request: pb.ProposeRequest) -> None:
         """Raises LimitReached."""
-        self._counts.grow(session.owner, len(request.tokens))
+        self.sessions.grow(session.owner, len(request.tokens))
         session.tokens = [*session.tokens, *request.tokens]
 
     def _check(self, request: pb.ProposeRequest, known: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tandem.engine.engine import Engine
 from tandem.engine.feature_output import OPENING_BYTES
 from tandem.engine.sequences import TargetSequence
-from tandem.rpc.wire_features import feature_format_from_wire
+from tandem.rpc.wire_sessions import feature_format_from_wire
 from tandem.speculation.features import FeatureSpec
 from tandem.speculation.types import InvalidField
 from tandem.v1 import target_verifier_pb2 as pb

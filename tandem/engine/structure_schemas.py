@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, unquote
@@ -285,14 +285,12 @@ class Rest:
 class JsonText:
     """Reads an output that is JSON. It bounds the digits of numbers, which schemas leave without end.
 
-    `leading[n]`: the tokens that begin with n digits or more, as bits of a mask. `most`: digits in a row; an exponent
-    has EXPONENT_DIGITS. `rest` checks a complete output; `fault`: its last result.
+    `digits`: the tokens that begin with a digit, as bits of a mask; none may come after `most` digits in a row, nor
+    after EXPONENT_DIGITS in an exponent. `rest` checks a complete output; `fault`: its last result.
     """
 
-    def __init__(
-        self, leading: Sequence[int], most: int, text_of: Callable[[int], bytes], rest: Rest | Calls | None = None
-    ) -> None:
-        self._leading, self._most, self._text_of, self._rest = leading, most, text_of, rest
+    def __init__(self, digits: int, most: int, text_of: TextOf, rest: Rest | Calls | None = None) -> None:
+        self._digits, self._most, self._text_of, self._rest = digits, most, text_of, rest
         self._texts: list[bytes] = []
         self.fault = ""
 
@@ -303,14 +301,13 @@ class JsonText:
         del self._texts[len(self._texts) - count :]
 
     def limit(self, mask: bytearray, may_end: bool) -> None:
-        """Takes the tokens out of a mask that have too many digits, unless nothing else may come."""
+        """Takes the tokens out of a mask that begin with one digit too many, unless nothing else may come."""
         outside = _STRINGS.sub(b"", b"".join(self._texts))
         number = _NUMBER.search(outside)
         assert number, "it matches what is empty"
-        over = max(1, (EXPONENT_DIGITS if number[1] else self._most) - len(number[2]) + 1)
-        if b'"' in outside or over >= len(self._leading):
+        if b'"' in outside or len(number[2]) < (EXPONENT_DIGITS if number[1] else self._most):
             return
-        left = int.from_bytes(mask, "little") & ~self._leading[over]
+        left = int.from_bytes(mask, "little") & ~self._digits
         if left or may_end:
             mask[:] = left.to_bytes(len(mask), "little")
 
@@ -331,25 +328,19 @@ class CallText(JsonText):
             raise ValueError(f"the output breaks it at {self.fault}")
 
 
-def reader(schema: str, calls: bool, dropped: bool, leading: Sequence[int], text_of: TextOf) -> JsonText | None:
+def reader(schema: str, calls: bool, dropped: bool, digits: int, text_of: TextOf) -> JsonText | None:
     """Returns the reader of outputs of a schema or, with `calls`, of the grammar CALLS; None if it would do nothing.
 
     `dropped`: the schema has keywords that its grammar has not.
     """
     if calls:
-        return CallText([], 0, text_of, Calls(schema)) if dropped else None
-    return JsonText(leading, digits_needed(schema), text_of, Rest(schema) if dropped else None)
+        return CallText(0, 0, text_of, Calls(schema)) if dropped else None
+    return JsonText(digits, digits_needed(schema), text_of, Rest(schema) if dropped else None)
 
 
-def leading_digits(vocabulary: Any, vocab_size: int) -> list[int]:
-    """Returns the `leading` of JsonText for a vocabulary."""
-    found: list[int] = [0]
-    for token in range(vocab_size):
-        text = vocabulary.decode_bytes([token])
-        for n in range(1, len(text) - len(text.lstrip(b"0123456789")) + 1):
-            found += [0] * (n + 1 - len(found))
-            found[n] |= 1 << token
-    return found
+def digit_tokens(vocabulary: Any, vocab_size: int) -> int:
+    """Returns the `digits` of JsonText for a vocabulary."""
+    return sum(1 << token for token in range(vocab_size) if vocabulary.decode_bytes([token])[:1].isdigit())
 
 
 def digits_needed(schema: str) -> int:

@@ -182,13 +182,13 @@ class Worker:
     """Serves one structure process. `given`: the vocabulary's spelling, and the limits."""
 
     def __init__(self, own: socket.socket, given: dict[str, Any]) -> None:
-        from tandem.engine.structure_schemas import leading_digits
+        from tandem.engine.structure_schemas import digit_tokens
 
         self._own, self._given = own, given
         spelling = given["spelling"]
         spelled = spelling if isinstance(spelling, str) else [bytes.fromhex(token) for token in spelling]
         self._vocabulary = vocabulary_of(spelled, given["vocab_size"], given["end_ids"][0])
-        self._leading = leading_digits(self._vocabulary, given["vocab_size"])
+        self._digits = digit_tokens(self._vocabulary, given["vocab_size"])
         self._follower: Follower | None = None
         self._text = b""
         self._packet = bytearray(PACKET + STEP_HEADER.size)
@@ -233,7 +233,7 @@ class Worker:
         if calls or kind == "json_schema":
             schema = text.removeprefix(structure_schemas.CALLS)
             made, dropped = structure_schemas.rewritten(schema, compiles)
-            read = structure_schemas.reader(schema, calls, bool(dropped), self._leading, self._text_of)
+            read = structure_schemas.reader(schema, calls, bool(dropped), self._digits, self._text_of)
             form = lark(structure_schemas.CALLS + made) if calls else json_grammar(made)
         else:
             form = grammar(kind, text)

@@ -31,11 +31,11 @@ _NONE = "none of Tandem's services that generate: is it a health port or a prefi
 
 _MAY_START = ("", "UNKNOWN_HOST", "CONNECTION_REFUSED", "UNREACHABLE", "NOT_ANSWERING", "NO_GRPC")
 """Reasons of servers that may be starting."""
-_OTHER = "OTHER_PROTOCOL", "port is not one of gRPC, but perhaps of HTTP: give that of gRPC (--port, 50051 by default)"
+_OTHER = "OTHER_PROTOCOL", "the server at {} speaks no gRPC there, but perhaps HTTP: give the port of gRPC (--port)"
 # gRPC's own words for mistakes that no waiting mends: their reason, and what to do.
 _MISTAKES = {
-    "CERTIFICATE_VERIFY_FAILED": ("UNTRUSTED", "certificate is not accepted: check --tls_ca and --tls_server_name"),
-    "WRONG_VERSION_NUMBER": ("NO_TLS", "answer is clear text, and this client speaks TLS: leave out --tls_ca"),
+    "CERTIFICATE_VERIFY_FAILED": ("UNTRUSTED", "the certificate of the server at {} is not accepted: see --tls_ca"),
+    "WRONG_VERSION_NUMBER": ("NO_TLS", "the server at {} speaks clear text, and this client TLS: leave out --tls_ca"),
     "http1.x server": _OTHER,
     "Failed parsing HTTP/2": _OTHER,
 }
@@ -145,9 +145,9 @@ async def explained(
 async def _cause(error: TandemError, address: str, credentials: Credentials | None) -> tuple[str, str]:
     """Returns why a call was not answered, by gRPC's words and one plain connect: a reason and a sentence."""
     host, _, port = address.rpartition(":")
-    for words, (reason, what) in _MISTAKES.items():
+    for words, (reason, message) in _MISTAKES.items():
         if words in error.message:
-            return reason, f"the server at {address}: its {what}"
+            return reason, message.format(address)
     unknown = "UNKNOWN_HOST", f"no machine has the name {host!r}: check its spelling, and this network"
     if "DNS resolution failed" in error.message:
         return unknown

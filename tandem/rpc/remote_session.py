@@ -20,7 +20,7 @@ from tandem.rpc.errors import BrokenContract, TandemError, contract
 from tandem.rpc.liveness import Waits, answered, watch
 from tandem.rpc.request_context import outgoing
 from tandem.rpc.verifier_client import VerifierClient, VerifierEndpoint
-from tandem.rpc.wire_verdicts import (
+from tandem.rpc.wire_sessions import (
     VerdictBounds,
     check_applied,
     check_opened,

@@ -10,8 +10,7 @@ from tandem.rpc.duplex import RoundTrips
 from tandem.rpc.errors import TandemError
 from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.verify_stream import SessionStream, StreamedSession, lost
-from tandem.rpc.wire_runs import run_message_to_wire, steps_from_wire
-from tandem.rpc.wire_verdicts import run_step_from_wire
+from tandem.rpc.wire_sessions import run_message_to_wire, run_step_from_wire, steps_from_wire
 from tandem.speculation.never_waiting import OnStep, RunStep
 from tandem.speculation.pipeline import OutOfStep, RoundsLost
 from tandem.speculation.run_on import RunMessage

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 from tandem.rpc.duplex import Duplex
 from tandem.rpc.errors import TandemError
 from tandem.rpc.remote_session import RemoteSession
-from tandem.rpc.wire_verdicts import answer_from_wire
+from tandem.rpc.wire_sessions import answer_from_wire
 from tandem.speculation.outcomes import LOST
 from tandem.speculation.pipeline import ATTEMPTS, Answer, OutOfStep, RoundsLost
 from tandem.speculation.types import Draft, InvalidField, SparseDistribution, SpeculationStats, Verdict

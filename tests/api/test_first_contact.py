@@ -127,12 +127,12 @@ async def unknown_token(folder: Path) -> Found:
 CASES = {
     refused: ("CONNECTION_REFUSED", "start the server, or check host and port; --connect_seconds 60 (in Python: wait_"),
     no_such_name: ("UNKNOWN_HOST", "no machine has the name 'no-such-machine.invalid'"),
-    tls_at_clear_text: ("NO_TLS", "is clear text, and this client speaks TLS: leave out --tls_ca"),
+    tls_at_clear_text: ("NO_TLS", "speaks clear text, and this client TLS: leave out --tls_ca"),
     clear_text_at_tls: ("NO_GRPC", "TLS or clear text differ (this client speaks clear text)"),
-    another_authority: ("UNTRUSTED", "certificate is not accepted: check --tls_ca"),
+    another_authority: ("UNTRUSTED", "is not accepted: see --tls_ca"),
     no_certificate: ("NO_GRPC", "it wants a certificate"),
-    an_http_port: ("OTHER_PROTOCOL", "give that of gRPC"),
-    another_protocol: ("OTHER_PROTOCOL", "give that of gRPC"),
+    an_http_port: ("OTHER_PROTOCOL", "give the port of gRPC"),
+    another_protocol: ("OTHER_PROTOCOL", "give the port of gRPC"),
     closed_at_once: ("NO_GRPC", "answers no gRPC ("),
     no_token: (
         "UNAUTHENTICATED",
@@ -333,7 +333,7 @@ def test_a_peer_that_cannot_be_called_is_told_before_a_model_is_loaded(
 ) -> None:
     async def test() -> None:
         async with an_http_port(tmp_path) as (address, _):
-            with pytest.raises(ValueError, match="give that of gRPC"):
+            with pytest.raises(ValueError, match="give the port of gRPC"):
                 await check_peers(address, tandem.Credentials(), TARGET)
         await check_peers(f"127.0.0.1:{free_port()}", tandem.Credentials(), TARGET)
         await check_peers(None, tandem.Credentials(), TARGET)
@@ -362,4 +362,4 @@ def test_a_role_whose_peer_speaks_no_grpc_ends_with_one_line(role: str, capfd: p
         server.shutdown()
     said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("main.py: ")]
     assert code in (1, 2) and len(said) == 1
-    assert f"127.0.0.1:{server.server_port}: its port is not one of gRPC" in said[0]
+    assert f"127.0.0.1:{server.server_port} speaks no gRPC there, but perhaps HTTP" in said[0]

@@ -10,7 +10,7 @@ import llguidance
 import numpy as np
 import pytest
 
-from tandem.engine.structure_schemas import EXPONENT_DIGITS, MOST_DIGITS, JsonText, digits_needed, leading_digits
+from tandem.engine.structure_schemas import EXPONENT_DIGITS, MOST_DIGITS, JsonText, digit_tokens, digits_needed
 from tandem.engine.structure_worker import Follower, grammar, vocabulary_of
 from tandem.runners.toy import END, VOCAB_SIZE, ToyTokenizer
 
@@ -21,7 +21,7 @@ SHORT = {"type": "number", "minimum": 0, "maximum": 1}
 
 def following(schema: Any) -> Follower:
     text = json.dumps(schema)
-    numbers = JsonText(leading_digits(VOCABULARY, VOCAB_SIZE), digits_needed(text), lambda t: bytes([t]))
+    numbers = JsonText(digit_tokens(VOCABULARY, VOCAB_SIZE), digits_needed(text), lambda t: bytes([t]))
     matcher = llguidance.LLMatcher(VOCABULARY, grammar("json_schema", text), log_level=0)
     return Follower(matcher, VOCAB_SIZE, (END,), numbers)
 
@@ -93,15 +93,17 @@ def test_a_number_that_needs_more_digits_gets_them() -> None:
     )
 
 
-def test_tokens_of_several_digits_are_bounded_too() -> None:
+def test_a_token_that_begins_with_a_digit_comes_after_fewer_digits_than_the_limit_alone() -> None:
+    texts = (b"1", b"22", b"333", b"a4", b"")
+
     class Vocabulary:
         def decode_bytes(self, tokens: list[int]) -> bytes:
-            return (b"1", b"22", b"333", b"a4", b"")[tokens[0]]
+            return texts[tokens[0]]
 
-    leading = leading_digits(Vocabulary(), 5)
-    assert leading == [0, 0b111, 0b110, 0b100]
-    limit = JsonText(leading, 4, lambda token: (b"1", b"22", b"333")[token])
-    for taken, left in ((1, 0b11011), (0, 0b11001), (0, 0b11000)):
+    digits = digit_tokens(Vocabulary(), 5)
+    assert digits == 0b111
+    limit = JsonText(digits, 4, lambda token: texts[token])
+    for taken, left in ((1, 0b11111), (0, 0b11111), (0, 0b11000)):
         limit.take(taken)
         limit.limit(mask := bytearray([0b11111]), may_end=True)
         assert mask[0] == left

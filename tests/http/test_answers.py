@@ -333,6 +333,11 @@ def test_a_tool_that_must_be_called_is_called_streamed_and_not() -> None:
                     last = await stream.get_final_completion()
                 (again,) = last.choices[0].message.tool_calls or ()
                 assert (again.function.name, again.function.arguments) == (call.function.name, call.function.arguments)
+            allowed: Any = {"mode": "required", "tools": [{"type": "function", "function": {"name": "now"}}]}
+            answer = await site.client.chat.completions.create(
+                tool_choice={"type": "allowed_tools", "allowed_tools": allowed}, temperature=1, **asked
+            )
+            assert {each.function.name for each in answer.choices[0].message.tool_calls or ()} == {"now"}
             with pytest.raises(openai.BadRequestError, match="tool_choice: no tool is a function named 'sub'"):
                 await site.client.chat.completions.create(
                     tool_choice={"type": "function", "function": {"name": "sub"}}, **asked

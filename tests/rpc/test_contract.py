@@ -17,7 +17,7 @@ from tandem.rpc import wire
 from tandem.rpc.errors import LEAST_RETRY_SECONDS, BrokenContract, contract, from_rpc
 from tandem.rpc.wire_checks import MOST_NAME, MOST_ROWS, MOST_TOKENS
 from tandem.rpc.wire_sampling import logprobs_from_wire
-from tandem.rpc.wire_verdicts import VerdictBounds, answer_from_wire, run_step_from_wire
+from tandem.rpc.wire_sessions import VerdictBounds, answer_from_wire, run_step_from_wire
 from tandem.speculation.features import FeatureFormat, FeatureSpec
 from tandem.speculation.types import MAX_DRAFTED, InvalidField, Request, Rule
 from tandem.v1 import draft_worker_pb2 as worker_pb

@@ -115,8 +115,7 @@ def test_the_worker_follows_every_arrival_and_drafts_anew_where_it_was_wrong(sam
             other = (text[3] + 1) % 256
             await call.write(telling([other], 3))
             assert await answered(call, 3, 3) == truth(3, sampling, [*PROMPT, *text[:3], other])
-            (session,) = site.proposals.sessions
-            assert session.tokens == [*PROMPT, *text[:3], other] and site.free == 3
+            assert len(site.proposals.sessions) == 1 and site.free == 3
             await call.done_writing()
             assert await call.read() is grpc.aio.EOF
             assert idle(site)

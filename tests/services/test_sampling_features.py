@@ -25,7 +25,7 @@ from tandem.engine.engine import Engine
 from tandem.engine.structure_worker import grammar, vocabulary_of
 from tandem.rpc import wire
 from tandem.rpc.errors import TandemError
-from tandem.rpc.wire_verdicts import VerdictBounds, answer_from_wire
+from tandem.rpc.wire_sessions import VerdictBounds, answer_from_wire
 from tandem.runners.capabilities import Capabilities, Trait
 from tandem.runners.toy import END, VOCAB_SIZE, ToyRunner, ToyTokenizer, toy_logits
 from tandem.services.target_verifier import TargetVerifierService

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.rpc.wire_runs import STEPS_TOGETHER, run_message_from_wire, run_message_to_wire, steps_from_wire
-from tandem.rpc.wire_verdicts import VerdictBounds, answer_from_wire
+from tandem.rpc.wire_sessions import (
+    STEPS_TOGETHER,
+    VerdictBounds,
+    answer_from_wire,
+    run_message_from_wire,
+    run_message_to_wire,
+    steps_from_wire,
+)
 from tandem.speculation.run_on import RunMessage
 from tandem.speculation.types import InvalidField, Request
 from tandem.v1 import target_verifier_pb2 as pb

@@ -1,4 +1,4 @@
-"""Converts what opens a session, and the verdicts of its rounds and runs, to protobuf messages and back."""
+"""Converts what opens a session, its rounds and runs, and their verdicts, to protobuf messages and back."""
 
 from __future__ import annotations
 
@@ -8,13 +8,21 @@ from dataclasses import dataclass
 from tandem.rpc import wire_checks as check
 from tandem.rpc.errors import TandemError
 from tandem.rpc.wire import rule_from_wire, rule_name, rule_to_wire
-from tandem.rpc.wire_features import feature_request
 from tandem.rpc.wire_sampling import logprobs_from_wire, logprobs_to_wire, sampling_from_wire, sampling_to_wire
-from tandem.speculation.features import FeatureInbox, FeatureSpec
+from tandem.speculation.features import FeatureFormat, FeatureInbox, FeatureSpec
 from tandem.speculation.never_waiting import RunStep
 from tandem.speculation.pipeline import Answer
-from tandem.speculation.types import InvalidField, ModelInfo, Request, Rule, Verdict
+from tandem.speculation.run_on import RunMessage
+from tandem.speculation.types import MAX_DRAFTED, InvalidField, ModelInfo, Request, Rule, Verdict
+from tandem.v1 import generation_pb2
 from tandem.v1 import target_verifier_pb2 as pb
+
+STEPS_TOGETHER = 32
+"""The most steps of a run in one reply."""
+_FORMATS = {
+    FeatureFormat.BFLOAT16: generation_pb2.FEATURE_FORMAT_BFLOAT16,
+    FeatureFormat.INT8: generation_pb2.FEATURE_FORMAT_INT8,
+}
 
 
 def verdict_to_wire(verdict: Verdict, committed_length: int) -> pb.VerifyResponse:
@@ -174,3 +182,50 @@ def _verdict(
         check.count("step_tokens", reply.step_tokens, check.MOST_TOKENS),
         logprobs_from_wire(reply.logprobs, bounds.vocab_size, request.logprobs or 0),
     )
+
+
+def feature_format_from_wire(value: int) -> FeatureFormat:
+    """Converts a number format; unspecified means bfloat16. Raises InvalidField."""
+    if value == generation_pb2.FEATURE_FORMAT_UNSPECIFIED:
+        return FeatureFormat.BFLOAT16
+    return check.member("features.format", value, _FORMATS, "number format")
+
+
+def feature_request(inbox: FeatureInbox | None, prefix_length: int) -> pb.FeatureRequest | None:
+    """What an opening asks for, so that `inbox` has the features of the prefix; None without an inbox."""
+    if inbox is None:
+        return None
+    spec = inbox.spec
+    return pb.FeatureRequest(layers=spec.layers, format=_FORMATS[spec.format], start=inbox.wanted(prefix_length))
+
+
+def run_message_to_wire(message: RunMessage, request: pb.VerifyRequest) -> pb.VerifyRequest:
+    """Adds `message` to `request`, which names the session and its settings."""
+    request.base_length, request.last_token = message.base_length, message.last_token
+    request.draft_tokens.extend(message.token_ids)
+    request.run_until, request.max_step_drafts = message.run_until, message.most_drafts
+    request.max_step_copies = message.most_copies
+    return request
+
+
+def run_message_from_wire(request: pb.VerifyRequest, most: int) -> RunMessage:
+    """Raises InvalidField naming the field. Token ids are not checked. `most`: draft tokens that a step can verify."""
+    if len(request.draft_tokens) > MAX_DRAFTED:
+        raise InvalidField("draft_tokens", f"{len(request.draft_tokens)} tokens are above {MAX_DRAFTED}")
+    draft, width = tuple(request.draft_tokens), min(request.max_step_drafts, most)
+    copies = min(request.max_step_copies, most)
+    return RunMessage(request.base_length, request.last_token, draft, request.run_until, width, copies)
+
+
+def steps_from_wire(reply: pb.VerifyResponse) -> list[pb.VerifyResponse]:
+    """Returns the steps that a reply to a run holds, oldest first. Raises InvalidField. Nothing else is checked."""
+    if len(reply.next_steps) >= STEPS_TOGETHER:
+        raise InvalidField("next_steps", f"{len(reply.next_steps)} are above {STEPS_TOGETHER - 1}")
+    if any(step.next_steps for step in reply.next_steps):
+        raise InvalidField("next_steps", "one of them has next_steps of its own")
+    return [reply, *reply.next_steps]
+
+
+def drafted_in(request: pb.VerifyRequest, reply: pb.VerifyResponse) -> int:
+    """Returns how many draft tokens a step verified. `request`: what it answers, or the newest message of a run."""
+    return int(reply.drafted) if request.HasField("run_until") else len(request.draft_tokens)
