@@ -68,7 +68,7 @@ class DraftingAhead:
     _began_at: int = 0
     _path: list[int] = field(default_factory=list)
     _proposers: dict[int, Proposer] = field(default_factory=dict)
-    _told: int = 0  # the length of the path that the verifier was told
+    _sent_length: int = 0  # the length of the path that was sent
     _acknowledged: int = 0
     _until: int = 0
     _starts: int = 0  # how often the path was left
@@ -112,7 +112,7 @@ class DraftingAhead:
         if held[: len(ahead)] == ahead:
             return
         if ahead[: len(held)] != held:
-            self._told = len(self.known)
+            self._sent_length = len(self.known)
         self._path = [*self.known, *ahead]
         self._proposers.update((at, one) for at, one in enumerate(proposed_by, base) if at >= self.used)
         self._news.set()
@@ -138,7 +138,7 @@ class DraftingAhead:
             while self.drafts_here and await self._draft_more():
                 pass
             plan = self.lookahead.plan
-            if (plan.width and len(self._path) > self._told) or self._must_acknowledge():
+            if (plan.width and len(self._path) > self._sent_length) or self._must_acknowledge():
                 self._tell(plan)
 
     async def _draft_more(self) -> bool:
@@ -159,7 +159,7 @@ class DraftingAhead:
             self._proposers[at] = proposer
         self._path += draft.token_ids
         ahead = len(self._path) - len(self.known)
-        if plan.width and ahead >= plan.fresh and len(self._path) - self._told >= plan.width:
+        if plan.width and ahead >= plan.fresh and len(self._path) - self._sent_length >= plan.width:
             self._tell(plan)
         return bool(draft.token_ids)
 
@@ -175,7 +175,7 @@ class DraftingAhead:
 
     def _leave_path(self) -> None:
         self._path = list(self.known)
-        self._told = len(self._path)
+        self._sent_length = len(self._path)
         self._starts += 1
 
     @property
@@ -190,6 +190,6 @@ class DraftingAhead:
 
     def _tell(self, plan: DraftPlan) -> None:
         known = len(self.known)
-        self._told, self._acknowledged, self._until = len(self._path), known, self._allowed
+        self._sent_length, self._acknowledged, self._until = len(self._path), known, self._allowed
         path = tuple(self._path[known:])
         self.send(RunMessage(known, self.known[-1], path, self._until, plan.width, self.copies))
