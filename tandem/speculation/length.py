@@ -13,7 +13,7 @@ FIRST = 3
 TRIED = 8
 """The number of first rounds of a process that try widely different lengths, to measure costs."""
 TRIED_AGAIN = 16
-"""Rounds without a draft, times the rows of a step, after which one token is drafted: the text may have become easier.
+"""Rounds without a model's draft, times the rows of a step, after which it drafts a token: the text may be easier now.
 """
 LONGEST_OF_MODEL = 8
 """Most tokens of a model's draft, each of which costs time; a copy is free and may be as long as drafts may be."""
@@ -72,7 +72,7 @@ class AdaptiveLength:
     def __init__(self, most: int, estimate: Estimate) -> None:
         self._most, self._estimate = most, estimate
         self._acceptance = {source: Acceptance(known, REQUEST_FADING) for source, known in estimate.acceptance.items()}
-        self._undrafted = 0  # rounds since the last draft
+        self._unmodelled = 0  # rounds since the last draft of a model
 
     def choose(self, remaining: int) -> LengthPlan:
         most, rounds = min(self._most, remaining - 1), self._estimate.rounds
@@ -83,7 +83,7 @@ class AdaptiveLength:
             return LengthPlan(first, first, lasts=False)
         copied = self._best(Proposer.NGRAM, most)
         model = self._best(Proposer.MODEL, min(LONGEST_OF_MODEL, most))
-        if not model and self._undrafted >= TRIED_AGAIN * (1 + self._estimate.rows):
+        if not model and self._unmodelled >= TRIED_AGAIN * (1 + self._estimate.rows):
             return LengthPlan(max(1, copied), 1, lasts=False)
         return LengthPlan(copied, model)
 
@@ -98,7 +98,9 @@ class AdaptiveLength:
     def observe(self, requested: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
         if draft.ahead:
             return  # such a round's time says nothing about one that waits for its draft
-        self._undrafted = 0 if draft.token_ids else self._undrafted + 1
         self._estimate.observe(requested, draft, verdict, seconds)
+        self._unmodelled += 1
         if draft.token_ids:
-            self._acceptance[source_of(draft)].note(len(draft.token_ids), verdict.accepted)
+            source = source_of(draft)
+            self._acceptance[source].note(len(draft.token_ids), verdict.accepted)
+            self._unmodelled = 0 if source is Proposer.MODEL else self._unmodelled
