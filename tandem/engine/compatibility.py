@@ -15,7 +15,7 @@ from tandem.runners.protocol import Runner
 ASKED: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "pages": ("copies no keys and values out of its slots", "kept prefixes, --prefill, role prefill"),
-        "adapters": ("takes none", "LoRA adapters: --adapters, --draft_adapters"),
+        "adapters": ("takes no LoRA adapters", "LoRA adapters: --adapters, --draft_adapters"),
         "memory_on_demand": ("reserves its KV slots whole", "--kv_cache_mb"),
         "features_out": ("hands out no hidden states", "--hand_out_features, an EAGLE head beside the target"),
         "logits": ("keeps its logits on the device", "temperature, log-probabilities, whatever changes logits"),
@@ -37,18 +37,18 @@ EXCLUDED: Mapping[Trait, Mapping[str, str]] = MappingProxyType(
         },
         Trait.HEAD: {
             "pages": "an EAGLE head makes its keys again, from the features in its target's pages",
-            "adapters": "an EAGLE head has none of its own: lookup drafts where its target has one",
+            "adapters": "lookup drafts for requests that have one",
             "proposals": (
                 "an EAGLE head reads its target's features, and targets that ask for drafts (Propose)"
                 " send none; give the worker its --target_host, or another draft"
             ),
         },
         Trait.GRAPHS: {
-            "pages": "nothing but graphs runs on the device, and there is none that copies pages",
-            "adapters": "compiled graphs take none: use --compile native or off",
-            "memory_on_demand": "compiled graphs need them so",
+            "pages": "no graph copies pages",
+            "adapters": "compiled graphs have none: use --compile native or off",
+            "memory_on_demand": "compiled graphs need whole slots",
         },
-        Trait.WHOLE_SLOTS: {"memory_on_demand": "module code needs them so there"},
+        Trait.WHOLE_SLOTS: {"memory_on_demand": "module code needs whole slots there"},
         Trait.INEXACT: {"pages": "its steps were not seen to give the same bits in all their shapes"},
         Trait.NXD_INFERENCE: {
             "pages": "NxD Inference keeps them to itself",

@@ -89,15 +89,11 @@ async def _load_head(
 ) -> Loaded:
     """Loads an EAGLE head beside `target`, or away from it; it has the target's tokenizer."""
     request = config.load_request(verifies=False, sole_model=target is None)
-    if target is None:
-        away = await asyncio.to_thread(backend.find, config.model)
-        runner = await batcher.on_device(backend.load_remote_head, checkpoint, away, request, startup)
-        tokenizer = await _tokenizer(backend, away)
-    else:
-        if isinstance(why := target.engine.can.features_out, No):
-            raise refusal("draft", target.runner.identity.model_name, "features_out", why)
-        runner = await batcher.on_device(backend.load_head, checkpoint, bare(target.runner), request, startup)
-        tokenizer = target.tokenizer
+    if target and isinstance(why := target.engine.can.features_out, No):
+        raise refusal("draft", target.runner.identity.model_name, "features_out", why)
+    beside = bare(target.runner) if target else await asyncio.to_thread(backend.find, config.model)
+    runner = await batcher.on_device(backend.load_head, checkpoint, beside, request, startup)
+    tokenizer = target.tokenizer if target else await load_target_tokenizer(config)
     await batcher.on_device(runner.warm_up, startup)
     if target:
         target.engine.can = able(target.runner)  # its features are read from now on

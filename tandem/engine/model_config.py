@@ -23,11 +23,9 @@ DRAFTS = ("auto", "hybrid", "model", "eagle", "ngram")
 class DraftChoice:
     """The kind of drafter: "ngram" lookup, a "model" (named by `model`), or "hybrid": lookup first, else the model.
 
-    The model may be an EAGLE-3 head of the target; "eagle" insists on one, the shipped one by default.
-    "auto" is hybrid if a model is named, or if the target is the embedded one and its draft is shipped; else ngram.
-    In a fused pair the shipped head comes before the shipped draft (see beside_target).
-    `feature_format`: in which a head elsewhere wants its target's features; `feature_context`: of how many last
-    positions of a prompt. `foreign`: the draft model may have another tokenizer than the target.
+    The model may be an EAGLE-3 head; "eagle" insists on one. "auto" is hybrid if a model is named, or shipped for the
+    embedded target; else ngram. `feature_format`, `feature_context`: what a head elsewhere gets of its target's
+    features, the latter in last positions of a prompt. `foreign`: the draft model may have another tokenizer.
     """
 
     kind: str = "auto"
@@ -79,12 +77,10 @@ def _shipped_head(target: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The models that a role runs, the backend and device, and their shape. `settings`: backend-specific.
+    """The models of a role. `settings`: specific to the backend. `default_k`: draft tokens of a round; None: adaptive.
 
-    `default_k`: draft tokens if a request does not set a number; None: chosen by measurement. `adapters`: those of the
-    target. `draft_adapters`: those of the draft model, which requests get by the same names. `hand_out_features`: after
-    how many layers the target hands out hidden states; empty: the usual ones. `rehearsal`: the device whose step times
-    they take.
+    `adapters`, `draft_adapters`: of target and draft model, matched by name. `hand_out_features`: after how many layers
+    the target hands out hidden states; empty: the usual ones. `rehearsal`: the device whose step times they take.
     """
 
     execution: Execution = field(default_factory=Execution)

@@ -99,14 +99,13 @@ class Backend(ABC):
         """Whether a draft is an EAGLE head, which `load_head` loads."""
 
     @abstractmethod
-    def load_head(self, checkpoint: Checkpoint, target: Runner, request: LoadRequest, startup: Startup) -> Runner:
-        """Loads a head that reads the hidden states of the runner `target`; like `load`."""
-
-    @abstractmethod
-    def load_remote_head(
-        self, checkpoint: Checkpoint, target: Checkpoint, request: LoadRequest, startup: Startup
+    def load_head(
+        self, checkpoint: Checkpoint, target: Runner | Checkpoint, request: LoadRequest, startup: Startup
     ) -> Runner:
-        """Loads a head whose target is elsewhere; like `load`. Of `target` only the embedding may be read."""
+        """Loads a head that reads the hidden states of the runner `target`; like `load`.
+
+        If the target is elsewhere: its checkpoint, of which only the embedding may be read.
+        """
 
     def fuses(self, request: LoadRequest) -> bool:
         """Whether `load_pair` is to be called; else a pair is loaded apart alone."""

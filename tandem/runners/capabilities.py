@@ -31,7 +31,7 @@ class Trait(Enum):
     SHARED = "a target that several processes share (--tp_degree)"
     HEAD = "an EAGLE head"
     GRAPHS = "compiled graphs (--compile inductor or neuron)"
-    WHOLE_SLOTS = "module code on an accelerator, on another system than Linux, or of an EAGLE head or its target"
+    WHOLE_SLOTS = "module code whose KV slots are preallocated (accelerators, other systems than Linux, EAGLE)"
     INEXACT = "module code of a draft; any steps whose bits depend on their shape (--fast)"
     NXD_INFERENCE = "NxD Inference"
     TOKENS_ONLY = "NxD Inference, with tokens chosen on the device"

@@ -42,20 +42,16 @@ CHUNK = 64
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """How models run. `threads`: None leaves the choice to Tandem, one for each core.
+    """How models run. `threads`: None for one per core. `tp_degree`: processes that share the target.
 
-    `dtype` is the number format of activations, KV cache and, unless `weights` says otherwise, weights. `weights`:
-    "int8" and "q4" quantise matrices, once for each model, "as-stored" runs the blocks of a GGUF file as they are;
-    "auto" is as-stored for a GGUF file in blocks and int8 for a checkpoint in int8, else the dtype.
-
-    `compile`: what runs a step. "native" is our C++ (CPU), "inductor" and "neuron" compile torch modules into graphs,
-    "off" runs the modules as they are; "auto" is native where available (the fastest, benchmarks/README.md), graphs on
-    CUDA and Trainium, else off. `exact`: if kernels differ in their last bits, use a single shape; otherwise use all,
-    and report bit_exact false in GetModelInfo. `compiled`: the folder of compiled code. `cores`: the device's cores
-    that the processes use which share the target, such as "0-3". `tp_degree`: number of those processes. `recertify`
-    is about native steps that passed their checks on this CPU before: true checks them again, false relies on the
-    certificate of that, and None, for programs, checks and keeps no certificate. `untested_model`: families that
-    tandem/runners/families.py does not have are tried.
+    `dtype`: of activations, KV cache and dense weights. `weights`: "int8" and "q4" quantise matrices, once for each
+    model; "as-stored" runs the blocks of a GGUF file; "auto" keeps a file's own blocks or int8, else uses the dtype.
+    `compile`: "native" is our C++ (CPU), "inductor" and "neuron" are graphs, "off" is module code; "auto" is native
+    where available, graphs on CUDA and Trainium, else off. `exact`: use one step shape if kernels differ in their last
+    bits, else all, with bit_exact false. `compiled`: the folder of compiled code. `cores`: of the device, such as
+    "0-3", for all processes. `recertify`: native steps that passed their checks here before: true checks them again,
+    false relies on the note, None checks and keeps no note. `untested_model`: also try families that
+    tandem/runners/families.py does not have.
     """
 
     device: str = "auto"

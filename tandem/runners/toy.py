@@ -335,17 +335,13 @@ class ToyBackend(Backend):
     def is_head(self, checkpoint: Checkpoint) -> bool:
         return toy_config(checkpoint.name).head
 
-    def load_head(self, checkpoint: Checkpoint, target: Runner, request: LoadRequest, startup: Startup) -> Runner:
-        from tandem.runners.toy_head import ToyHead
-
-        assert isinstance(target, ToyRunner)
-        return ToyHead(target.limits, toy_config(checkpoint.name), target)
-
-    def load_remote_head(
-        self, checkpoint: Checkpoint, target: Checkpoint, request: LoadRequest, startup: Startup
+    def load_head(
+        self, checkpoint: Checkpoint, target: Runner | Checkpoint, request: LoadRequest, startup: Startup
     ) -> Runner:
         from tandem.runners.toy_head import ToyHead
 
+        if isinstance(target, ToyRunner):
+            return ToyHead(target.limits, toy_config(checkpoint.name), target)
         shape = request.shape
         limits = Limits(shape.slots, shape.max_length, shape.max_draft, CHUNK, VOCAB_SIZE)
         return ToyHead(limits, toy_config(checkpoint.name))

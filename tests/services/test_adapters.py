@@ -300,7 +300,7 @@ def test_a_server_that_cannot_have_an_adapter_says_so_in_one_line(tmp_path: Path
                 *("--role", "fused_target", "--draft_model", "head", "--draft", "eagle"),
                 *("--adapters", "red=x", "--draft_adapters", "red=x"),
             ),
-            "an EAGLE head has none of its own",
+            "takes no LoRA adapters: lookup drafts for requests that have one",
         ),
     ):
         ran = run_here(tmp_path, "--role", "target", "--backend", "toy", "--port", "0", *flags)
