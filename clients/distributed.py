@@ -88,11 +88,11 @@ def _rounds(
         pipelined = DraftedRounds(streamed, drafter, depth, stats, total, new)
         if pipeline is Pipeline.ON:
             return pipelined
-        reach = LookaheadPolicy(info.max_speculation_length, estimate, fixed_length(request, info))
+        lookahead = LookaheadPolicy(info.max_speculation_length, estimate, fixed_length(request, info))
         stepping = traced_run(RunningVerifier(session, stats, stop_tokens(request, info)))
         chunk = max(1, info.max_speculation_length)
         copies = request.drafts in (Drafts.AUTO, Drafts.LOOKUP) and drafting.choice.looks_up and not request.predicted
-        running = NeverWaitingRounds(stepping, drafter, reach, stats, total, chunk, new, copies=copies)
+        running = NeverWaitingRounds(stepping, drafter, lookahead, stats, total, chunk, new, copies=copies)
 
         async def opens(prompt: Sequence[int]) -> bool:
             if begins := runs():
@@ -104,9 +104,9 @@ def _rounds(
             return begins and session.max_unread > 0
 
         def runs() -> bool:
-            return session.max_unread > 0 and never_waits(pipeline, reach.most, estimate, session.opening_rtt)
+            return session.max_unread > 0 and never_waits(pipeline, lookahead.most, estimate, session.opening_rtt)
 
-        return ChosenRounds(opens, runs, pipelined, running, reach)
+        return ChosenRounds(opens, runs, pipelined, running, lookahead)
 
     return rounds
 

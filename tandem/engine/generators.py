@@ -119,11 +119,11 @@ def drafted_generator(
         waiting = DraftedRounds(verifier, drafts, stats=stats)
         if drafts is None or pipeline in (Pipeline.OFF, Pipeline.ON) or request.rule is not Rule.AGREEMENT:
             return waiting
-        reach = LookaheadPolicy(most, estimate, fixed)
+        lookahead = LookaheadPolicy(most, estimate, fixed)
         running = NeverWaitingRounds(
             LocalRunVerifier(verifier, target.estimate, stop_tokens(request, info)),
             drafts,
-            reach,
+            lookahead,
             stats,
             request.max_total_tokens or info.max_sequence_length,
             max(1, most),
@@ -138,9 +138,9 @@ def drafted_generator(
             return False
 
         def runs() -> bool:
-            return never_waits(pipeline, reach.most, estimate)
+            return never_waits(pipeline, lookahead.most, estimate)
 
-        return ChosenRounds(opens, runs, waiting, running, reach, measures_steps=True)
+        return ChosenRounds(opens, runs, waiting, running, lookahead, measures_steps=True)
 
     return Generator(info, target.tokenizer, rounds, estimate=estimate)
 

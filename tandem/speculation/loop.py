@@ -49,7 +49,7 @@ async def speculate(
     stopping: Stopping,
     stats: SpeculationStats,
 ) -> AsyncGenerator[Chunk, None]:
-    """Yields what each round commits, up to the stop. `lengths` chooses draft lengths and is told the results.
+    """Yields what each round commits, up to the stop. `lengths` chooses draft lengths from the results.
 
     A round begins as soon as the previous one has ended, with a length chosen beforehand; the statistics and the text
     of the previous round are worked out while it runs. It waits only if the text of the previous round may end the

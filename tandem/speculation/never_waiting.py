@@ -73,7 +73,7 @@ class NeverWaitingRounds(Rounds):
 
     verifier: RunVerifier
     drafter: Drafter
-    reach: LookaheadPolicy
+    lookahead: LookaheadPolicy
     stats: SpeculationStats
     most_total: int
     chunk: int
@@ -143,7 +143,7 @@ class NeverWaitingRounds(Rounds):
     def _begin(self, tokens: Sequence[int]) -> None:
         self._ahead = DraftingAhead(
             self.drafter,
-            self.reach,
+            self.lookahead,
             self.verifier.send,
             self.stats,
             list(tokens),
@@ -153,7 +153,7 @@ class NeverWaitingRounds(Rounds):
             self.clock,
             self.measures,
             self.elsewhere is None,
-            self.reach.most if self.copies else 0,
+            self.lookahead.most if self.copies else 0,
         )
         self._steps = asyncio.Queue()
         self.verifier.begin(tokens, partial(self._on_step, self._ahead))
@@ -169,9 +169,9 @@ class NeverWaitingRounds(Rounds):
             return
         if isinstance(step, RunStep):
             self._verified += 0 if step.copied else step.drafted
-            self.reach.stepped(step.drafted, step.verdict)
+            self.lookahead.stepped(step.drafted, step.verdict)
             beside_target = step.verdict.queue_seconds + step.verdict.compute_seconds
-            self.reach.estimate.verified(beside_target, step.rtt)
+            self.lookahead.estimate.verified(beside_target, step.rtt)
             ahead.arrived(step.verdict.token_ids)
         self._steps.put_nowait(step)
 
