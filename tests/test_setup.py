@@ -24,7 +24,6 @@ else:
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
-PLACEHOLDERS = {"torch-neuronx", "neuronx-cc", "neuronx-distributed-inference", "nki"}
 SETS = ("requirements-serve.txt", "requirements-compare.txt", "requirements.txt")
 """Each has the one before it, by a line -r."""
 SETUP_FILES = ("Makefile", *SETS, "constraints.txt", "requirements-weights.txt", "requirements-stubs.txt")
@@ -105,28 +104,6 @@ def test_no_package_is_constrained_twice(python):
     assert {name: versions for name, versions in pins.items() if len(versions) != 1} == {}
 
 
-def test_the_supported_pythons_are_the_same_everywhere():
-    assert [f"3.{minor}" for minor in range(30) if f"3.{minor}" in SpecifierSet(PROJECT["requires-python"])] == [
-        *PYTHONS
-    ]
-    assert TOOLS["ruff"]["target-version"] == "py310"
-
-
-def test_torch_is_the_first_pin_so_that_nothing_else_chooses_its_build():
-    assert str(pins_in("requirements.txt")[0]) == "torch==2.13.0"
-
-
-def test_no_placeholder_package_is_ever_a_dependency():
-    named = {canonicalize_name(pin.name) for name in SETUP_FILES[1:] for pin in pins_in(name)} | set(declared())
-    assert named & PLACEHOLDERS == set()
-
-
-def test_the_generator_of_the_stubs_is_the_pinned_one():
-    stubs = sorted((ROOT / "tandem" / "v1").glob("*_pb2_grpc.py"))
-    versions = {re.search(r"GRPC_GENERATED_VERSION = '(.+)'", stub.read_text(encoding="utf-8"))[1] for stub in stubs}
-    assert versions == set(pinned_for("3.11", "requirements-stubs.txt")["grpcio-tools"])
-
-
 def test_the_packages_to_install_are_those_on_disk():
     """services/, clients/ and workshops/ are links inside tandem/, and are packaged from where they are."""
     tools, elsewhere = TOOLS["setuptools"], {f"tandem/{top}": top for top in ("services", "clients", "workshops")}
@@ -150,13 +127,6 @@ def test_a_light_install_brings_no_model_library():
         "protobuf",
     }
     assert {"torch", "transformers"} <= {Requirement(line).name for line in PROJECT["optional-dependencies"]["torch"]}
-
-
-@NEEDS_MAKE
-def test_make_alone_names_every_target():
-    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    shown = make("-s").stdout
-    assert [target for target in targets if target != "help" and f"make {target} " not in shown] == []
 
 
 def test_every_make_target_that_a_document_names_exists():

@@ -12,7 +12,6 @@ import tandem
 from tandem.clients.arguments import check_request
 from tandem.clients.signatures import MEANINGS
 from tandem.speculation.request import RequestOptions
-from tests.support import REPOSITORY
 
 NOWHERE = "127.0.0.1:1"
 KINDS = (tandem.Client, tandem.AsyncClient)
@@ -33,11 +32,6 @@ DEFAULTS = {
     "prediction": "",
     "receipt": False,
 }
-
-
-class Repeat:
-    def propose(self, tokens: Any, k: int) -> Any:
-        return tokens[-1:] * k
 
 
 # --- signatures ---
@@ -196,12 +190,3 @@ def test_numbers_of_numpy_are_numbers() -> None:
     numpy = pytest.importorskip("numpy")
     check_request(numpy.array([1, 2]).tolist(), None, (), numpy.float32(1), {"max_new_tokens": numpy.int64(3)})
     tandem.SamplingParams(temperature=numpy.float32(0.5), seed=numpy.int64(7))
-
-
-def test_the_page_lists_the_family_and_its_reasons() -> None:
-    page = (REPOSITORY / "docs" / "python.md").read_text(encoding="utf-8")
-    source = (REPOSITORY / "tandem" / "rpc" / "first_contact.py").read_text(encoding="utf-8")
-    reasons = set(re.findall(r'(?:return |: \(|= )"([A-Z_]+)", ', source))
-    assert len(reasons) == 8, reasons
-    for reason in (*reasons, "NO_SUCH_SERVICE", "INVALID_FIELD", "SEQUENCE_TOO_LONG", "CLOSED", "FORKED"):
-        assert f"`{reason}`" in page

@@ -15,18 +15,17 @@ import pytest
 
 import tandem
 from tandem.ports import free_port
-from tandem.rpc.channel import DRAFT, FUSED
+from tandem.rpc.channel import DRAFT
 from tandem.runners.toy import ToyConfig
 from tandem.services.security.config import Security
 from tandem.services.security.tokens import AcceptedTokens
 from tandem.speculation.depth import Pipeline
 from tests.services.certificates import Authority, token_file
-from tests.support import GREEDY, HANG, SAMPLED, fused_site, oracle, run, server_process, target_site, toy, worker_site
+from tests.support import GREEDY, HANG, SAMPLED, fused_site, oracle, run, target_site, toy, worker_site
 
 T = TypeVar("T")
 PROMPT = b"the public interface"
 SAID = oracle(PROMPT, GREEDY, 12)
-SLOW = ("--role", "target", "--model", "step=0.05")
 
 
 def text_of(tokens: tuple[int, ...]) -> str:
@@ -94,18 +93,6 @@ def test_a_stream_yields_chunks_as_they_come_and_sampling_is_the_requests_own() 
     assert "".join(chunk.text for chunk in chunks) == text_of(tokens)
 
 
-def test_a_stop_string_ends_the_output() -> None:
-    stop = text_of(SAID)[5]
-
-    def ask(address: str) -> tandem.Completion:
-        with tandem.Client(address) as client:
-            return client.generate(PROMPT.decode(), max_new_tokens=12, stop=stop)
-
-    completion = beside(target_site, ask)
-    assert completion.finish_reason is tandem.FinishReason.STOP_STRING
-    assert completion.text == text_of(SAID).split(stop)[0]
-
-
 def test_many_requests_and_threads_share_a_client() -> None:
     prompts = [f"prompt {i}" for i in range(12)]
 
@@ -124,15 +111,6 @@ def test_many_requests_and_threads_share_a_client() -> None:
 
     completions = beside(target_site, ask)
     assert [c.token_ids for c in completions] == [oracle(p.encode(), GREEDY, 6) for p in prompts]
-
-
-def test_model_info_says_what_the_server_runs() -> None:
-    def ask(address: str) -> tandem.ModelInfo:
-        with tandem.Client(f"{unused_address()},{address}", service=FUSED) as client:
-            return client.model_info(HANG)
-
-    info = beside(fused_site, ask)
-    assert (info.backend, info.vocab_size) == ("toy", 258)
 
 
 def test_leaving_a_stream_early_frees_the_slot() -> None:
@@ -273,25 +251,6 @@ def test_an_endpoint_that_is_not_there_is_passed_over() -> None:
     assert beside(target_site, ask) == SAID
 
 
-@pytest.mark.thorough
-def test_a_request_goes_on_at_the_next_endpoint_when_its_server_is_killed(tmp_path: Path) -> None:
-    with (
-        server_process(tmp_path, *SLOW, ready_file="one.json") as one,
-        server_process(tmp_path, *SLOW, ready_file="two.json") as two,
-        tandem.Client([one.wait_ready(), two.wait_ready()]) as client,
-    ):
-        tokens: list[int] = []
-        text = ""
-        for chunk in client.stream(PROMPT, max_new_tokens=30, ignore_end_of_sequence=True):
-            tokens += chunk.token_ids
-            text += chunk.text
-            if len(tokens) == 5:
-                one.process.kill()
-        assert tuple(tokens) == oracle(PROMPT, GREEDY, 30, past_the_end=True)
-        assert text == text_of(tuple(tokens))
-        assert client.generate(PROMPT, max_new_tokens=12).token_ids == SAID
-
-
 def test_an_endpoint_that_runs_another_model_is_not_asked(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         async with target_site(toy(ToyConfig(salt=9))) as other, contextlib.AsyncExitStack() as first:
@@ -334,29 +293,3 @@ def test_tls_and_a_token_let_a_client_in(tmp_path: Path) -> None:
 def test_a_token_does_not_leave_this_machine_in_clear_text(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="clear text"):
         tandem.Client("10.1.2.3:50051", credentials=tandem.Credentials(token_file=token_file(tmp_path / "t", "abc\n")))
-
-
-def test_a_request_chooses_what_drafts_and_a_wrong_choice_is_named() -> None:
-    def ask(address: str) -> list[tandem.Completion]:
-        with tandem.Client(address) as client:
-            with pytest.raises(tandem.TandemError, match="drafts: model is not available: this server has auto, none"):
-                client.generate(PROMPT, max_new_tokens=12, drafts="model")
-            with pytest.raises(ValueError, match="drafts: 'copies' is not one of auto, none, lookup, model, head"):
-                client.generate(PROMPT, max_new_tokens=12, drafts="copies")
-            with pytest.raises(TypeError, match="a request has no option draft"):
-                client.generate(PROMPT, max_new_tokens=12, draft="lookup")  # type: ignore[call-arg]
-            return [client.generate(PROMPT, max_new_tokens=12, drafts=drafts) for drafts in ("auto", "none", "lookup")]
-
-    automatic, plain, copied = beside(fused_site, ask)
-    assert automatic.token_ids == plain.token_ids == copied.token_ids == SAID
-    assert plain.statistics.drafted == 0 and plain.statistics.rounds == 12
-    assert set(copied.statistics.drafted_by) <= {"ngram"}
-
-
-def test_an_asynchronous_client_chooses_what_drafts() -> None:
-    async def test() -> tuple[int, ...]:
-        async with fused_site() as site, tandem.AsyncClient(site.address) as client:
-            chunks = [chunk async for chunk in client.stream(PROMPT, max_new_tokens=12, drafts="none")]
-            return tuple(token for chunk in chunks for token in chunk.token_ids)
-
-    assert run(test()) == SAID

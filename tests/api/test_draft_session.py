@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
 import tandem
 from tandem.runners.toy import ToyConfig, toy_logits
-from tests.support import GREEDY, HANG, SAMPLED, oracle, run, server_process, target_site, toy
+from tests.support import GREEDY, oracle, run, target_site, toy
 
 T = TypeVar("T")
 PROMPT = b"drafts of my own"
@@ -85,14 +84,6 @@ def test_the_output_is_the_targets_whatever_is_drafted(wrong: int) -> None:
     assert drafter.asked <= statistics.rounds + 1 and statistics.draft_seconds > 0
 
 
-def test_sampled_output_is_the_targets_too() -> None:
-    def ask(address: str) -> tuple[int, ...]:
-        with tandem.DraftSession(address, Oracle(), speculation_length=2) as session:
-            return session.generate(list(PROMPT), SAMPLED, max_new_tokens=20).token_ids
-
-    assert with_target(ask) == oracle(PROMPT, SAMPLED, 20)
-
-
 def test_text_needs_a_tokenizer_and_streams_with_one() -> None:
     def ask(address: str) -> tuple[str, tandem.Completion]:
         with tandem.DraftSession(address, Oracle()) as session, pytest.raises(ValueError, match="tokenizer"):
@@ -163,21 +154,3 @@ def test_a_deadline_and_a_target_that_is_not_there() -> None:
     with_target(ask, ToyConfig(step_seconds=0.05))
     with pytest.raises(tandem.TandemError):
         tandem.DraftSession("127.0.0.1:1", Oracle(), wait_seconds=0.2)
-
-
-@pytest.mark.thorough
-def test_a_request_goes_on_at_the_next_verifier_when_its_own_is_killed(tmp_path: Path) -> None:
-    slow = ("--role", "target", "--model", "step=0.05")
-    with (
-        server_process(tmp_path, *slow, ready_file="one.json") as one,
-        server_process(tmp_path, *slow, ready_file="two.json") as two,
-    ):
-        both = f"{one.wait_ready()},{two.wait_ready()}"
-        tokens: list[int] = []
-        with tandem.DraftSession(both, Oracle(2), wait_seconds=HANG) as session:
-            serving = one if session._client.address == both.split(",")[0] else two
-            for chunk in session.stream(list(PROMPT), max_new_tokens=20):
-                if not tokens:
-                    serving.process.kill()
-                tokens += chunk.token_ids
-    assert tuple(tokens) == SAID

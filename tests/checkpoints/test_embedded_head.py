@@ -42,19 +42,6 @@ def test_it_is_the_default_head_of_the_embedded_target_alone() -> None:
     assert own_embedding is None and head.config.draft_vocab_size == training["columns"] == 6144
 
 
-def test_the_card_tells_what_was_measured() -> None:
-    card = (EMBEDDED_HEAD / "README.md").read_text()
-    figures = json.loads((EMBEDDED_HEAD / "acceptance.json").read_text())
-    training = json.loads((EMBEDDED_HEAD / "training.json").read_text())
-    assert "license: apache-2.0" in card and f"{training['train_tokens']:,} tokens" in card
-    assert [one["temperature"] for one in figures] == [0.0, 0.8]
-    for one in figures:
-        for name, kind in one["kinds"].items():
-            assert f"| {name} | {kind['tokens']} |" in card and f"| {kind['tokens_per_round']:.2f} |" in card
-    for shares in training["held_out_acceptance"].values():
-        assert f"{shares[0]:.3f}" in card
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_fused_target_drafts_with_it_and_says_what_plain_decoding_says(temperature: str) -> None:

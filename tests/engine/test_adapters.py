@@ -67,22 +67,6 @@ async def said(
 
 
 @both_samplings
-def test_requests_of_different_adapters_share_steps_and_say_what_each_says_alone(sampling: SamplingParams) -> None:
-    async def test() -> None:
-        async with engine_with("red", "blue") as engine:
-            expected = {name: truth(name, sampling, 12) for name in NAMES}
-            assert len(set(expected.values())) == 3
-            for name in NAMES:
-                assert (await said(engine, name, sampling, 12))[0] == expected[name]
-            names, steps, rows = (*NAMES, "red"), engine.batcher.steps, engine.batcher.rows
-            together = await asyncio.gather(*(said(engine, name, sampling, 12) for name in names))
-            assert [each[0] for each in together] == [expected[name] for name in names]
-            assert engine.batcher.rows - rows > engine.batcher.steps - steps, "no step was shared"
-
-    run(test())
-
-
-@both_samplings
 def test_a_kept_prefix_is_found_by_requests_of_the_same_adapter_alone(sampling: SamplingParams) -> None:
     async def test() -> None:
         async with engine_with("red", "blue", prefixes=True) as engine:

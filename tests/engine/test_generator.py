@@ -12,7 +12,7 @@ import pytest
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.generator import LONG_TEXT, Generator, check_tokens
-from tandem.engine.generators import fused_generator, plain_generator, target_info
+from tandem.engine.generators import fused_generator, plain_generator
 from tandem.engine.loading import Loaded
 from tandem.engine.model_config import DraftChoice
 from tandem.runners.protocol import Limits
@@ -77,14 +77,6 @@ def test_what_does_not_fit_is_too_long(length: int, changes: dict[str, Any], nam
         run(answer(plain().generate, ids([1] * length, **({"count": None} | changes))))
 
 
-def test_what_just_fits_is_generated() -> None:
-    got = run(answer(plain().generate, ids([1] * 30, 2, ignore_end_of_sequence=True)))
-    assert len(got.token_ids) == 2
-    got = run(answer(plain().generate, ids([1] * 9, None, max_total_tokens=12, ignore_end_of_sequence=True)))
-    assert (len(got.token_ids), got.completion.finish_reason) == (3, FinishReason.LENGTH)
-    assert got.completion.prompt_tokens == 9
-
-
 def test_a_chat_without_a_template_names_the_field() -> None:
     class Plain(ToyTokenizer):
         def encode(self, text: str, chat: bool) -> list[int]:
@@ -146,40 +138,6 @@ def test_a_stop_string_ends_the_text_before_it_and_the_ids_with_the_token_that_c
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_a_stop_string_that_only_begins_is_text(service: str) -> None:
-    got = run(ask(service, ids(PROMPT, 15, stop_strings=(TEXT[10:15] + "\0\0",))))
-    assert got.completion.finish_reason is FinishReason.LENGTH
-    assert (got.text, got.token_ids) == (TEXT[:15], TRUTH[:15])
-
-
-@pytest.mark.parametrize("service", SERVICES)
-def test_a_stop_token_is_the_last_token(service: str) -> None:
-    stop = TRUTH[9]
-    first = TRUTH.index(stop)
-    got = run(ask(service, ids(PROMPT, 40, stop_token_ids=(stop, 3 if stop != 3 else 4))))
-    cut = min(first, *(TRUTH.index(t) for t in (3, 4) if t in TRUTH and t != stop), 40)
-    assert got.completion.finish_reason is FinishReason.STOP_TOKEN
-    assert got.token_ids == TRUTH[: cut + 1]
-
-
-def ending_prompt() -> bytes:
-    """A prompt whose greedy continuation ends by itself within 20 tokens."""
-    return next(p for i in range(200) if END in oracle(p := b"prompt %d" % i, GREEDY, 20)[3:])
-
-
-@pytest.mark.parametrize("service", SERVICES)
-def test_the_end_of_sequence_ends_unless_it_is_to_be_ignored(service: str) -> None:
-    prompt = ending_prompt()
-    expected = oracle(prompt, GREEDY, 30)
-    got = run(ask(service, ids(prompt, 30)))
-    assert got.completion.finish_reason is FinishReason.END_OF_SEQUENCE
-    assert got.token_ids == expected and expected[-1] == END
-    on = run(ask(service, ids(prompt, 30, ignore_end_of_sequence=True)))
-    assert on.completion.finish_reason is FinishReason.LENGTH
-    assert on.token_ids == oracle(prompt, GREEDY, 30, past_the_end=True)
-
-
-@pytest.mark.parametrize("service", SERVICES)
 def test_a_text_prompt_is_tokenized_by_the_server(service: str) -> None:
     got = run(ask(service, GenerationRequest(text="abc", max_new_tokens=8)))
     assert got.token_ids == TRUTH[:8]
@@ -234,11 +192,6 @@ def test_a_fused_pair_of_other_tokenizers_is_refused() -> None:
     with pytest.raises(ValueError, match="vocabulary"):
         fused_generator(target, draft, 5, DraftChoice("model"))
     asyncio.run(batcher.close())
-
-
-def test_the_default_speculation_length_is_never_above_the_maximum() -> None:
-    loaded = Loaded(Engine(toy(max_draft=2), Batcher("test")), ToyTokenizer())
-    assert target_info(loaded, 5).default_speculation_length == 2
 
 
 @pytest.mark.parametrize(

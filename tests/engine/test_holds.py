@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tandem.engine.holds import FIRST, LONGEST, REST, Holds
 from tandem.engine.kv_memory import KVMemory
@@ -45,30 +43,6 @@ def test_a_hold_is_twice_as_long_each_time_for_the_same_one_and_short_for_anothe
         assert not holds.on(at) and not holds.begins("c", at)
         at += REST * lengths[-1]
     assert lengths == [1, 2, 4, 8, 16, 32, 32, 32, 1, 1] and (FIRST, LONGEST) == (1, 32)
-
-
-def test_a_hold_that_ends_early_is_followed_by_a_rest_as_much_shorter() -> None:
-    holds = Holds()
-    assert holds.begins("a", 10.0)
-    holds.over("b", 10.1)
-    assert holds.on(10.1)
-    holds.over("a", 10.2)
-    assert not holds.on(10.2)
-    assert not holds.begins("b", 10.79) and holds.begins("b", 10.81)
-
-
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0.0, 50.0), st.booleans()), max_size=200))
-def test_whoever_waits_by_whatever_name_a_quarter_of_the_time_goes_to_holds(
-    moves: list[tuple[str, float, bool]],
-) -> None:
-    holds, at, held = Holds(), 0.0, 0.0
-    for who, wait, leaves in moves:
-        holds.begins(who, at)
-        held += min(wait, max(0.0, holds.until - at))
-        at += wait
-        assert held <= at / (1 + REST) + LONGEST
-        if leaves:
-            holds.over(who, at)
 
 
 # --- the queue ---

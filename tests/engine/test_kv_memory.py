@@ -26,7 +26,7 @@ from tandem.runners.toy import ToyConfig, ToyRunner
 from tandem.speculation.types import Request
 from tests.daily import daily
 from tests.speculation.virtual_time import in_virtual_time
-from tests.support import GREEDY, SAMPLED, oracle, run, toy
+from tests.support import GREEDY, oracle, run, toy
 
 SLOTS, LENGTH = 8, 160
 WHOLE = 1408
@@ -103,13 +103,6 @@ def test_a_sequence_waits_until_its_own_length_fits_beside_the_others() -> None:
     run(test())
 
 
-def test_a_freed_slot_frees_what_it_reserved() -> None:
-    pool, _ = pool_of(limit=100)
-    for _ in range(3):
-        pool.release(pool.take())
-    assert pool.memory.reserved == 0
-
-
 def test_who_says_nothing_of_its_length_reserves_a_whole_slot() -> None:
     pool, _ = pool_of(limit=250)
     assert [pool.take(), pool.take(tokens=1000)] == [0, 1]
@@ -145,25 +138,6 @@ def test_a_long_sequence_has_its_turn_before_short_ones_that_came_later() -> Non
     in_virtual_time(test())
 
 
-def test_a_long_opening_that_comes_back_finds_its_place_before_short_ones() -> None:
-    """OpenSession waits half a second at a time: the memory must not be gone whenever it is away."""
-
-    async def test() -> None:
-        pool, _ = pool_of(limit=100)
-        long, passing, short = await held(pool, pool.acquire(0.001, "long", 100))
-        await asyncio.wait([long])
-        assert isinstance(long.exception(), NoFreeSlot)
-        pool.release(passing)
-        await asyncio.sleep(0.1)
-        assert not short.done(), "the place of the long one was not kept"
-        slot = await pool.acquire(0.001, "long", 100)
-        assert not short.done()
-        pool.release(slot)
-        assert await short == slot
-
-    in_virtual_time(test())
-
-
 def test_who_fits_beside_one_that_has_left_for_a_moment_does_not_wait_for_it() -> None:
     async def test() -> None:
         pool, _ = pool_of(limit=100)
@@ -176,33 +150,6 @@ def test_who_fits_beside_one_that_has_left_for_a_moment_does_not_wait_for_it() -
         assert await pool.acquire(0.001, "long", 60) == 1
         pool.release(1)
         assert await later == 1
-
-    in_virtual_time(test())
-
-
-@pytest.mark.parametrize("seconds", [None, 0.01], ids=["cancelled", "too late"])
-def test_who_leaves_for_good_holds_nobody_back(seconds: float | None) -> None:
-    async def test() -> None:
-        pool, _ = pool_of(limit=100)
-        long, _, short = await held(pool, pool.acquire(seconds, tokens=100))
-        if seconds is None:
-            long.cancel()
-        await asyncio.gather(long, return_exceptions=True)
-        await asyncio.sleep(0)
-        assert short.done() and short.result() == 0
-
-    in_virtual_time(test())
-
-
-def test_a_place_is_kept_for_a_moment_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem.engine.slots.KEPT_SECONDS", 0.02)
-
-    async def test() -> None:
-        pool, _ = pool_of(limit=100)
-        _, _, short = await held(pool, pool.acquire(0.001, "long", 100))
-        began = asyncio.get_running_loop().time()
-        assert await short == 0
-        assert asyncio.get_running_loop().time() - began < 0.05
 
     in_virtual_time(test())
 
@@ -236,18 +183,6 @@ async def said(engine: Engine, prompt: Sequence[int], count: int, sampling: Any 
     finally:
         await verifier.close()
     return tokens[len(prompt) :]
-
-
-@pytest.mark.parametrize("prefixes", [False, True], ids=["", "prefixes"])
-def test_many_short_sequences_and_a_long_one_say_the_same_within_the_memory_of_two(prefixes: bool) -> None:
-    async def test() -> None:
-        async with shared(2 * WHOLE, prefixes=prefixes) as (target, _):
-            asked = [([5, 6, 7] * (40 if i == 5 else 1 + i % 3), 30 if i == 5 else 4 + i) for i in range(20)]
-            got = await asyncio.gather(*(said(target, prompt, n, SAMPLED if n % 2 else GREEDY) for prompt, n in asked))
-            for (prompt, n), tokens in zip(asked, got, strict=True):
-                assert tuple(tokens) == oracle(prompt, SAMPLED if n % 2 else GREEDY, n, past_the_end=True)
-
-    run(test())
 
 
 @pytest.mark.parametrize("seed", daily(range(3), 1))
@@ -344,11 +279,6 @@ def test_too_little_memory_for_one_sequence_is_refused_by_name() -> None:
 def test_slots_that_are_reserved_whole_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="kv_cache_mb: toy reserves its KV slots whole: compiled graphs need whole"):
         limit_kv_memory(SlotPool(4), Batcher("test"), [toy(kind=OfGraphs)], 10 * WHOLE)
-
-
-@pytest.mark.parametrize(("new", "total", "tokens"), [(None, None, None), (5, None, 15), (5, 12, 12), (None, 30, 30)])
-def test_a_sequence_is_bounded_by_new_tokens_and_by_all(new: int | None, total: int | None, tokens: int | None) -> None:
-    assert Request(max_new_tokens=new, max_total_tokens=total).most_tokens(10) == tokens
 
 
 # --- a long prompt beside others ---

@@ -20,7 +20,6 @@ from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.structures import Structures
 from tandem.runners.loading import Execution, Shape
 from tandem.runners.native.runner import NativeRunner
-from tandem.speculation.logprobs import token_logprobs
 from tandem.speculation.types import FinishReason, SamplingParams, Structure, StructureKind
 from tests.daily import daily
 from tests.runners.tiny import model_folder
@@ -128,32 +127,3 @@ def test_asked_about_one_token_a_structure_says_what_its_mask_says(structure: St
 def check_structure(got: Answer, sampling: SamplingParams) -> None:
     if sampling.structure and got.completion.finish_reason is FinishReason.END_OF_SEQUENCE:
         jsonschema.validate(json.loads(got.text), SCHEMA)
-
-
-def test_the_native_log_probabilities_are_numpys() -> None:
-    from tandem.runners.native.build import library_path
-    from tandem.runners.native.library import load_library
-    from tandem.runners.native.model import NativeModel, Threads
-
-    class Model:
-        library = load_library(library_path())
-        threads = Threads(library, 2)
-
-    class Alone:
-        library, threads = Model.library, Threads(Model.library, 1)
-
-    chance = np.random.default_rng(0)
-    for size in (5, 8, 13, 257, 1153, 49152):
-        for scale in (0.1, 3, 400):
-            logits = (chance.normal(size=size) * scale).astype(np.float32)
-            logits[chance.integers(size, size=size // 3)] = logits[0]  # equals
-            logits[3] = -np.inf
-            for top in (0, 1, 20):
-                expected = token_logprobs(logits, 1, top)
-                said, other = NativeModel.logprobs(Model, [logits, logits[::-1]], [1, 0], top)  # type: ignore[arg-type]
-                assert said == expected
-                assert other.logprob == pytest.approx(
-                    float(logits[-1]) - float(logits[1]) + said.logprob, rel=1e-9, abs=1e-9
-                )
-                (again,) = NativeModel.logprobs(Alone, [np.repeat(logits, 2)[::2]], [1], top)  # type: ignore[arg-type]
-                assert again == said, "wherever the row lies, alone, with one thread"

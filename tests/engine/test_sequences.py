@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -207,28 +206,6 @@ def test_a_drafter_with_a_shorter_sequence_stops_drafting_when_it_is_full() -> N
     run(test())
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 15, 16, 17, 18, 33])
-def test_prompts_around_the_chunk_size_are_verified_and_drafted_exactly(length: int) -> None:
-    async def test() -> None:
-        prompt = PROMPT[:length]
-        target, draft = (Engine(toy(), Batcher("test")) for _ in range(2))
-        verifier, drafter = LocalVerifier(target, Request(GREEDY)), ModelDrafter(draft, Request(GREEDY), 258)
-        await verifier.open(prompt)
-        await drafter.open(prompt)
-        tokens = list(prompt)
-        for _ in range(3):
-            draft_tokens = await drafted(drafter, tokens, 2)
-            tokens += (await verifier.verify(tokens, draft_tokens)).token_ids
-        assert tuple(tokens[length:]) == oracle(prompt, GREEDY, 9, past_the_end=True)
-        for part, engine in ((verifier, target), (drafter, draft)):
-            await part.close()
-            await part.close()
-            assert engine.slots.free == 4
-            await engine.batcher.close()
-
-    run(test())
-
-
 def test_a_verifier_goes_on_after_a_cancelled_round() -> None:
     async def test() -> None:
         engine = Engine(toy(ToyConfig(step_seconds=0.01)), Batcher("test"))
@@ -242,29 +219,6 @@ def test_a_verifier_goes_on_after_a_cancelled_round() -> None:
         assert (await verifier.verify(PROMPT, truth[:2])).token_ids == truth
         await verifier.close()
         await engine.batcher.close()
-
-    run(test())
-
-
-@pytest.mark.parametrize("k_of_round", [[5] * 6, [0] * 6, [0, 3, 0, 5, 1, 0, 2], [5, 0, 0, 0, 5, 5]])
-def test_fused_rounds_of_changing_length_are_exact(k_of_round: list[int]) -> None:
-    async def test() -> None:
-        batcher = Batcher("test")
-        target, draft = Engine(toy(), batcher), Engine(toy(ToyConfig(miss=0.4)), batcher)
-        rounds = FusedRounds(FusedPair(target, draft), Request(SAMPLED))
-        await rounds.open(PROMPT)
-        tokens = list(PROMPT)
-        for k in k_of_round:
-            proposed, verdict = await rounds.round(tokens, k)
-            expected = oracle(tokens, SAMPLED, k, ToyConfig(miss=0.4), past_the_end=True)
-            assert proposed.token_ids == expected
-            tokens += verdict.token_ids
-        new = tokens[len(PROMPT) :]
-        assert tuple(new) == oracle(PROMPT, SAMPLED, len(new), past_the_end=True)
-        await rounds.close()
-        await rounds.close()
-        assert target.slots.free == 4
-        await batcher.close()
 
     run(test())
 
@@ -344,25 +298,6 @@ def test_a_trial_of_the_draft_model_that_the_targets_step_cuts_short_is_left_to_
         clock.now += 1.0
         assert health.attempt()
         await rounds.close()
-        await batcher.close()
-
-    run(test())
-
-
-def test_requests_of_one_fused_pair_share_its_steps() -> None:
-    async def test() -> None:
-        batcher = Batcher("test")
-        pair = FusedPair(*(Engine(toy(ToyConfig(step_seconds=0.003)), batcher) for _ in range(2)))
-        rounds = [FusedRounds(pair, Request(GREEDY)) for _ in range(4)]
-        for r, first in zip(rounds, itertools.count(65), strict=False):
-            await r.open([first])
-        before = batcher.steps
-        results = await asyncio.gather(*(r.round([65 + i], 2) for i, r in enumerate(rounds)))
-        assert batcher.steps - before <= 2
-        for i, (_, verdict) in enumerate(results):
-            assert verdict.token_ids == oracle([65 + i], GREEDY, 3, past_the_end=True)
-        for r in rounds:
-            await r.close()
         await batcher.close()
 
     run(test())

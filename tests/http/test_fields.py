@@ -12,7 +12,7 @@ from openai.types.chat import completion_create_params as chat
 from tandem.services.http.fields import FIXED, LABELS
 from tandem.services.http.fields import SERVED as PARSERS
 from tests.http.site import CHAT, COMPLETIONS, HELLO, Site, door
-from tests.support import REPOSITORY, ForgetfulRunner, run
+from tests.support import ForgetfulRunner, run
 
 VLLM = (
     *("top_k", "min_p", "repetition_penalty", "ignore_eos", "stop_token_ids", "min_tokens", "skip_special_tokens"),
@@ -115,12 +115,6 @@ def test_the_table_has_every_field_of_openai_and_of_vllm() -> None:
     for kind, name in ((chat, "chat"), (completion, "completions")):
         assert kind.CompletionCreateParamsBase.__annotations__.keys() <= {*PARSERS[name], *LABELS, *FIXED}
     assert set(VLLM) <= {*PARSERS["completions"], *PARSERS["chat"], *LABELS, *FIXED}
-
-
-def test_the_page_names_every_field() -> None:
-    page = (REPOSITORY / "docs/openai.md").read_text(encoding="utf-8")
-    fields = {*PARSERS["chat"], *PARSERS["completions"], *LABELS, *FIXED}
-    assert [name for name in fields if f"`{name}`" not in page] == []
 
 
 def test_every_field_of_the_table_is_served_or_refused_by_its_name() -> None:

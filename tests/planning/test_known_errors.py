@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
 
 import pytest
 
 from tandem.cli import main
-from tandem.cli.main import parser
-from tandem.workshops.planning.known_errors import LINE_BYTES, errors_in, known_errors, read_log, table_lines
-from tests.recipes import programs
+from tandem.workshops.planning.known_errors import LINE_BYTES, errors_in, known_errors, read_log
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs/errors.md").read_text(encoding="utf-8")
 MESSAGES = {
     "compiler-killed": [
         "RuntimeError: neuronx-cc failed with -9",
@@ -85,7 +80,6 @@ MESSAGES = {
 }
 """Lines as logs of others have them, shortened (the addresses are in the table), and Tandem's own."""
 LINES = [(name, line) for name, lines in MESSAGES.items() for line in lines]
-COMMANDS = [(error.name, part) for error in known_errors() for part in error.command.split(" && ")]
 
 
 def test_every_error_has_a_message() -> None:
@@ -110,24 +104,6 @@ def test_every_sign_is_seen_in_a_message_or_is_a_code_of_the_same_page() -> None
     }
     assert {sign for error in known_errors() for sign in error.signs} - seen == alike
     assert all(sign == sign.lower() for error in known_errors() for sign in error.signs)
-
-
-def test_the_page_shows_every_row_as_the_table_has_it() -> None:
-    rows = list(table_lines())
-    assert len(rows) == len(known_errors()) + 2
-    assert PAGE.endswith("\n".join(rows) + "\n"), "write the table anew: print(*table_lines(), sep='\\n')"
-
-
-@pytest.mark.parametrize(("name", "command"), COMMANDS, ids=[name for name, _ in COMMANDS])
-def test_the_command_of_a_row_exists(name: str, command: str) -> None:
-    words = shlex.split(command)
-    if words[:2] == ["python", "main.py"]:
-        parser().parse_args(words[2:])
-    elif words[0] == "helm":
-        assert programs.check(words)
-    else:
-        assert command.startswith(("ls -l /dev/", "export LD_", "python -m ", "neuron/bin/pip ", "kubectl "))
-    assert all((ROOT / word).is_file() for word in words if word.startswith("requirements"))
 
 
 def test_a_log_is_read_line_by_line_and_each_error_is_told_once(

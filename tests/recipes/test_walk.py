@@ -30,13 +30,7 @@ WRONG = {
     "another number of processes than the degree": "torchrun --nproc-per-node 4 main.py --role fused_target "
     "--device neuron --tp_degree 8 --target_model /m --draft_model /m",
     "an overlay that does not exist": "kubectl apply -k deploy/k8s/overlays/fussed",
-    "an object that no overlay has": "kubectl -n tandem rollout status statefulset/fusedd --timeout=3h",
-    "an object without its namespace": "kubectl rollout status statefulset/fused --timeout=3h",
-    "a patch that the schema refuses": "kubectl -n tandem patch job comparison --type merge "
-    '-p \'{"spec":{"suspended":1}}\'',
-    "a stage that the container file does not have": "docker build -f deploy/Dockerfile --target nxd -t tandem:x .",
     "a requirements file that does not exist": "pip install -r requirements-nxd.txt",
-    "a flag that nobody looked up": "aws ec2 run-instances --image-id ami-0123456789abcdef0 --monitoring Enabled=true",
     "a program that nobody looked up": "terraform apply",
     "a field that the API does not have": "curl http://127.0.0.1:8080/v1/completions -H "
     '"Content-Type: application/json" -d \'{"max_token": 1}\'',

@@ -205,22 +205,6 @@ def test_a_lie_about_an_opened_or_a_closed_session_ends_no_process(
             assert run(walk(way, lies, others, afters=(0,)))["told"]
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("others", [True, False], ids=["of two", "of one"])
-@pytest.mark.parametrize("way", WAYS)
-def test_every_lie_of_a_target_meets_every_pipeline_and_every_draft(
-    way: str, others: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Ways that share a pipeline, or a draft, divide the lies among them, half of each share beside another target."""
-    methods = ("VerifyStream", "OpenSession", "CloseSession")
-    lies = [change for method in methods for change in changes(TARGET, method)]
-    row, column = divmod(list(WAYS).index(way), 3)
-    lies = lies[(row + column) % 3 :: 3][others::2]
-    with quiet(caplog):
-        found = run(walk(WAYS[way], lies, others))
-    assert found["told"] > len(lies)
-
-
 # --- descriptions ---
 
 

@@ -20,12 +20,10 @@ from tandem.speculation.depth import Pipeline
 from tandem.speculation.run_on import MAX_UNREAD
 from tandem.speculation.types import Chunk
 from tandem.v1 import target_verifier_pb2 as pb
-from tests.conformance.bench import refused
 from tests.daily import daily
 from tests.reliability import frames
 from tests.reliability.faults import Fault, FaultInterceptor, Schedule
 from tests.reliability.history import History
-from tests.reliability.test_ownership import SaysWho
 from tests.services.test_runs import PROMPT, SLOW, opening, read, running, said, status, truth
 from tests.support import SAMPLED, Site, distributed, ids, oracle, raw_stub, run, target_site, toy, until
 
@@ -254,24 +252,5 @@ def test_two_runs_that_begin_at_once_are_one_after_the_other() -> None:
             assert 0 <= taken <= 3 * (MOST_AHEAD + 1)  # what a run has begun by itself is dropped with it
             for call in calls:
                 call.cancel()
-
-    run(test())
-
-
-def test_a_run_belongs_to_who_opened_its_session() -> None:
-    mine, other = {"metadata": (("who", "me"),)}, {"metadata": (("who", "other"),)}
-    text = truth(6)
-
-    async def test() -> None:
-        async with target_site(interceptors=[SaysWho()]) as site, raw_stub(site.address) as target:
-            await target.OpenSession(opening(), **mine)
-            call = target.VerifyStream(**mine)
-            await call.write(running(PROMPT, until=3))
-            assert said(await read(call, 3)) == text[:3]
-            refusal = await refused(target.VerifyStream(iter([running(PROMPT + text[:3])]), **other))
-            assert (refusal.code, refusal.reason) == ("NOT_FOUND", "SESSION_NOT_FOUND"), refusal
-            await call.write(running(PROMPT + text[:3], until=6))
-            assert said(await read(call, 3)) == text[3:]
-            call.cancel()
 
     run(test())

@@ -17,9 +17,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tandem.rpc.channel import TARGET
 from tandem.rpc.errors import BrokenContract, TandemError
-from tandem.rpc.generation_client import GenerationClient
 from tandem.rpc.remote_drafter import DraftClient, RemoteDrafter
 from tandem.runners.toy import ToyConfig
 from tandem.services.duplex import StreamIdle
@@ -35,15 +33,12 @@ from tests.support import (
     ServerProcess,
     Site,
     answer,
-    distributed,
     ids,
     listening,
     oracle,
     remote_draft,
     run,
-    run_client,
     run_here,
-    server_process,
     toy,
     until,
     worker_site,
@@ -395,75 +390,7 @@ def test_a_full_worker_refuses_and_its_callers_decode_plainly_until_it_has_a_slo
     run(test())
 
 
-def test_a_cancelled_request_frees_the_slots_on_both_sides() -> None:
-    async def test() -> None:
-        runner = toy(ToyConfig(step_seconds=0.01))
-        async with worker_site(None, "step=0.01") as site, remote_draft(site.address, runner) as (generator, _):
-            for rounds in (0, 3):
-                task = asyncio.create_task(answer(generator.generate, long(120)))
-                before = site.engine.batcher.steps
-                await until(lambda: site.free == 3)
-                await until(lambda steps=before + rounds: site.engine.batcher.steps >= steps)
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-                await until(lambda: idle(site))
-            got = await answer(generator.generate, long(20))
-            assert got.token_ids == truth(20)
-            await until(lambda: idle(site))
-
-    run(test())
-
-
-def test_a_storm_of_cancellations_leaves_every_slot_free_and_the_next_output_exact() -> None:
-    async def test() -> None:
-        runner = toy(ToyConfig(step_seconds=0.002), slots=2, chunk=4)
-        async with (
-            worker_site(None, "step=0.002", slots=2) as site,
-            remote_draft(site.address, runner) as (generator, _),
-        ):
-            tasks = [asyncio.create_task(answer(generator.generate, ids([65 + i] * 20, 60))) for i in range(12)]
-            for i, task in enumerate(tasks):
-                await asyncio.sleep(0.004 * (i % 4))
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await until(lambda: len(site.proposals.sessions) == 0 and site.free == 2)
-            answers = await asyncio.gather(*(answer(generator.generate, ids([97 + i] * 9, 12)) for i in range(3)))
-            assert [a.token_ids for a in answers] == [oracle([97 + i] * 9, GREEDY, 12) for i in range(3)]
-
-    run(test())
-
-
 # --- processes ---
-
-
-@pytest.mark.thorough  # daily: services/test_metrics.py, whose target asks a worker
-def test_the_roles_together_as_processes(tmp_path: Path) -> None:
-    """One target speculates for its own callers, and verifies for a distributed client all the same."""
-    worker = ("--role", "draft_worker", "--propose-only", "--draft", "model", "--draft_model", "miss=0.3")
-    with server_process(tmp_path, *worker, ready_file="worker.json") as drafting:
-        target = ("--role", "target", "--draft-host", drafting.wait_ready(), "--profile", "--pipeline", "off")
-        with server_process(tmp_path, *target, ready_file="target.json") as serving:
-            address = serving.wait_ready()
-
-            async def test() -> None:
-                async with GenerationClient.connect(address, TARGET) as client:
-                    info = await client.model_info()
-                    assert (info.draft_name, info.default_speculation_length) == ("remote:toy", 3)
-                    for k in (None, 0, 5):
-                        got = await answer(client.generate, replace(long(60, SAMPLED), speculation_length=k))
-                        assert got.token_ids == truth(60, SAMPLED)
-                        least = {None: 0, 0: -1, 5: 10}[k]  # by measurement, it may not pay for long
-                        assert (got.completion.stats.accepted > least) and (k != 0 or not got.completion.stats.drafted)
-                async with distributed(address, "miss=0.3") as (generator, _):
-                    got = await answer(generator.generate, long(60))
-                    assert got.token_ids == truth(60) and got.completion.stats.accepted > 10
-
-            run(test())
-            ask = run_client(tmp_path, "--port", str(drafting.port), "--prompt", "x")
-            assert ask.returncode == 1 and "only proposes" in ask.stderr
-            assert serving.stop() == 0
-        assert drafting.stop() == 0
-        assert "Traceback" not in serving.log.read_text() + drafting.log.read_text()
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,6 @@ from tandem.rpc.generation_client import GenerationClient
 from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.verifier_client import Deadlines, VerifierClient
 from tandem.runners.toy import ToyConfig
-from tandem.services.security.identity import ANONYMOUS
-from tandem.services.sessions.table import SessionKey
 from tandem.speculation.retry import Persistence
 from tandem.speculation.rounds import OutOfStep
 from tandem.speculation.types import Request, SpeculationStats
@@ -34,7 +32,6 @@ from tests.support import (
     Site,
     answer,
     distributed,
-    forget,
     ids,
     listening,
     oracle,
@@ -110,52 +107,6 @@ def test_closing_what_was_never_opened_asks_nobody() -> None:
         async with verifier("127.0.0.1:1") as (remote, stats):
             await remote.close()
             assert stats.bytes_up == 0
-
-    run(test())
-
-
-@pytest.mark.parametrize("lost_every", [2, 3])
-def test_replies_that_are_lost_after_the_round_was_applied_change_nothing(lost_every: int) -> None:
-    """G2: the client's retry meets the recorded reply."""
-    calls = 0
-
-    async def lose(inner: Any, request: Any, context: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        reply = await inner.Verify(request, context)
-        if calls % lost_every == 0:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "lost")
-        return reply
-
-    async def test() -> None:
-        async with (
-            target_site() as site,
-            faulty_site(site, lose) as address,
-            distributed(address, "miss=0.4") as (generator, _),
-        ):
-            got = await answer(generator.generate, ids(PROMPT, 30, sampling=SAMPLED))
-        assert got.token_ids == oracle(PROMPT, SAMPLED, 30)
-        assert calls > got.completion.stats.rounds
-
-    run(test())
-
-
-def test_a_target_that_forgets_its_sessions_is_given_them_again() -> None:
-    calls = 0
-
-    async def forgetful(inner: Any, request: Any, context: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls % 3 == 0:
-            await forget(inner, SessionKey(ANONYMOUS, request.session_id))
-        return await inner.Verify(request, context)
-
-    async def test() -> None:
-        async with target_site() as site:
-            async with faulty_site(site, forgetful) as address, distributed(address, "miss=0.4") as (generator, _):
-                got = await answer(generator.generate, ids(PROMPT, 30, sampling=SAMPLED))
-            assert got.token_ids == oracle(PROMPT, SAMPLED, 30)
-            assert site.free == 4
 
     run(test())
 
@@ -262,20 +213,6 @@ def test_a_draft_of_another_tokenizer_is_refused_before_it_serves(monkeypatch: p
                 async with distributed(site.address):
                     pass
             assert site.engine.batcher.steps == 0
-
-    run(test())
-
-
-def test_many_requests_share_one_client_and_leaving_early_cancels() -> None:
-    async def test() -> None:
-        async with target_site(toy(ToyConfig(step_seconds=0.005))) as site, site.client() as client:
-            leaving = client.generate(ids(b"long", 120, ignore_end_of_sequence=True))
-            answers = asyncio.gather(*(answer(client.generate, ids([65 + i], 6)) for i in range(3)))
-            await anext(leaving)
-            await leaving.aclose()
-            assert [a.token_ids for a in await answers] == [oracle([65 + i], GREEDY, 6) for i in range(3)]
-            await until(lambda: site.free == 4)
-            assert client.bytes_up > 0 and client.bytes_down > 0
 
     run(test())
 

@@ -18,7 +18,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tandem.rpc.errors import TandemError
 from tandem.rpc.request_context import Request, begin, outgoing
 from tandem.rpc.traced import traced as with_spans
-from tandem.rpc.traced import traced_run
 from tandem.rpc.tracing import Tracing, open_tracing
 from tandem.runners.toy import ToyConfig
 from tandem.services.observability.calls import CallLayer
@@ -156,25 +155,6 @@ def test_a_run_has_a_span_with_its_steps(monkeypatch: pytest.MonkeyPatch) -> Non
     assert closing.attributes["run_steps"] == stats.run_steps + stats.wasted_steps
 
 
-def test_rounds_that_wait_are_within_one_stream_of_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    traced = Traced()
-
-    async def ask() -> Answer:
-        async with contextlib.AsyncExitStack() as stack:
-            with traced.listening("target", monkeypatch):
-                target = await stack.enter_async_context(target_site())
-            there = distributed(target.address, "miss=0.3", pipeline=Pipeline.OFF)
-            generator, _ = await stack.enter_async_context(there)
-            traced.begin().end()
-            return await answer(generator.generate, ids(b"abc", 20, ignore_end_of_sequence=True))
-
-    stats = run(ask()).completion.stats
-    verified = traced.named("Verify", "target")
-    assert len(verified) == stats.rounds
-    assert all(traced.path(s) == ["client:request", "target:VerifyStream", "target:Verify"] for s in verified)
-    assert [s.attributes["k"] for s in verified] == [s.attributes["k"] for s in traced.named("round", "client")]
-
-
 def test_a_target_that_asks_a_draft_worker_is_the_parent_of_its_proposals(monkeypatch: pytest.MonkeyPatch) -> None:
     traced = Traced()
 
@@ -228,12 +208,6 @@ def test_a_call_that_fails_ends_its_spans_as_errors_that_quote_nothing(monkeypat
     assert lost.status.description is not None and lost.status.description.startswith("NOT_FOUND: no session")
     assert lost.context.trace_id == server.context.trace_id
     assert not any("4242" in span.to_json() for span in traced.spans)
-
-
-def test_a_request_that_is_not_traced_is_not_wrapped() -> None:
-    for wrap in (with_spans, traced_run):
-        inner: Any = object()
-        assert wrap(inner) is inner
 
 
 def test_tracing_is_off_unless_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:

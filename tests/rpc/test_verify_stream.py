@@ -33,7 +33,6 @@ from tests.support import (
     GREEDY,
     HANG,
     SAMPLED,
-    ForgetfulRunner,
     Site,
     answer,
     distributed,
@@ -66,34 +65,6 @@ def depth(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 def pipelined(address: str, draft: str | None = "miss=0.2", **rest: Any) -> Any:
     return distributed(address, draft, pipeline=Pipeline.ON, **rest)
-
-
-@pytest.mark.each_value
-@pytest.mark.parametrize("rounds", [1, 2, 3, 8])
-@pytest.mark.parametrize("draft", ["salt=0", "miss=0.2", "salt=9", None])
-@pytest.mark.parametrize("lengths", [(0, 2, 5), (1, 3, 4)])
-def test_tokens_are_the_targets_for_every_depth_length_draft_and_sampling(
-    lengths: Sequence[int], draft: str | None, rounds: int, depth: Callable[[int], None]
-) -> None:
-    depth(rounds)
-
-    async def test() -> None:
-        async with target_site() as site:
-            async with pipelined(site.address, draft) as (generator, _):
-                for sampling in (GREEDY, SAMPLED):
-                    expected = oracle(PROMPT, sampling, 30)
-                    for k in lengths:
-                        before = site.engine.batcher.steps
-                        got = await answer(generator.generate, ids(PROMPT, 30, sampling=sampling, speculation_length=k))
-                        assert got.token_ids == expected, k
-                        stats = got.completion.stats
-                        assert stats.max_in_flight <= rounds
-                        assert sum(stats.sent_by_depth) == stats.rounds + stats.stale_rounds
-                        # Prefill, the rounds, and rounds that were right but lay beyond the end.
-                        assert site.engine.batcher.steps - before <= 1 + stats.rounds + rounds
-            assert site.free == 4
-
-    run(test())
 
 
 def test_wrong_guesses_are_stale_and_cost_the_target_no_step(depth: Callable[[int], None]) -> None:
@@ -142,25 +113,6 @@ def test_under_the_rejection_rule_tokens_are_those_of_stop_and_wait(
                             got = await answer(ahead.generate, request)
                             assert got.token_ids == expected.token_ids
                             assert got.completion.stats.accepted == expected.completion.stats.accepted
-
-    run(test())
-
-
-def test_lookup_before_a_model_goes_ahead_too(depth: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A target that sees one token runs into a cycle that lookup finds; the model drafts until then."""
-    depth(3)
-    from tests import support
-
-    async def test() -> None:
-        hybrid = support.draft_config("salt=9", 4, 160)
-        hybrid = replace(hybrid, draft=replace(hybrid.draft, kind="hybrid"))
-        monkeypatch.setattr(support, "draft_config", lambda *_: hybrid)
-        async with target_site(toy(kind=ForgetfulRunner)) as site, pipelined(site.address) as (generator, _):
-            got = await answer(generator.generate, ids(PROMPT, 120, ignore_end_of_sequence=True, speculation_length=3))
-            assert got.token_ids == oracle(PROMPT, GREEDY, 120, past_the_end=True, memory=1)
-            stats = got.completion.stats
-            assert stats.accepted_by["ngram"] > 20 and stats.drafted_by["model"] > 5
-            assert stats.guessed_rounds > 5
 
     run(test())
 
@@ -301,19 +253,6 @@ def test_cancelling_a_request_with_rounds_in_flight_frees_both_slots(depth: Call
             await until(lambda: len(asyncio.all_tasks()) <= tasks + 1)
             got = await answer(generator.generate, ids(PROMPT, 10))
             assert got.token_ids == oracle(PROMPT, GREEDY, 10)
-
-    run(test())
-
-
-def test_many_requests_at_once_share_the_draft_and_the_target(depth: Callable[[int], None]) -> None:
-    depth(3)
-
-    async def test() -> None:
-        async with target_site(toy(slots=3)) as site, pipelined(site.address, slots=2) as (generator, _):
-            requests = [ids([65 + i, 66, 67], 12 + i, sampling=replace(SAMPLED, seed=i)) for i in range(8)]
-            answers = await asyncio.gather(*(answer(generator.generate, request) for request in requests))
-            for request, got in zip(requests, answers, strict=True):
-                assert got.token_ids == oracle(request.token_ids, request.sampling, request.max_new_tokens)
 
     run(test())
 

@@ -21,7 +21,7 @@ from tandem.checkpoints.locate import CheckpointError
 from tandem.engine.batcher import Batcher
 from tandem.engine.compatibility import able
 from tandem.engine.generator import Generator
-from tandem.engine.generators import fused_generator, plain_generator
+from tandem.engine.generators import fused_generator
 from tandem.engine.loading import Loaded, load, load_pair
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
@@ -103,34 +103,6 @@ def requests() -> list[GenerationRequest]:
         GenerationRequest(token_ids=tuple(range(50, 50 + n)), sampling=s, max_new_tokens=m, ignore_end_of_sequence=True)
         for n, s, m in ((1, GREEDY, 30), (2, SAMPLED, 30), (23, GREEDY, 73), (9, replace(SAMPLED, seed=4), 12))
     ]
-
-
-@pytest.mark.parametrize(
-    ("how", "dtype", "kind"),
-    [
-        ("native", "float32", "hybrid"),
-        ("native", "bfloat16", "eagle"),
-        pytest.param("off", "bfloat16", "eagle", marks=pytest.mark.thorough),
-        pytest.param("native", "float32", "eagle", marks=pytest.mark.thorough),
-        pytest.param("native", "bfloat16", "hybrid", marks=pytest.mark.thorough),
-        pytest.param("off", "bfloat16", "hybrid", marks=pytest.mark.thorough),
-    ],
-)
-def test_requests_that_share_steps_get_the_targets_own_tokens(
-    target: Path, folder: Path, how: str, dtype: str, kind: str
-) -> None:
-    async def use(pair: Loaded, draft: Loaded) -> None:
-        generator = fused_generator(pair, draft, 4, DraftChoice(kind, str(folder)))
-        alone = [(await said(plain_generator(pair), request))[0] for request in requests()]
-        together = await asyncio.gather(*(said(generator, request) for request in requests()))
-        assert [tokens for tokens, _ in together] == alone
-        assert all(stats.drafted and not stats.undrafted_rounds for _, stats in together)
-        greedy = replace(requests()[2], rule=Rule.REJECTION)
-        assert (await said(generator, greedy))[0] == alone[2]
-        sampled, again = [await said(generator, replace(requests()[1], rule=Rule.REJECTION)) for _ in range(2)]
-        assert sampled[0] == again[0] and len(sampled[0]) == 30 and sampled[1].drafted
-
-    with_pair(models(target, how, dtype, DraftChoice(kind, str(folder))), use)
 
 
 @pytest.mark.parametrize("how", daily(HOW, 0))

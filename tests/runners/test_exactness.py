@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 
 import numpy as np
@@ -10,23 +9,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tandem.engine.batcher import Batcher
-from tandem.engine.engine import Engine
-from tandem.engine.fused_rounds import FusedPair, FusedRounds
-from tandem.engine.model_drafter import ModelDrafter
-from tandem.engine.sequences import LocalVerifier
 from tandem.runners.batch_invariance import check_batch_invariance
 from tandem.runners.protocol import VerifyRow
-from tandem.speculation.drafters import NgramDrafter
 from tandem.speculation.draws import draw
-from tandem.speculation.estimate import Estimate
-from tandem.speculation.hybrid import HybridDrafter
-from tandem.speculation.length import FixedLength
-from tandem.speculation.lookup_policy import PolicedLookup
-from tandem.speculation.loop import Rounds, speculate
-from tandem.speculation.rounds import DraftedRounds
-from tandem.speculation.stopping import Stopping, StopRules
-from tandem.speculation.types import Request, SamplingParams, SpeculationStats
+from tandem.speculation.types import SamplingParams
 from tests.rows import propose_row, verify_row
 from tests.runners import real
 from tests.speculation.laws import chi_square_p_value
@@ -122,63 +108,6 @@ def test_logits_survive_a_rebuild_of_the_cache_from_the_prefix(dtype: str, compi
         real.fill(runner, 3, tokens[:-1])
         logits = real.logits_of(runner, [verify_row(3, len(tokens) - 1, tokens[-1], (), real.GREEDY)])
         assert torch.equal(logits[0], behind[done])
-
-
-class Silent:
-    def push(self, token: int) -> str:
-        return ""
-
-    def flush(self) -> str:
-        return ""
-
-
-async def generate(rounds: Rounds, prompt: list[int], sampling: SamplingParams, k: int) -> tuple[list[int], float]:
-    stats, out = SpeculationStats(), []
-    stopping = Stopping(StopRules(COUNT), Silent())
-    async for chunk in speculate(prompt, FixedLength(k), rounds, stopping, stats):
-        out += chunk.token_ids
-    return out, stats.accepted
-
-
-@every_step_and_sampling
-def test_every_architecture_emits_the_tokens_of_plain_decoding_alone_and_batched(
-    dtype: str, compile: str, sampling: SamplingParams
-) -> None:
-    prompts = [real.prompt_tokens(p) for p in real.PROMPTS]
-    expected = [real.plain(real.target(dtype, compile), p, COUNT, sampling)[0] for p in prompts]
-
-    async def run() -> tuple[list[list[int]], float]:
-        batcher = Batcher("test")
-        engine, drafting = Engine(real.target(dtype, compile), batcher), Engine(real.draft(dtype, compile), batcher)
-        request = Request(sampling)
-        kinds = [
-            lambda: DraftedRounds(LocalVerifier(engine, request)),
-            lambda: DraftedRounds(LocalVerifier(engine, request), NgramDrafter()),
-            lambda: DraftedRounds(LocalVerifier(engine, request), ModelDrafter(drafting, request, 49152)),
-            lambda: DraftedRounds(
-                LocalVerifier(engine, request),
-                HybridDrafter(PolicedLookup(Estimate()), ModelDrafter(drafting, request, 49152)),
-            ),
-        ]
-        pair = FusedPair(engine, drafting)
-        fused = [
-            lambda: FusedRounds(pair, request),
-            lambda: FusedRounds(pair, request, lookup=PolicedLookup(Estimate())),
-        ]
-        outputs: list[list[int]] = []
-        accepted = 0.0
-        for group in (kinds, fused):  # FusedRounds gives slots of its draft out by the target's number
-            jobs = [generate(kind(), p, sampling, k) for kind in group for p, k in zip(prompts, (5, 3, 2), strict=True)]
-            for tokens, count in await asyncio.gather(*jobs):
-                outputs.append(tokens)
-                accepted += count
-        alone, _ = await generate(kinds[2](), prompts[0], sampling, 5)
-        await batcher.close()
-        return [*outputs, alone], accepted
-
-    outputs, accepted = asyncio.run(run())
-    assert outputs == [*expected * 6, expected[0]]
-    assert accepted > 0, "no draft was ever accepted: the test would not see a wrong acceptance"
 
 
 @pytest.mark.parametrize("compile", ["native", "off"])

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from tandem.engine.compatibility import able
 from tandem.runners.capabilities import MemoryOnDemand
@@ -21,7 +20,6 @@ from tandem.runners.torch.on_demand import OnDemandBuffer, page_stride
 from tandem.runners.torch.runner import TorchRunner
 from tandem.speculation.types import SamplingParams
 from tests.rows import verify_row
-from tests.runners import real
 from tests.runners.compiled import eager
 from tests.runners.modules import native_of
 from tests.runners.test_native import module_of
@@ -146,31 +144,6 @@ def test_a_sequence_takes_what_it_may_write_and_no_more_than_a_slot(make: Callab
     assert runner.capabilities.memory_on_demand.spare_bytes == spare.get(make, lambda: 0)()
 
 
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize(
-    ("make", "length"),
-    [
-        (native, 3000),
-        pytest.param(native, 8000, marks=pytest.mark.thorough),
-        pytest.param(module_code, 8000, marks=pytest.mark.thorough),
-    ],
-)
-def test_a_prompt_of_thousands_of_tokens_says_what_transformers_says(make: Callable[..., Any], length: int) -> None:
-    runner, tokens = make(LONG), tokens_of(length)
-    fill(runner, 3, tokens[:-1])
-    module, cache = module_of(max_position_embeddings=8192), transformers.DynamicCache()
-    said = list(tokens)
-    with torch.inference_mode():
-        for start in range(0, length, 1000):
-            ids = torch.tensor([tokens[start : start + 1000]])
-            logits = module(ids, past_key_values=cache, logits_to_keep=1).logits[0, -1]
-        for _ in range(4):
-            (verdict,) = runner.verify([verify_row(3, len(said) - 1, said[-1], (), GREEDY)])
-            assert verdict.token_ids == (int(logits.argmax()),)
-            said += verdict.token_ids
-            logits = module(torch.tensor([said[-1:]]), past_key_values=cache).logits[0, -1]
-
-
 @every_runner
 def test_a_runner_has_no_memory_in_its_slots_once_it_is_warm(make: Callable[..., Any]) -> None:
     before = resident("nh")
@@ -182,7 +155,7 @@ def test_a_runner_has_no_memory_in_its_slots_once_it_is_warm(make: Callable[...,
 
 
 def test_graphs_and_devices_keep_whole_slots_and_say_so() -> None:
-    assert "needs them so" in able(eager()).memory_on_demand  # type: ignore[operator]
+    assert "needs whole slots there" in able(eager()).memory_on_demand  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(
@@ -197,28 +170,3 @@ def test_memory_that_was_given_back_reads_as_zeros() -> None:
     buffer.tensor.fill_(1.0)
     buffer.give_back(4096, 8192)
     assert buffer.tensor.sum(1).tolist() == [1024.0, 0.0, 0.0, 1024.0]
-
-
-@pytest.mark.thorough
-@pytest.mark.timeout(900)
-def test_the_real_model_at_4000_tokens_says_what_transformers_says() -> None:
-    """SmolLM2-135M in float32, whose native logits are those of transformers up to the last bits."""
-    from tandem.runners.loading import Shape, load_runner
-
-    runner = load_runner(real.checkpoint(), real.execution("float32"), Shape(2, 8192, 3))
-    text = " ".join(f"{n} is {'even' if n % 2 == 0 else 'odd'}, and its square is {n * n}." for n in range(450))
-    tokens = real.tokenizer().encode(text, chat=False)[:4000]
-    assert len(tokens) == 4000
-    fill(runner, 0, tokens[:-1])
-    folder = real.checkpoint().folder
-    module = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    cache, said = transformers.DynamicCache(), list(tokens)
-    with torch.inference_mode():
-        for start in range(0, 4000, 500):
-            ids = torch.tensor([tokens[start : start + 500]])
-            logits = module(ids, past_key_values=cache, logits_to_keep=1).logits[0, -1]
-        for _ in range(8):
-            (verdict,) = runner.verify([verify_row(0, len(said) - 1, said[-1], (), GREEDY)])
-            assert verdict.token_ids == (int(logits.argmax()),)
-            said += verdict.token_ids
-            logits = module(torch.tensor([said[-1:]]), past_key_values=cache).logits[0, -1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,7 @@ from tandem.runners.native.model import check
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.native.steps import NotNative
 from tandem.runners.native.weights import packing
-from tests.rows import verify_row
-from tests.runners.test_native import GREEDY, LIMITS, VOCAB, check_bits, fill, native, sequence
+from tests.runners.test_native import LIMITS, VOCAB, check_bits, native, sequence
 
 SIZES = {
     **{"vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 90, "num_hidden_layers": 4},
@@ -135,25 +133,6 @@ def test_logits_in_bfloat16_are_as_near_to_float32_as_those_of_transformers(name
 def test_a_tokens_bits_depend_on_no_company_or_number_of_threads(name: str, weights: str, dtype: torch.dtype) -> None:
     module = module_of(name, dtype)
     check_bits(*(native(module, threads=threads, packing=packing(weights)) for threads in (2, 1, 3)))
-
-
-@every_kind
-def test_tokens_of_a_folder_are_those_of_transformers_beside_others_and_with_bad_drafts(
-    name: str, tmp_path: Path
-) -> None:
-    module, tokens, chance = module_of(name), sequence(70), random.Random(4)
-    module.save_pretrained(tmp_path)
-    runner = load_runner(find(str(tmp_path)), Execution("cpu", "float32", 2), Shape(3, LIMITS.max_length, 5))
-    assert isinstance(runner, NativeRunner)
-    fill(runner, 0, tokens[:20])
-    fill(runner, 2, tokens[:-1])
-    while len(tokens) < LIMITS.max_length:
-        draft = tuple(chance.randrange(VOCAB) for _ in range(min(chance.randrange(6), LIMITS.max_length - len(tokens))))
-        rows = [verify_row(0, 20, 5, (1, 2), GREEDY), verify_row(2, len(tokens) - 1, tokens[-1], draft, GREEDY)]
-        tokens += runner.verify(rows)[1].token_ids
-    made = tokens[70 : LIMITS.max_length]
-    theirs = theirs_of(module, tokens[: LIMITS.max_length])[69:-1]
-    assert made == theirs.argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("weights", ["int8", "q4"])

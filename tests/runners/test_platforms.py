@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,6 @@ import torch
 from transformers import LlamaForCausalLM
 
 from tandem.cli import main
-from tandem.cli.models import model_config
 from tandem.runners.loading import Execution, prepared_platform
 from tandem.runners.protocol import RunnerIdentity
 from tandem.runners.torch import platforms
@@ -208,13 +206,3 @@ def test_the_cpu_is_described() -> None:
     CPU.synchronize()
     assert CPU.describe().startswith("cpu (") and CPU.memory() > 2**28
     assert choose_platform("auto") is (CUDA if torch.cuda.is_available() else CPU)
-
-
-def test_the_commands_of_its_page_are_understood() -> None:
-    page = (ROOT / "docs" / "trainium-torchneuron.md").read_text(encoding="utf-8")
-    lines = re.findall(r"^(?:python|torchrun --.*) main\.py (.*)", page, re.MULTILINE)
-    assert len(lines) == 6
-    for line in lines:
-        args = main.parser().parse_args(line.split())
-        if args.tp_degree == 1:
-            model_config(args, args.target_model or args.model)

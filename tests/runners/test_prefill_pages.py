@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -26,12 +25,12 @@ from tandem.engine.sequences import LocalVerifier
 from tandem.runners.native.native_pages import page_format
 from tandem.runners.pages import PAGE
 from tandem.runners.protocol import Runner
-from tandem.speculation.types import Request, SamplingParams
+from tandem.speculation.types import Request
 from tests.daily import daily
 from tests.rows import verify_row
 from tests.runners.compiled import eager
-from tests.runners.test_native import GREEDY, module_of, sequence
-from tests.runners.test_prefixes import RUNNERS, SAMPLED, bits, checked, fill
+from tests.runners.test_native import module_of, sequence
+from tests.runners.test_prefixes import RUNNERS, bits, checked, fill
 from tests.runners.test_quantised import stored
 from tests.services.prefill_sites import asking_engine, prefill_site
 from tests.support import run
@@ -85,42 +84,6 @@ def test_the_bits_behind_pages_of_another_model_are_the_same_with_weights_as_sto
     check_handed_over(*made)
 
 
-@pytest.mark.each_value
-@pytest.mark.parametrize("name", daily(RUNNERS, 0, 5, 7))
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_requests_say_the_same_whether_their_prompts_are_computed_here_or_there(
-    name: str, sampling: SamplingParams
-) -> None:
-    """Log-probabilities too, alone and beside each other: those show the logits' bits."""
-    receiver = RUNNERS[name]()
-    prompts = [[each % receiver.limits.vocab_size for each in sequence(53)] + [n] for n in (1, 2, 1)]
-
-    async def said(engine: Engine, prompt: list[int]) -> tuple[list[int], list[Any]]:
-        verifier, tokens, logprobs = LocalVerifier(engine, Request(sampling, logprobs=2)), list(prompt), []
-        await verifier.open(tokens)
-        while len(tokens) < len(prompt) + 6:
-            verdict = await verifier.verify(tokens, tokens[-2:])
-            tokens += verdict.token_ids
-            logprobs += verdict.logprobs
-        await verifier.close()
-        return tokens, logprobs
-
-    async def test() -> None:
-        batcher = Batcher("test-here")
-        here = Engine(receiver, batcher)
-        expected = [await said(here, prompt) for prompt in prompts]
-        await batcher.close()
-        async with prefill_site(another(name)) as worker, asking_engine(worker.address, receiver) as engine:
-            assert [await said(engine, prompt) for prompt in prompts[:2]] == expected[:2]
-            assert engine.remote_prefill and engine.remote_prefill.pages == 3
-            assert engine.prefixes
-            engine.prefixes.tree.clear()
-            assert await asyncio.gather(*(said(engine, prompt) for prompt in prompts)) == expected
-            assert not sum(engine.remote_prefill.fallbacks.values())
-
-    run(test())
-
-
 def test_a_prompt_that_a_worker_knows_from_decoding_has_the_same_pages() -> None:
     """What it kept may come from steps of any width: the bits are the same, so it may hand them out."""
 
@@ -153,14 +116,6 @@ def test_a_layout_names_what_the_bits_depend_on_and_any_difference_counts() -> N
 def test_where_bits_differ_between_cpus_the_layout_names_the_instructions() -> None:
     runner = checked(module_of(dtype=torch.bfloat16))
     assert page_format(runner.model).endswith(runner.model.library.tandem_instructions().decode())
-
-
-def test_a_build_that_rounds_a_product_before_its_sum_says_so_in_float32_too() -> None:
-    runner = checked(module_of())
-    before = page_format(runner.model)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner.model.library, "tandem_instructions", lambda: b"two roundings")
-        assert page_format(runner.model) == f"{before}, two roundings"
 
 
 def test_another_rotary_embedding_is_another_layout() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +16,6 @@ from tandem.engine.compatibility import able
 from tandem.engine.engine import Engine
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
-from tandem.engine.sequences import LocalVerifier
 from tandem.runners.capabilities import Pages
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.native.weights import packing
@@ -129,45 +127,6 @@ def test_runners_whose_bits_nobody_checked_or_that_run_graphs_copy_nothing() -> 
     assert not unchecked.shapes.bit_exact
     for runner in (eager(draft=True), unchecked):
         assert "the same bits" in able(runner).pages  # type: ignore[operator]
-
-
-@pytest.mark.each_value
-@pytest.mark.parametrize("name", daily(RUNNERS, 1, 4, 6))
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_requests_say_the_same_with_a_cold_and_a_warm_cache_alone_and_batched(
-    name: str, sampling: SamplingParams
-) -> None:
-    runner = RUNNERS[name]()
-    prompts = [[each % runner.limits.vocab_size for each in sequence(45)] + [n] for n in (1, 2, 1)]
-
-    async def said(engine: Engine, prompt: list[int]) -> tuple[list[int], list[Any], int]:
-        """Tokens, their log-probabilities (those show the logits' bits), and what was cached."""
-        stats = SpeculationStats()
-        verifier, tokens, logprobs = LocalVerifier(engine, Request(sampling, logprobs=2), stats=stats), list(prompt), []
-        try:
-            await verifier.open(tokens)
-            for _ in range(5):
-                verdict = await verifier.verify(tokens, tokens[:2])
-                tokens += verdict.token_ids
-                logprobs += verdict.logprobs
-        finally:
-            await verifier.close()
-        return tokens, logprobs, stats.cached_prompt_tokens
-
-    async def test() -> None:
-        batcher = Batcher("test")
-        cold, warm = Engine(runner, batcher), Engine(runner, batcher)
-        expected = [(await said(cold, prompt))[:2] for prompt in prompts]
-        await share_prefixes([warm], PrefixSharing("all", 1), lambda: None)
-        alone = [await said(warm, prompt) for prompt in prompts]
-        slots = runner.limits.slots
-        batched = await asyncio.gather(*(said(warm, prompt) for prompt in prompts[:slots]))
-        assert [each[:2] for each in alone] == expected
-        assert [each[:2] for each in batched] == expected[:slots]
-        assert [each[2] for each in (*alone, *batched)] == [0, *[2 * PAGE] * (len(prompts) + slots - 1)]
-        await batcher.close()
-
-    run(test())
 
 
 @pytest.mark.each_value

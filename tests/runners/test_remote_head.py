@@ -20,10 +20,8 @@ from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.engine.sequences import TargetSequence
 from tandem.runners.eagle.files import write_head
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.features import FeatureFormat
-from tandem.speculation.types import GenerationRequest, Request, Rule
-from tests.daily import daily
+from tandem.speculation.types import GenerationRequest, Request
 from tests.runners.test_eagle import CONFIG, a_head, models, requests, said
 from tests.runners.tiny import byte_tokenizer, model_folder
 from tests.support import Site, distributed, drafting, run, target_site
@@ -109,27 +107,6 @@ def test_over_the_wire_a_head_drafts_as_beside_its_target(
             if dtype == "bfloat16":
                 assert [(stats.drafted, stats.accepted) for _, stats in found] == counts
             assert all(stats.drafted and not stats.undrafted_rounds and stats.feature_bytes for _, stats in found)
-
-    run(test())
-
-
-@pytest.mark.parametrize("how", ["native", pytest.param("off", marks=pytest.mark.thorough)])
-@pytest.mark.parametrize("pipeline", daily([Pipeline.ON, Pipeline.NEVER_WAITING], 1))
-def test_requests_that_share_steps_get_the_targets_own_tokens(
-    target: Path, folder: Path, pipeline: Pipeline, how: str
-) -> None:
-    async def test() -> None:
-        async with served(target, "native", "bfloat16") as (site, loaded):
-            alone = [(await said(plain_generator(loaded), request))[0] for request in requests()]
-            for kind, wish in (("eagle", {"feature_format": FeatureFormat.INT8}), ("hybrid", {"feature_context": 3})):
-                config = head_config(target, folder, "bfloat16", kind, how, **wish)
-                async with distributed(site.address, pipeline=pipeline, config=config) as (generator, _):
-                    found = await asyncio.gather(*(said(generator, request) for request in requests()))
-                    assert [tokens for tokens, _ in found] == alone
-                    assert all(stats.feature_bytes for _, stats in found)
-                    sampled = replace(requests()[1], rule=Rule.REJECTION)
-                    first, again = [await said(generator, sampled) for _ in range(2)]
-                    assert first[0] == again[0] and len(first[0]) == 30 and first[1].drafted
 
     run(test())
 

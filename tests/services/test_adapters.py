@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,31 +12,22 @@ import pytest
 
 from tandem import Client, DraftSession
 from tandem.checkpoints.adapter_files import AdapterChoice
-from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
-from tandem.engine.generator import Generator
-from tandem.engine.generators import drafted_generator
-from tandem.engine.loading import Loaded
 from tandem.rpc import wire
 from tandem.rpc.errors import TandemError
 from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.verifier_client import VerifierClient
-from tandem.runners.toy import BACKEND, ToyConfig, ToyTokenizer
+from tandem.runners.toy import BACKEND
 from tandem.services.target_verifier import TargetVerifierService
-from tandem.speculation.depth import Pipeline
-from tandem.speculation.drafters import NgramDrafter
 from tandem.speculation.retry import Persistence
 from tandem.speculation.types import Chunk, GenerationRequest, Request, SamplingParams, SpeculationStats
-from tandem.v1 import target_verifier_pb2 as pb
-from tests.daily import daily
 from tests.engine.test_adapters import truth
-from tests.services.test_target_verifier import opening, verifying
+from tests.services.test_target_verifier import opening
 from tests.support import (
     GREEDY,
     SAMPLED,
     RemoteRounds,
     Site,
-    engine_of,
     fused_site,
     let_all_expire,
     raw_stub,
@@ -46,7 +36,6 @@ from tests.support import (
     run_here,
     server_process,
     target_site,
-    toy,
     worker_site,
 )
 
@@ -82,68 +71,6 @@ async def generated(site: Site, request: GenerationRequest) -> tuple[int, ...]:
     return tuple(token for event in events if isinstance(event, Chunk) for token in event.token_ids)
 
 
-async def all_at_once(site: Site, sampling: SamplingParams, **rest: Any) -> None:
-    """Requests of all adapters, together: each says what the target with its adapter says alone."""
-    names = (*NAMES, "red")
-    said = await asyncio.gather(*(generated(site, asking(name, sampling, **rest)) for name in names))
-    assert said == [truth(name, sampling, COUNT, PROMPT) for name in names]
-
-
-@pytest.mark.parametrize("sampling", daily([GREEDY, SAMPLED], 1), ids=["greedy", "sampled"])
-def test_a_target_a_fused_server_and_a_draft_worker_serve_adapters_side_by_side(sampling: SamplingParams) -> None:
-    async def test() -> None:
-        async with target_site() as target, fused_site(draft=toy(ToyConfig(miss=0.3))) as fused:
-            for site in (target, fused):
-                await with_adapters(site.engine)
-                await all_at_once(site, sampling)
-            for pipeline in (Pipeline.OFF, Pipeline.ON, Pipeline.NEVER_WAITING):
-                async with worker_site(target.address, draft="miss=0.3", pipeline=pipeline) as worker:
-                    await all_at_once(worker, sampling)
-
-    run(test())
-
-
-@both_samplings
-@pytest.mark.parametrize("pipeline", [Pipeline.OFF, Pipeline.NEVER_WAITING], ids=["waiting", "never waiting"])
-def test_a_target_that_asks_a_drafter_verifies_with_the_adapter(pipeline: Pipeline, sampling: SamplingParams) -> None:
-    async def said(generator: Generator, name: str) -> tuple[int, ...]:
-        events = [event async for event in generator.generate(asking(name, sampling))]
-        return tuple(token for event in events if isinstance(event, Chunk) for token in event.token_ids)
-
-    async def test() -> None:
-        engine = engine_of(toy(), Batcher("test-target"))
-        await with_adapters(engine)
-        generator = drafted_generator(Loaded(engine, ToyTokenizer()), 3, "ngram", lambda *_: NgramDrafter(), pipeline)
-        together = await asyncio.gather(*(said(generator, name) for name in NAMES))
-        assert together == [truth(name, sampling, COUNT, PROMPT) for name in NAMES]
-        await engine.batcher.close()
-
-    run(test())
-
-
-@both_samplings
-def test_sessions_have_adapters_for_life_and_say_their_revision(sampling: SamplingParams) -> None:
-    async def test() -> None:
-        async with target_site() as site, raw_stub(site.address) as target:
-            await with_adapters(site.engine)
-            for name in NAMES:
-                opened = await target.OpenSession(opening(name or "none", PROMPT, sampling, adapter=name))
-                assert opened.adapter_revision == (f"toy:{name}" if name else "")
-            for name in NAMES:
-                tokens = list(PROMPT)
-                expected = truth(name, sampling, 8, PROMPT)
-                while len(tokens) < len(PROMPT) + 8:
-                    draft = list(expected[len(tokens) - len(PROMPT) :][:2])
-                    reply = await target.Verify(verifying(tokens, draft, name or "none"))
-                    tokens += reply.token_ids
-                assert tuple(tokens[len(PROMPT) :][:8]) == expected
-            with pytest.raises(grpc.RpcError, match="is open with adapter red") as caught:
-                await target.OpenSession(opening("red", PROMPT, sampling, adapter="blue"))
-            assert caught.value.code() is grpc.StatusCode.ALREADY_EXISTS
-
-    run(test())
-
-
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
@@ -160,22 +87,6 @@ def test_a_session_that_cannot_have_its_adapter_is_refused_before_any_prefill(as
                 await target.OpenSession(opening(prefix=PROMPT, **asked))
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert site.engine and site.engine.batcher.steps == 0 and site.free == site.engine.slots.count
-
-    run(test())
-
-
-def test_an_adapter_is_in_use_until_the_last_session_and_request_ends() -> None:
-    async def test() -> None:
-        async with target_site() as site, raw_stub(site.address) as target:
-            await with_adapters(site.engine)
-            assert site.engine
-            for session in ("a", "b", "a"):
-                await target.OpenSession(opening(session, PROMPT, adapter="red"))
-            assert site.engine.adapters.loaded["red"].users == 2
-            for session in ("a", "b", "a"):
-                await target.CloseSession(pb.CloseSessionRequest(session_id=session))
-            assert await generated(site, asking("red", GREEDY)) == truth("red", GREEDY, COUNT, PROMPT)
-            assert site.engine.adapters.loaded["red"].users == 0
 
     run(test())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,32 +87,3 @@ def test_what_can_have_no_effect_is_refused_in_one_line(
     assert main(["--role", role, "--backend", "toy", *drafts, "--port", "0", *flags.split()]) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "draft_adapters" in line]
     assert f"draft_adapters: {said}" in line
-
-
-def test_acceptance_is_measured_for_an_adapter_with_and_without_the_drafts_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shares = []
-    pair = ("--backend", "toy", "--draft", "model", "--draft_model", "salt=0", "--adapters", "red=red,blue=blue")
-    for name in ("red", "blue"):
-        figures = tmp_path / f"{name}.json"
-        asked = ("--adapter", name, "--draft_adapters", "red=red", "--prompt", "one", "--max_new_tokens", "12")
-        assert main(["--role", "accept", *pair, *asked, "--speculation_length", "2", "--output", str(figures)]) == 0
-        (model,) = [each for each in json.loads(figures.read_text())["drafters"] if each["name"] == "model"]
-        shares.append(model["agreement"]["all"]["agreed"] / model["agreement"]["all"]["tokens"])
-    assert shares[0] == 1 and shares[1] < 0.5
-    assert main(["--role", "accept", *pair, "--adapter", "green", "--prompt", "one"]) == 2
-    assert "adapter: 'green' is not one of: blue, red" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("role", ["verify_target", "verify_draft"])
-def test_one_model_alone_has_adapters_too(role: str, capsys: pytest.CaptureFixture[str]) -> None:
-    told = {}
-    for name in ("", "red"):
-        chosen = ("--adapter", name) if name else ()
-        asked = ("--prompt", "what adapters say", "--max_new_tokens", "9", "--ignore_eos", *chosen)
-        assert main(["--role", role, "--backend", "toy", "--model", "salt=0", "--adapters", "red=red", *asked]) == 0
-        said = truth(name, GREEDY, 9, tuple(b"what adapters say"))
-        told[name] = bytes(token for token in said if token < 256).decode("latin-1")
-        assert told[name].split()[0] in capsys.readouterr().out
-    assert told[""] != told["red"]

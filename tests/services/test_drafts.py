@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
@@ -169,21 +168,6 @@ def test_drafts_that_a_server_does_not_have_are_refused_by_name_with_those_that_
                 text = f"drafts: {drafts.value} is not available: this server has {has}"
                 assert str(caught.value).endswith(text), caught.value
             assert (await _said(generate, Drafts.AUTO, GREEDY)).token_ids == oracle(PROMPT, GREEDY, COUNT)
-
-    run(test())
-
-
-@pytest.mark.parametrize(
-    "name", daily(["fused, both", "fused, head and lookup", "draft worker, pipelined", "remote draft"], 2)
-)
-def test_requests_with_different_choices_share_a_server(name: str) -> None:
-    async def test() -> None:
-        place = PLACES[name]
-        async with place.deployed() as generate:
-            asked = [(drafts, one) for drafts in (Drafts.AUTO, Drafts.NONE, *place.has) for one in (GREEDY, SAMPLED)]
-            answers = await asyncio.gather(*(_said(generate, *each) for each in asked))
-            for (_, sampling), got in zip(asked, answers, strict=True):
-                assert got.token_ids == oracle(PROMPT, sampling, COUNT)
 
     run(test())
 

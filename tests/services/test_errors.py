@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -15,7 +14,7 @@ from grpc_status import rpc_status
 
 from tandem.engine.batcher import DeviceLost
 from tandem.rpc import wire
-from tandem.rpc.channel import MESSAGES, TARGET
+from tandem.rpc.channel import TARGET
 from tandem.rpc.errors import TandemError
 from tandem.rpc.verifier_client import Deadlines, VerifierClient
 from tandem.runners.protocol import RowFailed
@@ -23,7 +22,6 @@ from tandem.runners.toy import ToyConfig, ToyRunner
 from tandem.services.errors import _TABLE, DOMAIN, to_status
 from tandem.speculation.outcomes import Outcome, outcome_of
 from tandem.speculation.types import Request
-from tandem.v1 import generation_pb2
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.support import (
     GREEDY,
@@ -85,47 +83,6 @@ def opening(**changes: Any) -> pb.OpenSessionRequest:
     return pb.OpenSessionRequest(**(fields | changes))
 
 
-def sampling(**values: Any) -> generation_pb2.Sampling:
-    return generation_pb2.Sampling(**values)
-
-
-SAMPLINGS = [
-    ("temperature", {"temperature": -0.5}, "-0.5"),
-    ("temperature", {"temperature": float("nan")}, "nan"),
-    ("temperature", {"temperature": float("inf")}, "inf"),
-    ("top_p", {"top_p": 0.0}, "0.0"),
-    ("top_p", {"top_p": 1.01}, "1.01"),
-    ("top_p", {"top_p": float("nan")}, "nan"),
-    ("min_p", {"min_p": -0.1}, "-0.1"),
-    ("min_p", {"min_p": 1.5}, "1.5"),
-]
-GENERATIONS = [
-    *((field, {"sampling": sampling(**values)}, value) for field, values, value in SAMPLINGS),
-    ("prompt", {"token_ids": generation_pb2.TokenIds(ids=[1, 258])}, "258"),
-    ("prompt", {"token_ids": generation_pb2.TokenIds()}, "empty"),
-    ("prompt", {"text": ""}, "empty"),
-    ("rule", {"rule": 77}, "77"),
-    ("max_new_tokens", {"max_new_tokens": 0}, "0"),
-    ("max_total_tokens", {"max_total_tokens": 1}, "1"),
-    ("stop_token_ids", {"stop_token_ids": [258]}, "258"),
-    ("stop_strings", {"stop_strings": ["ok", ""]}, "empty"),
-]
-OPENINGS = [
-    *((field, {"sampling": sampling(**values)}, value) for field, values, value in SAMPLINGS),
-    ("session_id", {"session_id": ""}, "128"),
-    ("session_id", {"session_id": "x" * 129}, "129"),
-    ("prefix", {"prefix": []}, "empty"),
-    ("prefix", {"prefix": [1, 2, 4000000000]}, "4000000000"),
-    ("prompt_length", {"prompt_length": 0}, "0"),
-    ("prompt_length", {"prompt_length": 4}, "4"),
-    ("rule", {"rule": 77}, "77"),
-]
-
-
-def names(cases: list[tuple[str, dict[str, Any], str]]) -> list[str]:
-    return [f"{field}={value}" for field, _, value in cases]
-
-
 @contextlib.asynccontextmanager
 async def every_service() -> AsyncIterator[list[Site]]:
     async with target_site() as target, fused_site(toy(), toy()) as fused, worker_site(target.address) as worker:
@@ -134,33 +91,6 @@ async def every_service() -> AsyncIterator[list[Site]]:
 
 def untouched(site: Site) -> bool:
     return site.engine.batcher.steps == 0 and site.free == 4
-
-
-@pytest.mark.parametrize(("field", "changes", "value"), GENERATIONS, ids=names(GENERATIONS))
-def test_generate_refuses_a_bad_field_and_names_it(field: str, changes: dict[str, Any], value: str) -> None:
-    prompt = {} if {"text", "token_ids"} & changes.keys() else {"text": "hello"}
-    generation = generation_pb2.Generation(**prompt, **changes)
-
-    async def test() -> None:
-        async with every_service() as sites:
-            for site in sites:
-                message = getattr(MESSAGES[site.service], f"{site.service}GenerateRequest")(generation=generation)
-                async with raw_stub(site.address, site.service) as service:
-                    refused = await refusal(service.Generate(message))
-                assert (refused.code, refused.reason, refused.field) == ("INVALID_ARGUMENT", "INVALID_FIELD", field)
-                assert value in refused.message and refused.message.startswith(f"{field}: ")
-                assert untouched(site)
-
-    run(test())
-
-
-def test_generate_without_a_prompt_is_refused() -> None:
-    async def test() -> None:
-        async with target_site() as site, raw_stub(site.address) as target:
-            refused = await refusal(target.Generate(pb.TargetVerifierGenerateRequest()))
-            assert (refused.code, refused.field) == ("INVALID_ARGUMENT", "prompt")
-
-    run(test())
 
 
 def test_a_speculation_length_above_the_maximum_is_refused_where_something_drafts() -> None:
@@ -196,48 +126,6 @@ def test_every_status_that_servers_send_has_its_outcome() -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_", "numbers"),
-    [
-        (ids([1] * LENGTH, None), (LENGTH, LENGTH)),
-        (ids([1] * 1000, None), (1000, LENGTH)),
-        (ids([1] * 100, 61), (100, 61, LENGTH)),
-        (ids([1] * 20, 31, max_total_tokens=50), (20, 31, 50)),
-        (ids([1] * 20, None, max_total_tokens=20), (20, 20)),
-        (ids([1] * 20, None, max_total_tokens=LENGTH + 1), (LENGTH + 1, LENGTH)),
-    ],
-    ids=["full", "far too long", "prompt and output", "own limit", "full to the own limit", "limit above the server's"],
-)
-def test_generate_beyond_the_sequence_length_is_out_of_range_and_names_the_numbers(
-    request_: Any, numbers: tuple[int, ...]
-) -> None:
-    async def test() -> None:
-        async with every_service() as sites:
-            for site in sites:
-                request = getattr(MESSAGES[site.service], f"{site.service}GenerateRequest")(
-                    generation=wire.generation_to_wire(request_)
-                )
-                async with raw_stub(site.address, site.service) as service:
-                    refused = await refusal(service.Generate(request))
-                assert (refused.code, refused.reason) == ("OUT_OF_RANGE", "SEQUENCE_TOO_LONG")
-                assert all(str(n) in refused.message for n in numbers)
-                assert untouched(site)
-
-    run(test())
-
-
-@pytest.mark.parametrize(("field", "changes", "value"), OPENINGS, ids=names(OPENINGS))
-def test_open_session_refuses_a_bad_field_and_names_it(field: str, changes: dict[str, Any], value: str) -> None:
-    async def test() -> None:
-        async with target_site() as site, raw_stub(site.address) as target:
-            refused = await refusal(target.OpenSession(opening(**changes)))
-            assert (refused.code, refused.reason, refused.field) == ("INVALID_ARGUMENT", "INVALID_FIELD", field)
-            assert value in refused.message
-            assert untouched(site)
-
-    run(test())
-
-
-@pytest.mark.parametrize(
     ("changes", "numbers"),
     [
         ({"prefix": [1] * LENGTH}, (LENGTH, LENGTH)),
@@ -258,65 +146,6 @@ def test_open_session_beyond_the_sequence_length_is_out_of_range(
     run(test())
 
 
-def test_verify_checks_its_draft_before_anything_runs() -> None:
-    """G9."""
-
-    async def test() -> None:
-        async with target_site() as site, raw_stub(site.address) as target:
-            await target.OpenSession(opening(max_total_tokens=10))
-            steps = site.engine.batcher.steps
-            base = {"session_id": "s", "base_length": 3, "last_token": 3}
-            for changes, field, value in (
-                ({"draft_tokens": [1] * 6}, "draft_tokens", "6"),
-                ({"draft_tokens": [1, 258]}, "draft_tokens", "258"),
-                ({"last_token": 258}, "last_token", "258"),
-            ):
-                refused = await refusal(target.Verify(pb.VerifyRequest(**(base | changes))))
-                assert (refused.code, refused.reason, refused.field) == ("INVALID_ARGUMENT", "INVALID_FIELD", field)
-                assert value in refused.message
-            too_long = pb.VerifyRequest(session_id="s", base_length=8, last_token=3, draft_tokens=[1, 2])
-            refused = await refusal(target.Verify(too_long))
-            assert (refused.code, refused.reason) == ("OUT_OF_RANGE", "SEQUENCE_TOO_LONG")
-            assert "8" in refused.message and "3" in refused.message and "10" in refused.message
-            assert site.engine.batcher.steps == steps
-
-    run(test())
-
-
-def test_an_unknown_session_is_not_found() -> None:
-    async def test() -> None:
-        async with target_site() as site, raw_stub(site.address) as target:
-            refused = await refusal(target.Verify(pb.VerifyRequest(session_id="nobody", base_length=1)))
-            assert (refused.code, refused.reason) == ("NOT_FOUND", "SESSION_NOT_FOUND")
-            assert "nobody" in refused.message
-
-    run(test())
-
-
-def test_a_conflicting_open_already_exists() -> None:
-    async def test() -> None:
-        async with target_site() as site, raw_stub(site.address) as target:
-            await target.OpenSession(opening())
-            refused = await refusal(target.OpenSession(opening(prefix=[1, 9, 3])))
-            assert (refused.code, refused.reason) == ("ALREADY_EXISTS", "SESSION_CONFLICT")
-
-    run(test())
-
-
-def test_another_tokenizer_is_a_failed_precondition_before_any_prefill() -> None:
-    """G8."""
-
-    async def test() -> None:
-        async with target_site() as site, raw_stub(site.address) as target:
-            refused = await refusal(target.OpenSession(opening(tokenizer_sha256="a" * 64)))
-            assert (refused.code, refused.reason) == ("FAILED_PRECONDITION", "TOKENIZER_MISMATCH")
-            assert "toy" in refused.message and "aaaa" in refused.message
-            assert untouched(site)
-            assert (await target.OpenSession(opening(tokenizer_sha256="toy"))).committed_length == 3
-
-    run(test())
-
-
 @pytest.mark.parametrize(
     ("changes", "value"),
     [({"weights_revision": "toy:9"}, "toy:9"), ({"dtype": "bfloat16"}, "bfloat16"), ({"vocab_size": 259}, "259")],
@@ -332,23 +161,6 @@ def test_another_target_than_the_client_expects_is_a_failed_precondition(changes
             assert untouched(site)
             same = {"weights_revision": "toy:0", "dtype": "float32", "vocab_size": 258}
             assert (await target.OpenSession(opening(**same))).committed_length == 3
-
-    run(test())
-
-
-def test_a_full_server_refuses_at_open_with_a_retry_delay() -> None:
-    """G6."""
-
-    async def test() -> None:
-        async with target_site(toy(slots=1)) as site, raw_stub(site.address) as target:
-            await target.OpenSession(opening())
-            refused = await refusal(target.OpenSession(opening(session_id="other")))
-            assert (refused.code, refused.reason) == ("RESOURCE_EXHAUSTED", "NO_SLOT")
-            assert refused.retry == pytest.approx(0.1)
-            assert "1" in refused.message
-            assert (await target.Verify(pb.VerifyRequest(session_id="s", base_length=3, last_token=3))).token_ids
-            again = await target.OpenSession(opening())  # whose client has not seen the round's reply
-            assert (again.reused_length, again.committed_length) == (3, 4)
 
     run(test())
 
@@ -380,23 +192,6 @@ def test_the_draft_client_gives_up_when_told_to() -> None:
                 assert caught.value.retry_seconds == pytest.approx(0.1)
             finally:
                 await client.close()
-
-    run(test())
-
-
-def test_a_stopping_server_refuses_requests_as_unavailable() -> None:
-    """G11."""
-
-    async def test() -> None:
-        async with target_site() as site, raw_stub(site.address) as target:
-            site.lifecycle.accepting = False
-            generation = wire.generation_to_wire(ids(b"abc"))
-            for call in (
-                target.OpenSession(opening()),
-                target.Generate(pb.TargetVerifierGenerateRequest(generation=generation)),
-            ):
-                refused = await refusal(call)
-                assert (refused.code, refused.reason) == ("UNAVAILABLE", "DRAINING")
 
     run(test())
 
@@ -446,21 +241,6 @@ def test_a_poisoned_row_ends_alone_and_its_neighbours_finish_exactly(architectur
     run(test())
 
 
-def test_a_poisoned_session_stays_apart_from_its_neighbours() -> None:
-    async def test() -> None:
-        async with target_site(slow(Poisoned)) as site, raw_stub(site.address) as target:
-            await target.OpenSession(opening())
-            await target.OpenSession(opening(session_id="bad", prefix=[1, 2, 88]))
-            good, bad = await asyncio.gather(
-                target.Verify(pb.VerifyRequest(session_id="s", base_length=3, last_token=3)),
-                refusal(target.Verify(pb.VerifyRequest(session_id="bad", base_length=3, last_token=88))),
-            )
-            assert tuple(good.token_ids) == oracle([1, 2, 3], GREEDY, 1)
-            assert (bad.code, bad.reason) == ("INTERNAL", "ROW_FAILED")
-
-    run(test())
-
-
 def test_a_broken_step_ends_every_session_of_the_engine_as_unavailable() -> None:
     """G12: who was in the step, who waits for a slot, who comes later: nothing of the device is trusted any more."""
 
@@ -503,19 +283,5 @@ def test_a_draft_worker_hands_on_what_its_target_refused() -> None:
                 await answer(client.generate, ids(b"abc"))
             assert caught.value.code == "UNAVAILABLE"
             await until(lambda: worker.free == 4)
-
-    run(test())
-
-
-def test_a_session_whose_lease_ran_out_is_opened_again_and_the_output_is_the_same() -> None:
-    async def test() -> None:
-        async with target_site() as target, distributed(target.address) as (generator, _):
-            seen: list[int] = []
-            async for event in generator.generate(ids(b"abc", 24, sampling=replace(GREEDY))):
-                seen += getattr(event, "token_ids", ())
-                for session in target.verifier.sessions:
-                    target.verifier.sessions.forget(session.session_id)
-                    target.engine.slots.release(session.resources.sequence.slot)
-            assert tuple(seen) == oracle(b"abc", GREEDY, 24)
 
     run(test())

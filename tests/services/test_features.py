@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +10,6 @@ import pytest
 from tandem.engine.drafting import check_has_target
 from tandem.engine.feature_output import OPENING_BYTES
 from tandem.engine.model_config import ModelConfig
-from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.runners.capabilities import Capabilities
 from tandem.runners.toy import ToyRunner
 from tandem.services.sessions.session_features import opening_features
@@ -68,48 +65,6 @@ def test_a_head_elsewhere_that_gets_every_feature_is_always_right(sampling: Any,
                     stats = got.completion.stats
                     assert stats.accepted == stats.drafted > 0, (prompt, k)
                     assert stats.rounds <= -(-60 // (k + 1)) + 1
-
-    run(test())
-
-
-@pytest.mark.each_value
-@pytest.mark.parametrize("pipeline", WAYS)
-@pytest.mark.parametrize("kind", ["eagle", "hybrid"])
-def test_rounds_ahead_and_runs_use_features_too(pipeline: Pipeline, kind: str) -> None:
-    async def test() -> None:
-        async with (
-            target_site(target(), features=()) as site,
-            distributed(site.address, pipeline=pipeline, config=head_config(kind=kind)) as (generator, _),
-        ):
-            draws = [GREEDY, *(replace(SAMPLED, seed=i) for i in range(3))]
-            asked = [ids(PROMPT[: 5 + 7 * i], 100, sampling=one) for i, one in enumerate(draws)]
-            answers = await asyncio.gather(*(answer(generator.generate, one) for one in asked))
-            for one, got in zip(asked, answers, strict=True):
-                assert got.token_ids == oracle(one.token_ids, one.sampling, 100)
-                stats = got.completion.stats
-                assert stats.feature_bytes > 0
-                if kind == "eagle" and pipeline is not Pipeline.AUTO:  # what is in flight at a change of ways is lost
-                    assert stats.accepted == stats.drafted, stats
-                assert stats.accepted or pipeline is not Pipeline.ON
-
-    run(test())
-
-
-def test_bytes_are_those_of_the_settled_positions_and_no_others() -> None:
-    """Features of rejected drafts stay where they are; of a long prompt only the last positions come."""
-
-    async def test() -> None:
-        async with target_site(target(), features=()) as site:
-            wishes: list[dict[str, Any]] = [{"feature_context": 9}, {"feature_format": FeatureFormat.INT8}]
-            for wish, each in zip(wishes, (2 * 8, 4 + 8), strict=True):
-                config = draft_config(None, 4, 200, kind="eagle", model="head,miss=0.4", **wish)
-                async with distributed(site.address, config=config) as (generator, _):
-                    got = await answer(generator.generate, ids(PROMPT, 60, speculation_length=4))
-                stats = got.completion.stats
-                assert got.token_ids == oracle(PROMPT, GREEDY, 60) and 0 < stats.accepted < stats.drafted
-                positions = min(config.draft.feature_context, len(PROMPT) - 1) + stats.accepted + stats.rounds
-                assert stats.feature_bytes == 3 * each * positions
-                assert stats.feature_bytes < stats.bytes_down < stats.feature_bytes + 150 * stats.rounds
 
     run(test())
 
@@ -284,22 +239,6 @@ def test_an_opening_brings_the_last_features_that_fit_into_two_mebibytes(start: 
     assert pb.OpenSessionResponse(features=found).ByteSize() < 3 * 2**20
 
 
-def test_a_head_goes_on_with_what_an_opening_had_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem.services.sessions.session_features.OPENING_BYTES", 10 * 48 + 47)
-
-    async def test() -> None:
-        async with (
-            target_site(target(), features=()) as site,
-            distributed(site.address, config=head_config()) as (generator, _),
-        ):
-            got = await answer(generator.generate, ids(PROMPT, 40))
-            stats = got.completion.stats
-            assert got.token_ids == oracle(PROMPT, GREEDY, 40) and stats.accepted == stats.drafted > 0
-            assert stats.feature_bytes == 48 * (10 + stats.accepted + stats.rounds)
-
-    run(test())
-
-
 def test_number_formats_lose_what_they_say() -> None:
     values = np.random.default_rng(0).normal(size=(50, 2, 64)).astype(np.float32)
     values[3, 1, 5], values[4] = np.nan, 0
@@ -313,21 +252,6 @@ def test_number_formats_lose_what_they_say() -> None:
         allowed = scale if number_format is FeatureFormat.BFLOAT16 else scale.max(axis=-1, keepdims=True)
         assert (off <= 1.001 * most * allowed).all() and off.max() > 0
         assert spec.encode(spec.decode(data).reshape(50, 2, 64)) == data  # what was rounded stays
-
-
-def test_a_prefix_that_is_copied_brings_its_features() -> None:
-    async def test() -> None:
-        prompt = [*PROMPT, *PROMPT]
-        async with target_site(target(), features=()) as site, distributed(site.address, config=head_config()) as made:
-            assert site.engine
-            await share_prefixes([site.engine], PrefixSharing("all", 1), lambda: "")
-            for again in (False, True):
-                got = await answer(made[0].generate, ids(prompt, 30))
-                stats = got.completion.stats
-                assert got.token_ids == oracle(prompt, GREEDY, 30) and stats.accepted == stats.drafted > 0
-                assert (stats.cached_prompt_tokens > 0) == again
-
-    run(test())
 
 
 class FixedSteps(ToyRunner):

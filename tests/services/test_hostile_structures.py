@@ -119,29 +119,6 @@ def replaced(structure: Structure, number: int) -> Structure:
     return replace(structure, text=structure.text + " " * number)
 
 
-def test_what_explodes_after_some_tokens_ends_one_request_and_the_rows_beside_it_go_on(server: ServerProcess) -> None:
-    async def test() -> None:
-        async with calls(server) as asked:
-            alone = await asked(asking(WORDS, 60))
-            beside = [asyncio.create_task(asked(asking(WORDS, 60))) for _ in range(3)]
-            code, why = await status(asked(asking(LATE, 40, logit_bias=STEERED)))
-            assert code == "INVALID_ARGUMENT" and why == (
-                "structure: the grammar cannot be enforced: "
-                "it took more than 0.25 s of processor time to follow one token"
-            )
-            assert await asyncio.gather(*beside) == [alone] * 3
-            short = await asked(
-                asking(
-                    LATE,
-                    14,
-                    logit_bias=STEERED,
-                )
-            )
-            assert short == b"z" * 14, "as long as it can be followed it is"
-
-    run(test())
-
-
 @pytest.mark.parametrize("architecture", daily(ARCHITECTURES, 2))
 def test_it_ends_as_the_caller_s_error_in_every_architecture_and_drafters_go_on(architecture: str) -> None:
     prompts = (bytes([65, i]) for i in range(256))
@@ -165,51 +142,6 @@ def test_it_ends_as_the_caller_s_error_in_every_architecture_and_drafters_go_on(
 
 def logit(prompt: bytes, token: int) -> float:
     return float(toy_logits(list(prompt), ToyConfig())[token])
-
-
-@pytest.mark.parametrize("leaves", daily(["cancels", "deadline"], 0))
-def test_a_caller_that_leaves_takes_its_compilation_with_it(server: ServerProcess, leaves: str) -> None:
-    pid = server.process.pid
-
-    async def test() -> None:
-        async with calls(server) as asked:
-            await asked(asking(WORDS))
-            kept = set(workers(pid))
-            call = asyncio.create_task(status(asked(asking(SLOW), seconds=4.0)))
-            await until(lambda: bool(workers(pid).keys() - kept))
-            (compiling,) = workers(pid).keys() - kept
-            os.kill(compiling, signal.SIGSTOP)  # so that it does not end by itself
-            if leaves == "cancels":
-                call.cancel()
-            else:
-                assert (await call)[0] == "DEADLINE_EXCEEDED"
-            await until(lambda: set(workers(pid)) == kept)
-            assert await asked(asking(WORDS))
-
-    run(test())
-
-
-def test_many_large_structures_of_one_caller_keep_another_waiting_for_one_at_most(server: ServerProcess) -> None:
-    async def test() -> None:
-        async with calls(server) as asked:
-            await asked(asking(WORDS))
-            ended: list[str] = []
-
-            async def noted(who: str, structure: Structure) -> None:
-                with contextlib.suppress(grpc.aio.AioRpcError):
-                    await asked(asking(structure), who)
-                ended.append(who)
-
-            slow = SLOW
-            pid, kept = server.process.pid, set(workers(server.process.pid))
-            tasks = [asyncio.create_task(noted("alice", replaced(slow, i))) for i in range(8)]
-            await until(lambda: bool(workers(pid).keys() - kept))
-            await noted("bob", choice("yes", "x" * 9999))
-            assert ended.count("alice") <= 1 and ended[-1] == "bob"
-            for task in tasks:
-                task.cancel()
-
-    run(test())
 
 
 @pytest.mark.thorough

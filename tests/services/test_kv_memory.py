@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from pathlib import Path
 
 import grpc
 import pytest
 
 from tandem.engine.kv_memory import limit_kv_memory
-from tandem.speculation.depth import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.services.test_errors import refusal
 from tests.services.test_identity import ByToken
-from tests.services.test_metrics import Scrape
 from tests.services.test_target_verifier import opening, verifying
 from tests.support import (
-    GREEDY,
     Site,
-    answer,
-    distributed,
-    ids,
-    oracle,
     raw_stub,
-    role_configured,
     run,
-    server_process,
     target_site,
     toy,
     until,
@@ -118,43 +108,3 @@ def test_a_session_is_not_resumed_beyond_what_it_was_opened_for() -> None:
             await target.Verify(verifying([*opening().prefix]))
 
     run(test())
-
-
-@pytest.mark.parametrize("pipeline", [Pipeline.OFF, Pipeline.ON, Pipeline.NEVER_WAITING])
-def test_a_distributed_request_reserves_its_own_length_at_the_target(pipeline: Pipeline) -> None:
-    async def test() -> None:
-        async with target_site() as site, distributed(site.address, pipeline=pipeline) as (generator, _):
-            limit(site, WHOLE)
-            most, pool = [0], site.engine.slots
-            acquire = pool.acquire
-
-            async def noted(*asked: object, **options: object) -> int:
-                slot = await acquire(*asked, **options)
-                most.append(pool.memory.reserved)
-                return slot
-
-            pool.acquire = noted  # type: ignore[method-assign]
-            prompts = [[n + 1] * 5 for n in range(6)]
-            asked = [ids(prompt, 30, ignore_end_of_sequence=True) for prompt in prompts]
-            answers = await asyncio.gather(*map(partial(answer, generator.generate), asked))
-            for prompt, got in zip(prompts, answers, strict=True):
-                assert got.token_ids == oracle(prompt, GREEDY, 30, past_the_end=True)
-            assert max(most) == 3 * toy().kv_bytes(35), "four fit by slots, three by memory"
-            await until(lambda: pool.memory.reserved == 0)
-
-    run(test())
-
-
-def test_a_server_with_little_memory_for_many_slots_answers_and_says_what_is_reserved(tmp_path: Path) -> None:
-    arguments = ("--role", "fused_target", "--draft_model", "miss=0.3", "--batch", "32", "--kv_cache_mb", "1")
-    with server_process(tmp_path, *arguments, "--metrics_port", "0") as server:
-        server.wait_ready()
-        scrape = Scrape(server)
-    assert scrape("tandem:kv_cache_limit_bytes", of="target") == 2**20
-    assert scrape("tandem:kv_cache_bytes", of="target") == scrape("vllm:kv_cache_usage_perc") == 0
-    assert "memory for" in server.log.read_text()
-
-
-def test_no_memory_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="kv_cache_mb: 0 is below 1"):
-        role_configured("target", kv_cache_mb="0")

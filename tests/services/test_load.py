@@ -6,22 +6,19 @@ import asyncio
 import time
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tandem.rpc import wire
 from tandem.rpc.channel import MESSAGES
 from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
-from tandem.runners.toy import ToyConfig, ToyRunner, ToyText, ToyTokenizer
+from tandem.runners.toy import ToyConfig, ToyText, ToyTokenizer
 from tandem.services.errors import MAX_PARTIAL, Interrupted, QueueFull, to_status
 from tandem.services.security.config import Security
 from tandem.services.security.limits import ServerLimits
 from tandem.v1 import generation_pb2
-from tandem.v1 import target_verifier_pb2 as pb
 from tests.gate import Gate
 from tests.services.test_concurrency import LONG, SERVICES, all_free, serving
-from tests.services.test_errors import opening, refusal
 from tests.support import GREEDY, HANG, Site, answer, ids, oracle, raw_stub, run, target_site, toy, until
 
 
@@ -126,39 +123,6 @@ def test_a_reader_that_never_reads_blocks_nobody_and_holds_no_slot() -> None:
                 assert site.free == 1 and site.lifecycle.running == 1  # all of it is there, and waits
                 stuck.cancel()
                 await until(lambda: site.lifecycle.running == 0)
-
-    run(test())
-
-
-class NotANumber(ToyRunner):
-    """Logits are NaN wherever token 88 was seen."""
-
-    def logits(self, slot: int, position: int) -> Any:
-        logits = super().logits(slot, position)
-        return np.full_like(logits, np.nan) if 88 in self._cache[slot, : position + 1] else logits
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_logits_that_are_no_numbers_end_their_session_alone(temperature: float) -> None:
-    """G7: neighbours in the same step go on, and the slot serves the next."""
-
-    async def test() -> None:
-        runner = toy(ToyConfig(step_seconds=0.005), slots=3, kind=NotANumber)
-        async with target_site(runner) as site, site.client() as client, raw_stub(site.address) as target:
-            good = [asyncio.create_task(answer(client.generate, ids([65 + i], 20))) for i in range(2)]
-            await until(lambda: site.free == 1)
-            sampling = pb.OpenSessionRequest().sampling
-            sampling.temperature = temperature
-            await target.OpenSession(opening(prefix=[1, 88, 3], sampling=sampling))
-            bad = await refusal(target.Verify(pb.VerifyRequest(session_id="s", base_length=3, last_token=3)))
-            assert (bad.code, bad.reason) == ("INTERNAL", "ROW_FAILED")
-            await target.CloseSession(pb.CloseSessionRequest(session_id="s"))
-            assert [a.token_ids for a in await asyncio.gather(*good)] == [
-                oracle([65 + i], GREEDY, 20) for i in range(2)
-            ]
-            many = await asyncio.gather(*(answer(client.generate, ids([75 + i], 6)) for i in range(3)))
-            assert [a.token_ids for a in many] == [oracle([75 + i], GREEDY, 6) for i in range(3)]
-            assert not site.engine.lost.is_set() and site.free == 3
 
     run(test())
 

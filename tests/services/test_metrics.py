@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tandem.engine.batcher import Batcher
 from tandem.engine.slots import SlotPool
-from tandem.rpc.channel import DRAFT, FUSED, TARGET
+from tandem.rpc.channel import FUSED, TARGET
 from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
 from tandem.services.lifecycle import Lifecycle
@@ -180,32 +180,6 @@ def test_counters_of_a_target_equal_the_completions_of_its_clients(tmp_path: Pat
         assert scrape("tandem:rpcs_total", method="TargetVerifier/VerifyStream") == len(done)
 
 
-@pytest.mark.thorough
-def test_counters_of_a_draft_worker_and_its_target_agree(tmp_path: Path) -> None:
-    async def ask(worker: str, target: str) -> tuple[list[GenerationEnd], list[GenerationEnd]]:
-        async with (
-            GenerationClient.connect(worker, DRAFT) as drafting,
-            GenerationClient.connect(target, TARGET) as plain,
-        ):
-            return await completions(drafting.generate, asked()), await completions(plain.generate, asked(9))
-
-    with server_process(tmp_path, "--role", "target", "--model", "step=0.005", "--metrics_port", "0") as target:
-        address = target.wait_ready()
-        host, port = address.split(":")
-        arguments = ("--role", "draft_worker", "--target_host", host, "--target_port", port, "--metrics_port", "0")
-        with server_process(tmp_path, *arguments, "--draft_model", "miss=0.3", ready_file="worker.json") as worker:
-            drafted, plain = run(ask(worker.wait_ready(), address))
-            of_worker, of_target = Scrape(worker), Scrape(target)
-    check_speculation(of_worker, drafted)
-    check_requests(of_worker, drafted)
-    check_requests(of_target, plain)
-    both = [*drafted, *plain]
-    check_speculation(of_target, both)
-    assert of_target("tandem:rounds_total", outcome="applied") == sum(c.stats.rounds for c in drafted)
-    assert of_worker("tandem:step_seconds_count", kind="propose") > 0
-    assert of_worker("tandem:build_info", role="draft_worker") == 1
-
-
 def test_a_target_that_asks_a_draft_worker_counts_proposals_and_rounds_without_any(tmp_path: Path) -> None:
     async def ask(address: str) -> list[GenerationEnd]:
         async with GenerationClient.connect(address, TARGET) as client:
@@ -304,17 +278,6 @@ def test_expired_sessions_are_counted() -> None:
     values = {s.name: s.value for family in metrics.registry.collect() for s in family.samples if "session" in s.name}
     assert (values["tandem:sessions_opened_total"], values["tandem:sessions"]) == (2, 0)
     assert (values["tandem:sessions_closed_total"], values["tandem:sessions_expired_total"]) == (1, 1)
-
-
-def test_two_servers_of_a_process_share_no_metric() -> None:
-    one, other = Metrics("target", "toy", 5, {}), Metrics("target", "toy", 5, {})
-    one.generation.round(3, 2)
-
-    def drafted(metrics: Metrics) -> float | None:
-        labels = {"model_name": "toy", "engine": "0"}
-        return metrics.registry.get_sample_value("vllm:spec_decode_num_draft_tokens_total", labels)
-
-    assert (drafted(one), drafted(other)) == (3, 0)
 
 
 def test_without_a_port_nothing_of_prometheus_is_loaded_or_called(monkeypatch: pytest.MonkeyPatch) -> None:

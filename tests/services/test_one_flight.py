@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -20,15 +20,14 @@ from tandem.comparison.links.settings import LinkSettings
 from tandem.engine.generator import Generator
 from tandem.rpc.errors import TandemError
 from tandem.rpc.run_stream import RunningVerifier
-from tandem.rpc.verifier_client import Deadlines
 from tandem.runners.toy import ToyConfig
 from tandem.services.duplex import MAX_AHEAD
 from tandem.services.errors import ModelMismatch, VocabularyMismatch
-from tandem.services.sessions.table import SessionConflict, SessionKey, SessionTable
+from tandem.services.sessions.table import SessionConflict
 from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.run_on import RunMessage
-from tandem.speculation.types import Chunk, InvalidField, Request, TooLong
+from tandem.speculation.types import Chunk, InvalidField, TooLong
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.daily import daily
 from tests.services.test_errors import refusal
@@ -36,8 +35,6 @@ from tests.services.test_runs import read, running, said, status, truth
 from tests.services.test_target_verifier import PROMPT, opening
 from tests.support import (
     GREEDY,
-    HANG,
-    SAMPLED,
     answer,
     distributed,
     ids,
@@ -136,61 +133,7 @@ def test_round_trips_to_the_first_token(monkeypatch: pytest.MonkeyPatch, kind: t
     run(test())
 
 
-class AnswersLate(Watched):
-    """Answers an opening only when drafts have come, which were made beside it."""
-
-    drafted: asyncio.Event
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        type(self).drafted = asyncio.Event()
-
-    def came(self, request: Any) -> Any:
-        if request.draft_tokens:
-            self.drafted.set()
-        return request
-
-    async def OpenSession(self, request: Any, context: Any) -> Any:
-        await asyncio.wait_for(self.drafted.wait(), HANG)
-        return await super().OpenSession(request, context)
-
-
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_run_and_drafts_do_not_wait_for_the_openings_answer(monkeypatch: pytest.MonkeyPatch, sampling: Any) -> None:
-    serve(monkeypatch, AnswersLate)
-
-    async def test() -> None:
-        async with target_site() as site, distributed(site.address, pipeline=NEVER) as (generator, _):
-            await exactly(generator, sampling=sampling)
-            assert (Watched.openings(), Watched.early()) == (1, 1)
-            await until(lambda: site.free == 4 and len(site.verifier.sessions) == 0)
-
-    run(test())
-
-
-def test_with_auto_a_request_begins_early_where_it_would_run_by_what_is_known() -> None:
-    async def test() -> None:
-        async with target_site() as site, distributed(site.address, pipeline=Pipeline.AUTO) as (generator, _):
-            await exactly(generator)
-            assert Watched.early() == 0, "nothing is measured yet: the opening says how long the round trip is"
-            await exactly(generator, speculation_length=0)
-            assert Watched.early() == 1, "plain decoding: every round trip is saved"
-
-    run(test())
-
-
 # --- servers of other versions ---
-
-
-def test_an_older_server_is_served_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    serve(monkeypatch, WithoutFlag)
-
-    async def test() -> None:
-        async with target_site() as site, distributed(site.address, pipeline=NEVER) as (generator, _):
-            await exactly(generator)
-            assert (WithoutFlag.openings(), WithoutFlag.early()) == (1, 0)
-
-    run(test())
 
 
 class Replaced(Watched):
@@ -246,17 +189,6 @@ def test_a_draft_that_comes_while_a_run_begins_anew_is_sent_by_the_new_one(monke
     run(test())
 
 
-def test_a_client_that_does_not_say_that_it_opens_is_refused_at_once() -> None:
-    async def test() -> None:
-        async with target_site(), raw_stub_of_site() as (target, _):
-            call = target.VerifyStream()
-            await call.write(running(PROMPT))
-            code, details = await asyncio.wait_for(status(call), 3)
-            assert code == "NOT_FOUND" and "never opened" in details
-
-    run(test())
-
-
 # --- openings that are refused ---
 
 
@@ -300,28 +232,6 @@ def test_a_refused_opening_is_the_requests_error_as_without_a_run(
     run(test())
 
 
-@pytest.mark.parametrize("waits", [5.0, 0.01], ids=["the same run", "another run"])
-def test_a_full_server_is_waited_for(monkeypatch: pytest.MonkeyPatch, waits: float) -> None:
-    """G6. The run waits for as long as runs do, and begins anew after that."""
-    monkeypatch.setattr("tandem.services.verify_runs.OPENING_COMES", waits)
-
-    async def test() -> None:
-        async with (
-            target_site(toy(slots=1), opening_seconds=0.05) as site,
-            raw_stub(site.address) as target,
-            distributed(site.address, pipeline=NEVER) as (generator, _),
-        ):
-            await target.OpenSession(opening("other"))
-            asking = asyncio.ensure_future(exactly(generator))
-            await until(lambda: Watched.openings() >= 4)
-            await target.CloseSession(pb.CloseSessionRequest(session_id="other"))
-            await asking
-            assert site.verifier.sessions.opened == 2
-            await until(lambda: site.free == 1)
-
-    run(test())
-
-
 # --- the wire ---
 
 
@@ -339,24 +249,6 @@ class raw_stub_of_site:
     async def __aexit__(self, *error: Any) -> None:
         await self._stub.__aexit__(*error)
         await self._site.__aexit__(*error)
-
-
-def test_a_run_waits_for_its_opening_and_has_its_drafts_then() -> None:
-    async def test() -> None:
-        tokens = truth(24)
-        async with raw_stub_of_site() as (target, site):
-            call = target.VerifyStream()
-            await call.write(running(PROMPT, until=24, opening_sent=True))
-            await call.write(running(PROMPT, tokens[:5], until=24))
-            await until(lambda: len(Watched.seen) == 2)
-            await target.OpenSession(opening("s"))
-            replies = await read(call, 24)
-            assert said(replies)[:24] == tokens
-            assert replies[0].accepted == 5, "the draft was there before the first step"
-            await target.CloseSession(pb.CloseSessionRequest(session_id="s"))
-            assert site.free == 4
-
-    run(test())
 
 
 def test_a_run_whose_session_never_opens_ends_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,20 +303,6 @@ def test_a_run_whose_opening_fails_after_its_slot_was_taken_does_not_begin(monke
     run(test())
 
 
-def test_two_runs_may_wait_for_one_opening_and_the_last_one_goes_on() -> None:
-    async def test() -> None:
-        async with raw_stub_of_site(runner=toy(ToyConfig(step_seconds=0.01))) as (target, _):
-            calls = [target.VerifyStream() for _ in range(2)]
-            for call in calls:
-                await call.write(running(PROMPT, until=24, opening_sent=True))
-            await until(lambda: len(Watched.seen) == 2)
-            await target.OpenSession(opening("s"))
-            ends = sorted(await asyncio.gather(*(everything(call) for call in calls)), key=len)
-            assert ends[0] == truth(24)[: len(ends[0])] != ends[1] == truth(24)
-
-    run(test())
-
-
 async def everything(call: Any) -> list[int]:
     """Reads a run to its end, or to the limit."""
     tokens: list[int] = []
@@ -473,33 +351,6 @@ def test_messages_that_come_before_the_opening_are_bounded(monkeypatch: pytest.M
 # --- going elsewhere ---
 
 
-class NeverOpens(Watched):
-    async def OpenSession(self, request: Any, context: Any) -> Any:
-        self.seen.append(request)
-        await asyncio.sleep(HANG)
-
-
-def test_a_run_begins_anew_where_its_session_was_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    """G12: the first verifier has the run and never opens its session; the second one opens it."""
-
-    async def test() -> None:
-        async with target_site() as second:
-            serve(monkeypatch, NeverOpens)
-            async with (
-                target_site() as first,
-                distributed(f"{first.address},{second.address}", pipeline=NEVER) as (generator, client),
-            ):
-                client.deadlines = replace(Deadlines(), silence=5.0, stall=0.2)
-                for endpoint in client.endpoints.values():  # whichever answered first when they were asked
-                    await client.check(endpoint, 5.0)
-                client.pool.current = first.address
-                await exactly(generator)
-                assert NeverOpens.early() == 1 and client.pool.current == second.address
-                await until(lambda: second.free == 4 and len(first.verifier.sessions) == 0)
-
-    run(test())
-
-
 class AppliesLess(Watched):
     """An older server, which leaves out what it does not know, and whose run is ahead of the opening's answer."""
 
@@ -540,41 +391,3 @@ def test_steps_of_a_verifier_that_does_not_apply_all_that_was_asked_for_do_not_c
 
 
 # --- the table ---
-
-
-def test_an_arrival_is_told_to_all_who_wait_for_this_callers_session() -> None:
-    async def test() -> None:
-        table: SessionTable[None, None] = SessionTable(time.monotonic, 10.0)
-        mine, others = SessionKey("me", "s"), SessionKey("you", "s")
-        waiting = [asyncio.ensure_future(table.arrival(mine, HANG)) for _ in range(2)]
-        late = asyncio.ensure_future(table.arrival(mine, 0.01))
-        await late
-        admit(table, others)
-        await asyncio.sleep(0.01)
-        assert not any(each.done() for each in waiting)
-        admit(table, mine)
-        await asyncio.gather(*waiting)
-        await table.arrival(mine, HANG)
-
-    run(test())
-
-
-@pytest.mark.parametrize("end", ["drop", "expire"])
-def test_a_session_that_has_ended_is_not_waited_for(end: str) -> None:
-    async def test() -> None:
-        now = [0.0]
-        table: SessionTable[None, None] = SessionTable(lambda: now[0], 10.0)
-        key = SessionKey("me", "s")
-        admit(table, key)
-        now[0] = 20.0
-        ends: Callable[[], Any] = table.expire if end == "expire" else lambda: table.drop(key)
-        ends()
-        began = time.perf_counter()
-        await table.arrival(key, HANG)
-        assert time.perf_counter() - began < HANG / 2
-
-    run(test())
-
-
-def admit(table: SessionTable[None, None], key: SessionKey) -> None:
-    table.admit(key, None, Request(GREEDY), [1, 2, 3], 100)

@@ -2,51 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tandem.clients.completion import request_of
 from tandem.rpc.errors import TandemError
-from tandem.runners.toy import VOCAB_SIZE
 from tandem.speculation.prediction import PredictionDrafter
-from tandem.speculation.request import Drafts, GenerationRequest
-from tandem.speculation.types import InvalidField, Proposer, Rule
-from tests.daily import daily
-from tests.services.test_drafts import PLACES, Place
-from tests.support import GREEDY, SAMPLED, Generate, answer, ids, oracle, run
+from tandem.speculation.request import GenerationRequest
+from tandem.speculation.types import InvalidField, Rule
+from tests.services.test_drafts import PLACES
+from tests.support import SAMPLED, Generate, answer, ids, run
 
 PROMPT = b"a file"
 COUNT = 60
-LETTERS = tuple((token, -100.0) for token in range(VOCAB_SIZE) if not chr(token).isalnum() or token > 127)
-"""Biases that leave letters and digits."""
 
 
 async def said(generate: Generate, **asked: Any) -> Any:
     return await answer(generate, ids(PROMPT, COUNT, **asked))
-
-
-@pytest.mark.parametrize("place", daily(PLACES.values(), 0, 3, 7, 8, 9, 16), ids=list(PLACES))
-def test_tokens_are_those_of_the_target_alone_whatever_was_predicted(place: Place) -> None:
-    async def test() -> None:
-        async with place.deployed() as generate:
-            accepted = 0
-            for sampling in (GREEDY, SAMPLED):
-                letters = replace(sampling, logit_bias=LETTERS)
-                right = (await said(generate, sampling=letters, drafts=Drafts.NONE)).token_ids
-                whole = bytes(right).decode()
-                for prediction in (whole, f"{whole[:20]}xyz{whole[21:40]}{whole[44:]}"):
-                    got = await said(generate, sampling=letters, prediction=prediction)
-                    stats = got.completion.stats
-                    assert got.token_ids == right and stats.feature_bytes == 0
-                    assert set(stats.drafted_by) <= {Proposer.NGRAM.value}
-                    accepted += stats.accepted
-                got = await said(generate, sampling=sampling, prediction="nothing of this will come")
-                assert got.token_ids == oracle(PROMPT, sampling, COUNT)
-            assert accepted > 0 or not place.waits
-
-    run(test())
 
 
 def test_what_contradicts_a_prediction_is_refused_by_its_name() -> None:

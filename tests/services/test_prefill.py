@@ -20,7 +20,6 @@ from tandem.rpc.channel import open_channel
 from tandem.rpc.request_context import prefix_scope
 from tandem.runners.capabilities import Capabilities, Trait
 from tandem.runners.pages import PAGE
-from tandem.runners.toy import ToyConfig
 from tandem.speculation.types import GenerationRequest, Request, SamplingParams
 from tandem.v1 import prefill_worker_pb2 as pb
 from tandem.v1.prefill_worker_pb2_grpc import PrefillWorkerStub
@@ -29,20 +28,17 @@ from tests.rpc.test_tracing import Traced
 from tests.services.prefill_sites import Counting, asking_engine, asks, prefill_site
 from tests.services.test_adapters import NAMES, with_adapters
 from tests.services.test_identity import ByToken
-from tests.services.test_target_verifier import opening, verifying
+from tests.services.test_target_verifier import opening
 from tests.support import (
     GREEDY,
     SAMPLED,
     answer,
-    draft_config,
-    fused_site,
     oracle,
     raw_stub,
     run,
     target_site,
     toy,
     until,
-    worker_site,
 )
 
 PROMPT = list(b"these are more than four pages of a prompt, which somebody else may well compute ..and its end")
@@ -76,74 +72,6 @@ def test_a_long_prompt_is_computed_elsewhere_and_only_its_end_here(sampling: Sam
             assert worker.faults.asked == 1, "a short prompt is processed in place"
             await until(lambda: worker.engine.slots.free == worker.engine.slots.count)
             assert engine.slots.free == engine.slots.count
-
-    run(test())
-
-
-@both_samplings
-def test_what_is_known_here_is_neither_asked_for_nor_sent(sampling: SamplingParams) -> None:
-    longer = [*PROMPT[:WHOLE], *range(3 * PAGE)]
-
-    async def test() -> None:
-        async with prefill_site() as worker, asking_engine(worker.address) as engine:
-            await said(engine, PROMPT, sampling)
-            assert await said(engine, PROMPT, sampling) == (truth(PROMPT, sampling), WHOLE)
-            assert worker.faults.asked == 1
-            assert await said(engine, longer, sampling) == (truth(longer, sampling), WHOLE)
-            assert worker.faults.asked == 2
-            assert counted(engine).pages == (len(longer) - 1) // PAGE
-            assert engine.prefixes and engine.prefixes.hits == 2 * WHOLE
-            assert engine.prefixes.queries == 2 * (len(PROMPT) - 1) + len(longer) - 1
-
-    run(test())
-
-
-@both_samplings
-def test_targets_fused_servers_and_sessions_have_their_prompts_computed(sampling: SamplingParams) -> None:
-    request = GenerationRequest(
-        token_ids=tuple(PROMPT), sampling=sampling, max_new_tokens=24, ignore_end_of_sequence=True
-    )
-
-    async def test() -> None:
-        async with (
-            prefill_site() as worker,
-            target_site(toy(kind=Counting)) as target,
-            fused_site(toy(kind=Counting), toy(ToyConfig(miss=0.3))) as fused,
-            worker_site(target.address, config=draft_config("miss=0.3", 4, 160)) as distributed,
-        ):
-            elsewhere = []
-            for site in (target, fused):
-                assert site.engine
-                elsewhere.append(await asks(site.engine, worker.address, shares="off"))
-            for site in (target, fused, distributed):
-                async with site.client() as client:
-                    assert (await answer(client.generate, request)).token_ids == truth(PROMPT, sampling, 24)
-            assert [each.pages for each in elsewhere] == [2 * WHOLE // PAGE, WHOLE // PAGE]
-            assert all(not sum(each.fallbacks.values()) for each in elsewhere)
-            assert target.engine and target.engine.runner.processed == 2 * (REST + PAGE)
-            for each in elsewhere:
-                await each.close()
-
-    run(test())
-
-
-@both_samplings
-def test_a_session_opens_with_pages_from_elsewhere_and_commits_the_same(sampling: SamplingParams) -> None:
-    async def test() -> None:
-        async with (
-            prefill_site() as worker,
-            target_site(toy(kind=Counting)) as site,
-            raw_stub(site.address) as stub,
-        ):
-            assert site.engine
-            elsewhere = await asks(site.engine, worker.address)
-            opened = await stub.OpenSession(opening("one", PROMPT, sampling))
-            assert opened.reused_length == 0 and elsewhere.pages == WHOLE // PAGE
-            tokens = list(PROMPT)
-            while len(tokens) < len(PROMPT) + 12:
-                tokens += (await stub.Verify(verifying(tokens, name="one"))).token_ids
-            assert tuple(tokens[len(PROMPT) :]) == truth(PROMPT, sampling, 12)
-            await elsewhere.close()
 
     run(test())
 
@@ -220,16 +148,6 @@ def test_pages_travel_while_later_ones_are_computed() -> None:
             assert not task.done()
             stop.set()
             assert await task == (truth(PROMPT), 0)
-
-    run(test())
-
-
-@both_samplings
-def test_a_prompt_whose_pages_are_known_there_comes_in_runs_of_many(sampling: SamplingParams) -> None:
-    async def test() -> None:
-        async with prefill_site(toy(chunk=64, kind=Counting)) as worker, asking_engine(worker.address) as engine:
-            assert await said(engine, PROMPT, sampling, 24) == (truth(PROMPT, sampling, 24), 0)
-            assert counted(engine).pages == WHOLE // PAGE and not fallbacks(engine)
 
     run(test())
 

@@ -25,7 +25,6 @@ from tests.support import (
     oracle,
     raw_stub,
     run,
-    target_site,
     until,
     worker_site,
 )
@@ -105,33 +104,6 @@ def test_ngram_lookup_proposes_without_a_model_or_a_slot() -> None:
     run(test())
 
 
-@pytest.mark.parametrize("draft", ["", "miss=0.3", None])
-def test_the_same_tokens_get_the_same_proposal_whenever_they_came(draft: str | None) -> None:
-    tokens = list(b"abcabcabcabc")
-
-    async def test() -> None:
-        async with worker_site(None, draft) as site, calling(site) as caller, raw_stub(site.address, DRAFT) as worker:
-            reply = await caller.ask(asking(tokens[:6]))
-            for length in range(7, 13):
-                reply = await caller.ask(further(tokens[length - 1 : length]))
-                whole = Caller(worker)
-                assert (await whole.ask(asking(tokens[:length]))).draft_tokens == reply.draft_tokens
-                await whole.end()
-
-    run(test())
-
-
-def test_a_length_of_zero_only_processes_the_prompt() -> None:
-    async def test() -> None:
-        async with worker_site(None) as site, calling(site) as caller:
-            assert not (await caller.ask(asking(PROMPT, k=0))).draft_tokens
-            prefilled = site.engine.batcher.steps
-            assert (await caller.ask(further([]))).draft_tokens
-            assert site.engine.batcher.steps == prefilled + 1
-
-    run(test())
-
-
 def test_a_sequence_that_leaves_no_room_gets_what_fits() -> None:
     async def test() -> None:
         async with worker_site(None) as site, calling(site) as caller:
@@ -142,39 +114,6 @@ def test_a_sequence_that_leaves_no_room_gets_what_fits() -> None:
 
 
 # --- bad input ---
-
-
-@pytest.mark.parametrize(
-    ("messages", "code", "names"),
-    [
-        ([asking([1, 258])], "INVALID_ARGUMENT", ("tokens", "258")),
-        ([asking([1], k=6)], "INVALID_ARGUMENT", ("speculation_length", "6", "5")),
-        ([asking([])], "INVALID_ARGUMENT", ("tokens", "empty")),
-        ([pb.ProposeRequest(tokens=[1])], "INVALID_ARGUMENT", ("sampling", "missing")),
-        ([pb.ProposeRequest(tokens=[1], sampling={}, rule=2)], "INVALID_ARGUMENT", ("rule", "speculation_length")),  # type: ignore[arg-type]
-        ([asking([1], tokenizer_sha256="another")], "FAILED_PRECONDITION", ("another", "toy")),
-        ([asking([1], sampling=GREEDY), further([258])], "INVALID_ARGUMENT", ("tokens", "258")),
-        ([asking([1] * 161)], "OUT_OF_RANGE", ("161", "160")),
-        ([asking([1] * 100), further([1] * 61)], "OUT_OF_RANGE", ("100", "61", "160")),
-    ],
-)
-def test_bad_input_names_field_and_limit_and_leaves_nothing(
-    messages: Sequence[pb.ProposeRequest], code: str, names: tuple[str, ...]
-) -> None:
-    async def test() -> Refusal:
-        async with worker_site(None) as site, raw_stub(site.address, DRAFT) as worker:
-            call = worker.Propose(iter(messages))
-            for _ in messages[1:]:
-                await call.read()
-            refused = await refusal(call.read())
-            await until(lambda: idle(site))
-            return refused
-
-    refused = run(test())
-    assert refused.code == code
-    assert all(name in refused.message for name in names)
-    if code == "INVALID_ARGUMENT":
-        assert refused.field == names[0]
 
 
 def test_a_worker_without_a_free_slot_says_when_to_come_again() -> None:
@@ -274,24 +213,5 @@ def test_a_worker_that_only_proposes_says_what_drafts_and_generates_nothing() ->
             with pytest.raises(TandemError, match="only proposes") as caught:
                 await answer(client.generate, ids(b"x"))
             assert caught.value.code == "UNIMPLEMENTED"
-
-    run(test())
-
-
-def test_one_worker_generates_and_proposes_with_the_same_slots() -> None:
-    async def test() -> None:
-        async with (
-            target_site() as target,
-            worker_site(target.address, "miss=0.3", slots=2) as site,
-            site.client() as client,
-            calling(site) as caller,
-        ):
-            await caller.ask(asking(PROMPT))
-            answers = await asyncio.gather(*(answer(client.generate, ids([65 + i], 12)) for i in range(3)))
-            assert [a.token_ids for a in answers] == [oracle([65 + i], GREEDY, 12) for i in range(3)]
-            assert len((await caller.ask(further([]))).draft_tokens) == 4
-            assert site.free == 1
-            await caller.end()
-            assert site.free == 2
 
     run(test())

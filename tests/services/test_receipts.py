@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -133,7 +133,6 @@ PLACES: dict[str, Callable[[Keys], AbstractAsyncContextManager[Generate]]] = {
     "remote draft": lambda keys: _remote(keys, Pipeline.OFF),
     "remote draft, never waiting": lambda keys: _remote(keys, Pipeline.NEVER_WAITING),
 }
-WITHOUT_ADAPTERS = ("draft role", "remote draft", "remote draft, never waiting")
 PENALISED = replace(SAMPLED, presence_penalty=0.5, frequency_penalty=0.3, repetition_penalty=1.2, logit_bias=((65, 2),))
 STRUCTURED = replace(SAMPLED, structure=Structure(StructureKind.REGEX, "[a-z]{20,60}"))
 REQUESTS = {
@@ -166,53 +165,6 @@ async def _findings(signed: Signed, sample: int | None = None, adapter: str = "r
         return await checked_by(Loaded(engine, ToyTokenizer()), signed, config)
     finally:
         await batcher.close()
-
-
-FIRST, *OTHERS = PLACES
-SHARED = [(name, OTHERS[part :: len(REQUESTS)]) for part, name in enumerate(REQUESTS)]
-"""Each request at some places, each place in one of them."""
-
-
-@pytest.mark.parametrize(
-    ("name", "places"),
-    daily([*SHARED, *((name, OTHERS) for name in REQUESTS)], *range(len(SHARED))),
-    ids=[*(f"{name}, some" for name in REQUESTS), *REQUESTS],
-)
-def test_receipts_of_one_request_are_equal_in_every_architecture_but_for_who_served(
-    name: str, places: Sequence[str], keys: Keys
-) -> None:
-    options = REQUESTS[name]
-
-    async def test() -> None:
-        found: dict[str, Receipt] = {}
-        for place in (FIRST, *places):
-            if "adapter" in options and place in WITHOUT_ADAPTERS:
-                continue
-            async with PLACES[place](keys) as generate:
-                signed = await _receipt(generate, **options)
-            found[place] = signed.receipt
-            assert signed.receipt.chained() and signed.receipt.of_prompt(signed.salt, PROMPT), place
-            assert signed.receipt.key == keys.public
-        first, *others = found.values()
-        assert [each.answer for each in others] == [first.answer] * len(others)
-        assert len({each.prompt_digest for each in found.values()}) == len(found), "each has a salt of its own"
-        findings = await _findings(signed)
-        assert {each.outcome for each in findings} == {Outcome.RIGHT}, findings
-        if "adapter" in options:
-            assert first.adapter == ("red", "toy:red")
-
-    run(test())
-
-
-def test_a_receipt_says_who_drafted_and_where_it_was_verified(keys: Keys) -> None:
-    async def test() -> None:
-        async with _worker(keys, Pipeline.OFF) as generate:
-            served = (await _receipt(generate, sampling=GREEDY)).receipt.served
-            assert served.service == "DraftWorker" and served.rounds > 0
-            assert served.drafted_by and set(served.drafted_by) <= {"ngram", "model"}
-            assert [each.arithmetic for each in served.verifiers] == ["tokens"] == [served.arithmetic]
-
-    run(test())
 
 
 @pytest.mark.parametrize(
@@ -518,17 +470,6 @@ def test_after_failover_one_receipt_names_each_verifier_by_its_key(tmp_path: Pat
                 server.process.wait()
 
 
-def test_a_check_that_a_model_is_loaded_for_needs_a_prompt_and_sane_numbers() -> None:
-    models = draft_config(None, 1, 160)
-    for wrong, said in (
-        ({"prompt": None}, "prompt: give --prompt FILE, or --signature_only"),
-        ({"sample": 0}, "sample: 0 is below 1"),
-        ({"margin": float("nan")}, "margin: nan is not"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            CheckConfig(Path(), **{"prompt": PromptFile(text="x"), "models": models, **wrong})
-
-
 def test_the_end_token_and_the_room_that_was_left_are_ends_too(keys: Keys) -> None:
     async def test() -> None:
         async with PLACES["plain target"](keys) as generate:
@@ -572,23 +513,6 @@ def test_a_forged_signature_ends_the_check_before_a_model_is_loaded(keys: Keys) 
         assert overall(await check(config, replace(signed, signature=bytes(64)))) is Outcome.FORGED
 
     asyncio.run(test())
-
-
-def test_what_a_check_of_the_signature_alone_did_not_look_at_it_says(keys: Keys) -> None:
-    async def test() -> None:
-        async with PLACES["plain target"](keys) as generate:
-            signed = await _receipt(generate, sampling=GREEDY)
-        of = CheckConfig(Path(), None, draft_config(None, 1, 160), signature_only=True)
-        for prompt, outcome in (
-            (None, None),
-            (PromptFile(text="x"), None),
-            (PromptFile(token_ids=tuple(PROMPT)), Outcome.RIGHT),
-            (PromptFile(token_ids=(2**32 - 1,)), Outcome.FORGED),
-        ):
-            found = await check(replace(of, prompt=prompt), signed)
-            assert [each.outcome for each in found if each.what == "prompt"] == [outcome]
-
-    run(test())
 
 
 def test_log_probabilities_that_were_not_computed_again_are_not_right(keys: Keys) -> None:

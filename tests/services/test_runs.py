@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
@@ -14,11 +13,7 @@ from tandem.engine.stepper import MOST_AHEAD
 from tandem.rpc.errors import TandemError
 from tandem.runners.toy import ToyConfig
 from tandem.services.lifecycle import NotAccepting
-from tandem.services.verify_runs import MAX_STOP_TOKENS
 from tandem.speculation.depth import Pipeline
-from tandem.speculation.run_on import MAX_UNREAD
-from tandem.speculation.types import Rule
-from tandem.v1 import generation_pb2
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.services.test_target_verifier import PROMPT, opening
 from tests.support import (
@@ -74,34 +69,6 @@ async def status(call: Any) -> tuple[str, str]:
     return caught.value.code().name, caught.value.details()
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_one_message_makes_the_target_step_on_alone_to_the_limit_and_no_further(sampling: Any) -> None:
-    """G1, G3: every step is sent, and is plain decoding's."""
-
-    async def test() -> None:
-        async with target_site() as site, raw_stub(site.address) as target:
-            opened = await target.OpenSession(opening(sampling=sampling, report_margins=True))
-            assert opened.max_unread_tokens == MAX_UNREAD
-            before = site.engine.batcher.steps
-            call = target.VerifyStream()
-            await call.write(running(PROMPT, until=20))
-            replies = await read(call, 20)
-            assert said(replies) == truth(20, sampling)
-            lengths = [reply.committed_length - len(PROMPT) for reply in replies]
-            assert lengths == list(range(1, 21))
-            assert {(r.drafted, r.messages_read, len(r.margins), r.stale) for r in replies} == {(0, 1, 1, False)}
-            await asyncio.sleep(0.02)
-            assert site.engine.batcher.steps == before + 20
-            await call.write(running(PROMPT + truth(20, sampling), until=25))
-            assert said(await read(call, 5)) == truth(25, sampling)[20:]
-            call.cancel()
-            closed = await target.CloseSession(pb.CloseSessionRequest(session_id="s"))
-            assert (closed.steps, closed.committed_length) == (25, len(PROMPT) + 25)
-            assert site.free == 4
-
-    run(test())
-
-
 def test_steps_that_are_known_together_come_in_one_reply_to_a_client_that_takes_several() -> None:
     async def test() -> None:
         async with target_site(toy(ToyConfig(step_seconds=0.001))) as site, raw_stub(site.address) as target:
@@ -122,198 +89,6 @@ def test_steps_that_are_known_together_come_in_one_reply_to_a_client_that_takes_
                 counts.append(len(replies))
             assert counts[0] == 100
             assert counts[1] < 60  # read together, at most every 1/60 s once the client has not drafted for 16 steps
-
-    run(test())
-
-
-def test_a_draft_is_used_however_late_it_comes_and_the_newest_one_counts() -> None:
-    text = truth(30)
-    wrong = (text[13] + 1) % 256
-
-    async def test() -> None:
-        async with target_site() as site, raw_stub(site.address) as target:
-            await target.OpenSession(opening())
-            call = target.VerifyStream()
-            await call.write(running(PROMPT, until=4))
-            await read(call, 4)
-            await call.write(running(PROMPT + text[:1], text[1:12], until=12))  # three of them are committed already
-            late = await read(call, 8)
-            assert (late[0].drafted, late[0].accepted) == (5, 5)
-            await call.write(running(PROMPT + text[:12], text[12:18], until=12))  # the run pauses, and keeps it
-            await call.write(running(PROMPT + text[:12], [text[12], wrong, 7], until=24))
-            replies = await read(call, 12)
-            assert said([*late, *replies]) == text[4:24]
-            assert [(r.drafted, r.accepted) for r in replies[:2]] == [(3, 1), (0, 0)]
-            call.cancel()
-
-    run(test())
-
-
-def test_nonsense_that_arrives_at_any_time_changes_no_token() -> None:
-    chance = random.Random(4)
-
-    async def test(sampling: Any) -> None:
-        async with target_site(toy(ToyConfig(step_seconds=0.001))) as site, raw_stub(site.address) as target:
-            await target.OpenSession(opening(sampling=sampling))
-            call, text = target.VerifyStream(), truth(90, sampling)
-            await call.write(running(PROMPT, text[:3], until=90))  # of what comes later none may fit in time
-
-            async def disturb() -> None:
-                while True:
-                    at = chance.randrange(0, 60)
-                    known = (PROMPT + text)[: len(PROMPT) + at]
-                    right = text[at : at + chance.randrange(8)]
-                    draft = [*right, *(chance.randrange(256) for _ in range(chance.randrange(6)))]
-                    await call.write(running(known, draft, until=90))
-                    await asyncio.sleep(chance.random() * 0.003)
-
-            disturbing = asyncio.create_task(disturb())
-            replies = await read(call, 90)
-            disturbing.cancel()
-            await asyncio.gather(disturbing, return_exceptions=True)
-            assert said(replies) == text
-            assert any(reply.accepted for reply in replies)
-            call.cancel()
-
-    for sampling in (GREEDY, SAMPLED):
-        run(test(sampling))
-
-
-def test_a_client_that_acknowledges_nothing_stops_the_target_and_its_lease_then_ends() -> None:
-    """G5."""
-
-    async def test() -> None:
-        runner = toy(max_length=1000)
-        async with target_site(runner, lease_seconds=0.3) as site, raw_stub(site.address) as target:
-            await target.OpenSession(opening())
-            call = target.VerifyStream()
-            await call.write(running(PROMPT, until=900))
-            assert len(said(await read(call, MAX_UNREAD))) == MAX_UNREAD
-            assert (await status(call))[0] == "NOT_FOUND"
-            await until(lambda: site.free == 4)
-            assert site.engine.batcher.steps < MAX_UNREAD + 20
-
-    run(test())
-
-
-def test_a_stop_token_ends_the_run_at_once() -> None:
-    text = truth(40)
-    stop = text[10]
-    end = text.index(stop) + 1
-
-    async def test() -> None:
-        async with target_site() as site, raw_stub(site.address) as target:
-            await target.OpenSession(opening())
-            call = target.VerifyStream()
-            await call.write(running(PROMPT, stop_token_ids=[stop]))
-            assert said(await read(call, end)) == text[:end]
-            closed = await target.CloseSession(pb.CloseSessionRequest(session_id="s"))
-            assert (closed.committed_length, closed.steps) == (len(PROMPT) + end, end)
-            assert (await status(call))[0] == "NOT_FOUND"
-
-    run(test())
-
-
-def test_too_many_stop_tokens_or_one_outside_the_vocabulary_begin_no_run() -> None:
-    async def test() -> None:
-        async with target_site() as site, raw_stub(site.address) as target:
-            await target.OpenSession(opening())
-            too_many, outside = [1] * (MAX_STOP_TOKENS + 1), [10**6]
-            for stops, why in ((too_many, "257 are above 256"), (outside, "token id 1000000 is outside the vocab")):
-                call = target.VerifyStream()
-                await call.write(running(PROMPT, stop_token_ids=stops))
-                code, details = await status(call)
-                assert code == "INVALID_ARGUMENT" and f"stop_token_ids: {why}" in details
-
-    run(test())
-
-
-@pytest.mark.parametrize(
-    ("bad", "code", "says"),
-    [
-        (running(PROMPT, [258]), "INVALID_ARGUMENT", "draft_tokens: token id 258"),
-        (running(PROMPT, [1] * 257), "INVALID_ARGUMENT", "257 tokens"),
-        (running(PROMPT, until=10_000), "OUT_OF_RANGE", "above the sequence length"),
-        (running(PROMPT, session_id="another"), "INVALID_ARGUMENT", "a run has one session"),
-        (pb.VerifyRequest(session_id="s", base_length=3, last_token=1), "INVALID_ARGUMENT", "the stream is a run"),
-    ],
-)
-def test_an_invalid_message_ends_the_run_and_harms_no_session(bad: Any, code: str, says: str) -> None:
-    """G9."""
-
-    async def test() -> None:
-        async with target_site() as site, raw_stub(site.address) as target:
-            await target.OpenSession(opening())
-            call = target.VerifyStream()
-            await call.write(running(PROMPT, until=3))
-            assert said(await read(call, 3)) == truth(3)
-            await call.write(bad)
-            got, message = await status(call)
-            assert (got, says in message) == (code, True), message
-            again = target.VerifyStream()
-            await again.write(running(PROMPT + truth(3), until=6))
-            assert said(await read(again, 3)) == truth(6)[3:]
-            again.cancel()
-
-    run(test())
-
-
-def test_the_first_message_is_fenced_like_a_round() -> None:
-    """G2: a lost step is replayed; on other tokens nothing is computed."""
-    text = truth(9)
-
-    async def test() -> None:
-        async with target_site() as site, raw_stub(site.address) as target:
-            await target.OpenSession(opening())
-            await target.Verify(
-                pb.VerifyRequest(session_id="s", base_length=len(PROMPT), last_token=PROMPT[-1], draft_tokens=text[:3])
-            )
-            steps = site.engine.batcher.steps
-            stale = target.VerifyStream()
-            await stale.write(running([*PROMPT, 1]))
-            reply = await stale.read()
-            assert (reply.stale, reply.committed_length) == (True, len(PROMPT) + 4)
-            assert await stale.read() is grpc.aio.EOF
-            assert site.engine.batcher.steps == steps
-            call = target.VerifyStream()
-            await call.write(running(PROMPT, text, until=9))
-            replies = await read(call, 9)
-            assert [reply.replayed for reply in replies] == [True, False]
-            assert said(replies) == text
-            call.cancel()
-
-    run(test())
-
-
-def test_what_else_happens_to_the_session_ends_its_run() -> None:
-    """G6: one at a time. An opening, a round of another call and a close all end it, and the next run goes on."""
-    text = truth(9)
-
-    async def test() -> None:
-        async with target_site() as site, raw_stub(site.address) as target:
-            await target.OpenSession(opening())
-            for what in ("opening", "round", "run"):
-                call = target.VerifyStream()
-                await call.write(running(PROMPT, until=3))
-                assert said(await read(call, 3)) == text[:3]
-                if what == "opening":
-                    await target.OpenSession(opening(prefix=PROMPT + text[:3]))
-                elif what == "round":
-                    await target.Verify(
-                        pb.VerifyRequest(session_id="s", base_length=len(PROMPT) + 3, last_token=text[2])
-                    )
-                else:
-                    other = target.VerifyStream()
-                    await other.write(running(PROMPT + text[:3], until=4))
-                    assert said(await read(other, 1)) == text[3:4]
-                    other.cancel()
-                assert await call.read() is grpc.aio.EOF
-                await target.CloseSession(pb.CloseSessionRequest(session_id="s"))
-                await until(lambda: site.free == 4)
-                await target.OpenSession(opening("s2"))
-                await target.CloseSession(pb.CloseSessionRequest(session_id="s2"))
-                site.verifier.sessions._ended.clear()
-                await target.OpenSession(opening())
 
     run(test())
 
@@ -395,34 +170,6 @@ def test_leaving_frees_the_slot_within_a_step_and_leaves_no_task(leave: str) -> 
             await target.CloseSession(pb.CloseSessionRequest(session_id="s"))
             await until(lambda: site.free == 4)
             await until(lambda: len(asyncio.all_tasks()) <= tasks)
-
-    run(test())
-
-
-def test_the_rejection_rule_does_not_run_and_says_so() -> None:
-    async def test() -> None:
-        async with target_site() as site, raw_stub(site.address) as target:
-            opened = await target.OpenSession(opening(rule=generation_pb2.VERIFICATION_RULE_REJECTION))
-            assert opened.max_unread_tokens == 0
-            call = target.VerifyStream()
-            await call.write(running(PROMPT))
-            code, message = await status(call)
-            assert code == "INVALID_ARGUMENT" and "rejection" in message
-            async with distributed(site.address, pipeline=Pipeline.NEVER_WAITING) as (generator, _):
-                got = await answer(generator.generate, ids(PROMPT, 10, sampling=SAMPLED, rule=Rule.REJECTION))
-                assert len(got.token_ids) == 10 and got.completion.stats.run_steps == 0
-
-    run(test())
-
-
-def test_a_target_that_does_not_run_sessions_gets_rounds_and_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem.services.target_verifier.MAX_UNREAD", 0)
-
-    async def test() -> None:
-        async with target_site() as site, distributed(site.address, pipeline=Pipeline.NEVER_WAITING) as (generator, _):
-            got = await answer(generator.generate, ids(PROMPT, 20, sampling=SAMPLED))
-            assert got.token_ids == oracle(PROMPT, SAMPLED, 20)
-            assert (got.completion.stats.run_steps, got.completion.stats.stale_drafts >= 0) == (0, True)
 
     run(test())
 

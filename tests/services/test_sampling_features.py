@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import functools
 import json
-import os
-import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -19,7 +14,6 @@ import jsonschema
 import numpy as np
 import pytest
 
-from tandem import AsyncClient, DraftSession
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.structure_worker import grammar, vocabulary_of
@@ -47,10 +41,8 @@ from tandem.speculation.types import (
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.daily import daily
 from tests.services.test_exactness_over_the_wire import ARCHITECTURES, DRAFTS, asking
-from tests.services.test_resume import started_again
 from tests.support import (
     GREEDY,
-    SAMPLED,
     Answer,
     answer,
     distributed,
@@ -59,7 +51,6 @@ from tests.support import (
     oracle,
     raw_stub,
     run,
-    server_process,
     target_site,
     toy,
     worker_site,
@@ -224,40 +215,6 @@ def test_after_its_end_nothing_but_ends_follows() -> None:
     run(test())
 
 
-def test_requests_with_and_without_features_share_steps_and_do_not_disturb_each_other() -> None:
-    kinds = [None, *FEATURES]
-
-    async def test() -> None:
-        async with asking("fused", "miss=0.3", slots=3) as generate:
-            requests = [
-                ids(PROMPT, 24, sampling=sampled(FEATURES[kind]) if kind else SAMPLED, logprobs=3 if kind else None)
-                for kind in kinds
-            ]
-            answers = await asyncio.gather(*(answer(generate, request) for request in requests))
-        for kind, got in zip(kinds, answers, strict=True):
-            if kind:
-                assert (got.token_ids, got.logprobs) == reference(sampled(FEATURES[kind]), 24)
-            else:
-                assert (got.token_ids, got.logprobs) == (oracle(PROMPT, SAMPLED, 24), ())
-
-    run(test())
-
-
-def test_log_probabilities_under_the_rejection_rule_are_those_of_the_committed_tokens() -> None:
-    async def test() -> None:
-        async with fused_site(toy(), toy()) as site, site.client() as client:
-            request = ids(PROMPT, 24, sampling=SAMPLED, rule=Rule.REJECTION, logprobs=20, speculation_length=4)
-            got = await answer(client.generate, request)
-        tokens = list(PROMPT)
-        for token, said in zip(got.token_ids, got.logprobs, strict=True):
-            raw = toy_logits(tokens, toy().config).astype(np.float64)
-            exact = raw - np.log(np.exp(raw).sum())
-            assert said.logprob == pytest.approx(exact[token], abs=1e-12) and len(said.top) == 20
-            tokens.append(token)
-
-    run(test())
-
-
 # --- sessions ---
 
 
@@ -309,62 +266,6 @@ def test_a_session_replays_log_probabilities_and_goes_on_from_any_prefix() -> No
         async with target_site() as other, raw_stub(other.address) as stub:
             await stub.OpenSession(opening(sampling, [*PROMPT, *tokens[:done]], "elsewhere", logprobs=3))
             await verified(stub, done, tokens[done : done + 5], "elsewhere")
-
-    run(test())
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "pipeline", [Pipeline.OFF, Pipeline.ON, Pipeline.NEVER_WAITING], ids=["unary", "stream", "run"]
-)
-def test_a_verifier_killed_in_the_middle_costs_no_token_and_no_log_probability(
-    tmp_path: Path, pipeline: Pipeline
-) -> None:
-    role = ("--role", "target", "--model", "step=0.004", "--sequence_length", "160")
-    sampling = sampled(replace(FEATURES["all"], structure=Structure(StructureKind.REGEX, r"([a-f]+[0-9]{2,3} ?){30}")))
-    truth = reference(sampling, 90)
-
-    async def test(server: Any, stack: contextlib.ExitStack) -> None:
-        seen: list[int] = []
-        logprobs: list[TokenLogprobs] = []
-        killed = False
-        async with distributed(server.wait_ready(), "miss=0.3", pipeline=pipeline, reconnect_seconds=60) as (g, _):
-            request = ids(PROMPT, 90, sampling=sampling, logprobs=3)
-            async with contextlib.aclosing(g.generate(request)) as events:
-                async for event in events:
-                    seen += getattr(event, "token_ids", ())
-                    logprobs += getattr(event, "logprobs", ())
-                    if len(seen) >= 20 and not killed:
-                        killed = True
-                        os.kill(server.process.pid, signal.SIGKILL)
-                        stack.enter_context(started_again(server, *role))
-        assert killed and (tuple(seen), tuple(logprobs)) == truth
-
-    with server_process(tmp_path, *role) as server, contextlib.ExitStack() as stack:
-        run(test(server, stack))
-
-
-def test_a_public_client_goes_on_elsewhere_with_log_probabilities_and_reports_each_once(tmp_path: Path) -> None:
-    sampling = sampled(FEATURES["penalties"])
-    truth = reference(sampling, 24)
-
-    async def test() -> None:
-        async with target_site() as site, AsyncClient(site.address) as client:
-            done = await client.generate(list(PROMPT), sampling, max_new_tokens=24, logprobs=3)
-            assert (done.token_ids, done.logprobs) == truth
-            plain = await client.generate(list(PROMPT), max_new_tokens=4)
-            assert plain.logprobs == ()
-
-            def own() -> None:
-                class Repeat:
-                    def propose(self, tokens: Sequence[int], k: int) -> Sequence[int]:
-                        return tokens[-1:] * k
-
-                with DraftSession(site.address, Repeat()) as session:
-                    said = session.generate(list(PROMPT), sampling, max_new_tokens=24, logprobs=3)
-                    assert (said.token_ids, said.logprobs) == truth
-
-            await asyncio.to_thread(own)
 
     run(test())
 

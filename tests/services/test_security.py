@@ -122,16 +122,6 @@ def test_a_command_of_the_documentation_is_understood(line):
     assert main.parser().parse_args(shlex.split(line)[2:]).role in main.ROLES
 
 
-def test_every_flag_of_the_documentation_exists_and_every_security_flag_is_documented():
-    flags = {flag for action in main.parser()._actions for flag in action.option_strings}
-    groups = [group for group in main.parser()._action_groups if "security" in str(group.title)]
-    ours = {action.option_strings[0] for group in groups for action in group._group_actions}
-    named = set(re.findall(r"--[a-z_]+(?![a-z_-])", PAGE.replace("--disable-pip --no-deps", "")))
-    elsewhere = {"--connect"}  # of compare_architectures.py
-    assert named - flags == elsewhere
-    assert len(ours) == 18 and ours <= named
-
-
 # --- what gets into logs ---
 
 ROLES = {

@@ -215,7 +215,7 @@ def test_a_lease_must_last(lease: float) -> None:
 @settings(derandomize=True, database=None, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=30))
 def test_whatever_is_repeated_lost_or_late_the_tokens_are_those_of_one_clean_run(calls: list[tuple[int, int]]) -> None:
-    """Each call names a round by how far it lies back, and how many tokens it would commit."""
+    """G2, G3. Each call names a round by how far it lies back, and how many tokens it would commit."""
     session = admit(table()[0], tokens=(0,))
     bases = [1]
     for back, count in calls:

@@ -14,7 +14,7 @@ from tandem.rpc.errors import TandemError
 from tandem.services.security.config import Security
 from tandem.services.security.tls import TlsConfig, tls_config
 from tests.services.certificates import Authority
-from tests.support import GREEDY, HANG, answer, distributed, ids, oracle, remote_draft, run, target_site, worker_site
+from tests.support import GREEDY, HANG, answer, distributed, ids, oracle, run, target_site
 
 PROMPT = b"over an encrypted wire"
 WHAT_THE_TARGET_SAYS = oracle(PROMPT, GREEDY, 8)
@@ -23,16 +23,6 @@ WHAT_THE_TARGET_SAYS = oracle(PROMPT, GREEDY, 8)
 async def asked(site, credentials: Credentials | None) -> tuple[int, ...]:
     async with site.client(credentials) as client:
         return (await answer(lambda r: client.generate(r, timeout=HANG), ids(PROMPT, 8))).token_ids
-
-
-def test_a_client_that_trusts_the_authority_is_served(tmp_path):
-    authority = Authority(tmp_path)
-
-    async def test():
-        async with target_site(security=Security(tls=authority.server())) as site:
-            return await asked(site, authority.client())
-
-    assert run(test()) == WHAT_THE_TARGET_SAYS
 
 
 def test_with_mtls_a_client_that_shows_a_certificate_is_served(tmp_path):
@@ -151,24 +141,6 @@ def test_a_certificate_that_was_replaced_without_its_key_is_not_used(tmp_path, c
     assert len(said) == 1, "said once for each change"
 
 
-def test_a_draft_worker_and_a_target_show_each_other_certificates(tmp_path):
-    authority = Authority(tmp_path)
-    security = Security(tls=authority.server(mutual=True))
-    credentials = authority.client("worker.example")
-
-    async def test():
-        async with (
-            target_site(security=security) as target,
-            worker_site(target.address, security=security, credentials=credentials) as worker,
-            remote_draft(worker.address, credentials=credentials) as (generator, _),
-        ):
-            distributed = await asked(worker, authority.client("alice.example"))
-            driven = await answer(generator.generate, ids(PROMPT, 8))
-        return distributed, driven.token_ids, driven.completion.stats.drafted > 0
-
-    assert run(test()) == (WHAT_THE_TARGET_SAYS, WHAT_THE_TARGET_SAYS, True)
-
-
 def test_a_draft_client_that_is_not_trusted_says_so_in_one_line(tmp_path):
     ours, theirs = Authority(tmp_path / "ours"), Authority(tmp_path / "theirs")
 
@@ -228,10 +200,3 @@ def test_a_callers_credentials_are_checked(given, said):
     with pytest.raises(ValueError) as refused:
         Credentials(**given)
     assert str(refused.value) == said
-
-
-def test_a_key_that_others_can_read_is_warned_about(tmp_path, caplog):
-    pair = Authority(tmp_path).issue("one.example")
-    pair.key.chmod(0o644)
-    TlsConfig(str(pair.cert), str(pair.key))
-    assert "can be read by others (mode 644)" in caplog.text

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
-import os
 
 import pytest
 
@@ -95,12 +94,6 @@ def test_a_file_that_is_no_list_of_tokens_is_refused_without_quoting_it(tmp_path
     assert ALICE not in str(refused.value)
 
 
-def test_a_file_that_others_can_read_is_warned_about(accepted, caplog):
-    os.chmod(accepted, 0o640)
-    AcceptedTokens(accepted)
-    assert "can be read by others (mode 640)" in caplog.text
-
-
 def test_only_who_shows_a_known_token_is_answered(accepted, tmp_path):
     async def test():
         async with target_site(security=Security(tokens=AcceptedTokens(accepted))) as site:
@@ -164,12 +157,6 @@ def test_a_file_that_was_spoiled_changes_nothing_and_is_said_once(accepted, tmp_
     assert [tokens.identity(ALICE), tokens.identity(NEW)] == [None, "carol"]
 
 
-def test_a_file_without_tokens_later_lets_nobody_in(accepted, tmp_path):
-    tokens = AcceptedTokens(accepted)
-    token_file(tmp_path / "accepted", "# all withdrawn\n")
-    assert tokens.identity(ALICE) is None
-
-
 def test_a_caller_sends_the_token_that_its_file_has_now(accepted, tmp_path):
     mine = shown(tmp_path, NEW)
 
@@ -190,18 +177,6 @@ def test_a_token_may_come_from_the_environment(accepted, monkeypatch):
     async def test():
         async with target_site(security=Security(tokens=AcceptedTokens(accepted))) as site:
             return await asked(site, Credentials(token_env="TANDEM_TEST_TOKEN"))
-
-    assert run(test()) == WHAT_THE_TARGET_SAYS
-
-
-def test_tokens_go_through_tls_too_and_streams_carry_them(accepted, tmp_path):
-    authority = Authority(tmp_path)
-    mine = Credentials(ca=str(authority.ca), token_file=token_file(tmp_path / "token", ALICE))
-    security = Security(tls=authority.server(), tokens=AcceptedTokens(accepted))
-
-    async def test():
-        async with target_site(security=security) as target, worker_site(target.address, credentials=mine) as worker:
-            return await asked(worker, None)
 
     assert run(test()) == WHAT_THE_TARGET_SAYS
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import itertools
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,19 +12,10 @@ import pytest
 
 from tandem.runners.toy import ToyConfig
 from tandem.services.duplex import MAX_AHEAD, answered_in_order
-from tandem.speculation.depth import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.gate import Gate
-from tests.reliability.server import malloc_bytes
 from tests.services.test_target_verifier import PROMPT, opening, verifying
-from tests.support import GREEDY, SAMPLED, answer, distributed, ids, oracle, raw_stub, run, target_site, toy, until
-
-
-async def exchange(call: Any, *requests: Any) -> list[Any]:
-    """All requests at once, then their replies."""
-    for request in requests:
-        await call.write(request)
-    return [await call.read() for _ in requests]
+from tests.support import GREEDY, oracle, raw_stub, run, target_site, toy, until
 
 
 async def status(call: Any) -> tuple[str, str]:
@@ -33,53 +23,6 @@ async def status(call: Any) -> tuple[str, str]:
         while (await call.read()) is not grpc.aio.EOF:
             pass
     return caught.value.code().name, caught.value.details()
-
-
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
-def test_rounds_on_right_guesses_are_answered_in_order_without_waiting_for_a_verdict(sampling: Any) -> None:
-    truth = list(oracle(PROMPT, sampling, 9))
-
-    async def test() -> None:
-        async with target_site() as site, raw_stub(site.address) as target:
-            await target.OpenSession(opening(sampling=sampling, report_margins=True))
-            call = target.VerifyStream()
-            replies = await exchange(
-                call,
-                *(verifying(PROMPT + truth[:n], truth[n : n + 2]) for n in (0, 3, 6)),
-            )
-            assert [list(reply.token_ids) for reply in replies] == [truth[:3], truth[3:6], truth[6:9]]
-            assert [(r.accepted, r.stale, r.replayed, len(r.margins)) for r in replies] == [(2, False, False, 3)] * 3
-            assert all(reply.server_seconds >= reply.compute_seconds > 0 for reply in replies)
-            await call.done_writing()
-            assert await call.read() is grpc.aio.EOF
-            assert (await call.code()) is grpc.StatusCode.OK
-
-    run(test())
-
-
-def test_what_follows_a_wrong_guess_is_stale_and_computes_nothing() -> None:
-    truth = list(oracle(PROMPT, GREEDY, 9))
-    wrong = (truth[1] + 1) % 256
-
-    async def test() -> None:
-        async with target_site() as site, raw_stub(site.address) as target:
-            await target.OpenSession(opening())
-            before = site.engine.batcher.steps
-            call = target.VerifyStream()
-            path = [*PROMPT, truth[0], wrong]
-            first, *stale = await exchange(
-                call,
-                verifying(PROMPT, [truth[0], wrong]),
-                *(verifying([*path, *[7] * (3 * n + 1)], [1, 2]) for n in range(5)),
-            )
-            assert list(first.token_ids) == truth[:2]
-            assert all(reply.stale and reply.committed_length == len(PROMPT) + 2 for reply in stale)
-            assert site.engine.batcher.steps == before + 1
-            (again,) = await exchange(call, verifying(PROMPT + truth[:2], truth[2:4]))
-            assert list(again.token_ids) == truth[2:5]
-            call.cancel()
-
-    run(test())
 
 
 @pytest.mark.parametrize(
@@ -226,31 +169,5 @@ def test_streams_that_are_abandoned_leave_no_object_behind() -> None:
                 )
                 counted.append(objects())
             assert counted[-1] - counted[1] < 100, f"{counted} objects, after 100 streams more each time"
-
-    run(test())
-
-
-BLOCKS, REQUESTS = 6, 100
-
-
-@pytest.mark.thorough
-def test_streams_that_end_with_their_requests_leave_nothing_allocated() -> None:
-    """Counts the bytes that malloc has handed out, in client and server: gRPC's operations are not Python objects.
-
-    What a request leaves is in every block of requests; tables that grow, such as that of used-up ids, are in some.
-    """
-
-    async def test() -> None:
-        async with target_site() as site, distributed(site.address, pipeline=Pipeline.ON) as (generator, _):
-            used = list[int]()
-            for _ in range(1 + BLOCKS):
-                for _ in range(REQUESTS):
-                    await answer(generator.generate, ids(PROMPT, 4))
-                gc.collect()
-                used.append(malloc_bytes())
-            if not used[0]:
-                pytest.skip("this C library does not say what it has handed out")
-            each = [(after - before) / REQUESTS for before, after in itertools.pairwise(used)]
-            assert min(each) < 128, f"{each} bytes a request"
 
     run(test())

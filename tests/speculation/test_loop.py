@@ -11,7 +11,7 @@ from tandem.speculation.length import FixedLength
 from tandem.speculation.loop import Rounds, speculate
 from tandem.speculation.rounds import DraftedRounds, VerifierHere
 from tandem.speculation.stopping import Stopping, StopRules
-from tandem.speculation.types import Chunk, Draft, FinishReason, SamplingParams, SpeculationStats, Verdict
+from tandem.speculation.types import Chunk, Draft, SamplingParams, SpeculationStats, Verdict
 from tests.speculation import laws
 from tests.speculation.laws import OURS, PROMPT, Silent
 
@@ -181,13 +181,6 @@ def test_rounds_are_closed_when_a_round_fails(after):
     assert script.closed
 
 
-def test_rounds_are_closed_when_opening_fails():
-    script = Script(on=failing_at("open"))
-    with pytest.raises(Broken):
-        asyncio.run(collect(start(script)))
-    assert [c[0] for c in script.calls] == ["open", "close", "closed"]
-
-
 def test_rounds_are_closed_when_the_reader_leaves():
     script = Script(*[agreed([], 0, 1)] * 3)
 
@@ -306,10 +299,3 @@ def test_drafter_and_verifier_take_turns():
     assert [c.token_ids for c in chunks] == [(1, 2), (2,)]
     # The last round has room for one token only: there is nothing to draft.
     assert log[2:-2] == ["draft propose", "target verify", "target verify"]
-
-
-def test_the_loop_ends_with_the_reason_of_its_stop():
-    stopping = Stopping(StopRules(2), Silent())
-    script = Script(agreed([1], 1, 2))
-    asyncio.run(collect(speculate(PROMPT, FixedLength(3), script, stopping, SpeculationStats())))
-    assert stopping.reason is FinishReason.LENGTH

@@ -151,17 +151,6 @@ def test_an_incomplete_character_is_held_back_and_flushed_at_the_end():
     assert stop.push([Pieces.HALF]).text == "\N{REPLACEMENT CHARACTER}"
 
 
-def test_a_stop_string_that_the_flush_completes_is_not_shown():
-    stop = stopping(strings=["a\N{REPLACEMENT CHARACTER}"])
-    assert texts(stop, [6, 2, Pieces.HALF, EOS]) == ["x", "", "", ""]
-
-
-def test_a_character_held_back_at_a_stop_string_is_not_shown():
-    stop = stopping(strings=["b"])
-    assert texts(stop, [Pieces.HALF, 4]) == ["", "\N{CAT}a"]
-    assert stop.reason is FinishReason.STOP_STRING
-
-
 def test_margins_are_cut_with_the_tokens():
     stop = stopping()
     assert stop.push([2, EOS, 3], [0.5, 0.25, 0.125]) == Chunk((2, EOS), "a", (0.5, 0.25))
