@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from tandem.engine.batcher import Batcher
-from tandem.engine.generator import Generator
 from tandem.engine.generators import fused_generator, plain_generator
 from tandem.engine.loading import load_pair
 from tandem.engine.model_config import DraftChoice, ModelConfig
@@ -19,63 +16,37 @@ from tandem.runners.loading import Execution, Shape
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.request import Drafts
 from tandem.speculation.types import SamplingParams
+from tests.architectures import PLACES, serving
 from tests.runners.tiny import model_folder
 from tests.support import (
     answer,
-    distributed,
-    draft_config,
-    fused_site,
     ids,
     oracle,
-    remote_draft,
     run,
-    target_site,
-    toy,
-    worker_site,
 )
 
 GREEDY = SamplingParams()
 SHORT, LONG = 60, 160
-PLACED = [
-    *(f"fused {kind}" for kind in ("model", "hybrid")),
-    *(f"{where} {pipeline.value}" for where in ("distributed", "remote") for pipeline in Pipeline),
-]
+DISTRIBUTED = ("draft_role", "pipelined", "never_waiting", "chosen", "remote_draft", "remote_run", "remote_chosen")
+PLACED = [("fused", "model"), ("fused", "hybrid"), *((name, "model") for name in DISTRIBUTED)]
 
 
-@contextlib.asynccontextmanager
-async def placed(how: str) -> AsyncIterator[Generator]:
-    where, _, kind = how.partition(" ")
-    async with contextlib.AsyncExitStack() as stack:
-        if where == "fused":
-            site = await stack.enter_async_context(fused_site(toy(), toy(max_length=SHORT), kind=kind))
-            assert site.generator is not None
-            yield site.generator
-        elif where == "distributed":
-            target = await stack.enter_async_context(target_site(toy()))
-            config = draft_config("salt=0", 4, SHORT, 5)
-            asked = distributed(target.address, config=config, pipeline=Pipeline(kind))
-            yield (await stack.enter_async_context(asked))[0]
-        else:
-            worker = await stack.enter_async_context(worker_site(None, max_length=SHORT))
-            yield (await stack.enter_async_context(remote_draft(worker.address, pipeline=Pipeline(kind))))[0]
-
-
-@pytest.mark.parametrize("how", PLACED)
-def test_tokens_are_the_targets_across_the_last_position_of_the_draft(how: str) -> None:
+@pytest.mark.parametrize(("architecture", "kind"), PLACED)
+def test_tokens_are_the_targets_across_the_last_position_of_the_draft(architecture: str, kind: str) -> None:
     async def test() -> None:
-        async with placed(how) as generator:
-            assert generator.info.max_sequence_length == LONG
+        async with serving(architecture, "salt=0", kind, k=5, draft_length=SHORT) as served:
+            assert served.info.max_sequence_length == LONG
             prompts = [bytes(range(65, 65 + length)) for length in (9, 30, SHORT - 2, SHORT - 1, SHORT, SHORT + 1, 90)]
             asked = [ids(p, 65, sampling=GREEDY, ignore_end_of_sequence=True) for p in prompts]
             both = [*asked, *(ids(p, 65, ignore_end_of_sequence=True, drafts=Drafts.NONE) for p in prompts[:2])]
-            answers = await asyncio.gather(*(answer(generator.generate, each) for each in both[:4]))
-            answers += [await answer(generator.generate, each) for each in both[4:]]
+            answers = await asyncio.gather(*(answer(served.generate, each) for each in both[:4]))
+            answers += [await answer(served.generate, each) for each in both[4:]]
             for request, got in zip(both, answers, strict=True):
                 assert got.token_ids == oracle(request.token_ids, GREEDY, 65, past_the_end=True)
             drafted = [got.completion.stats.drafted for got in answers]
-            drops = "waiting" in how or "auto" in how  # drafts that are late
+            drops = PLACES[architecture][1] not in (Pipeline.OFF, Pipeline.ON)  # drafts that are late
             assert drops or (drafted[0] > 20 and drafted[1] > 5)
-            if "hybrid" not in how:
+            if kind != "hybrid":
                 assert drafted[4:7] == [0, 0, 0]
             assert all(got.completion.stats.undrafted_rounds == 0 for got in answers)
 
@@ -117,11 +88,11 @@ def test_a_short_draft_that_pads_otherwise_loads_beside_a_longer_target(tmp_path
 
 def test_a_row_beyond_the_draft_leaves_others_their_drafts() -> None:
     async def test() -> None:
-        async with placed("fused model") as generator:
+        async with serving("fused", k=5, draft_length=SHORT) as served:
             far = ids(bytes(range(65, 135)), 80, ignore_end_of_sequence=True)
             near = [ids(bytes(range(70 + i, 80 + i)), 40, ignore_end_of_sequence=True) for i in range(3)]
-            alone = [await answer(generator.generate, each) for each in near]
-            _, *beside = await asyncio.gather(*(answer(generator.generate, each) for each in (far, *near)))
+            alone = [await answer(served.generate, each) for each in near]
+            _, *beside = await asyncio.gather(*(answer(served.generate, each) for each in (far, *near)))
             for one, other in zip(alone, beside, strict=True):
                 assert other.token_ids == one.token_ids
                 assert other.completion.stats.accepted == one.completion.stats.accepted > 20

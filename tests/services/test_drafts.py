@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -12,25 +10,22 @@ import pytest
 
 from tandem.rpc.errors import TandemError
 from tandem.runners.toy import ToyConfig
-from tandem.runners.toy_head import ToyHead
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.request import Drafts
 from tandem.speculation.types import InvalidField, Proposer, Request, Rule, SamplingParams
 from tandem.v1 import draft_worker_pb2 as worker_pb
 from tandem.v1 import generation_pb2 as pb
 from tandem.v1 import target_verifier_pb2
+from tests.architectures import PLACES, Served, serving
 from tests.conformance.bench import refused
 from tests.daily import daily
 from tests.support import (
     GREEDY,
-    HANG,
     SAMPLED,
     Answer,
     Generate,
     answer,
-    distributed,
     draft_config,
-    fused_site,
     ids,
     oracle,
     raw_stub,
@@ -51,83 +46,54 @@ def _config(**choice: Any) -> Any:
     return draft_config(None, 4, 160, **choice)
 
 
-def _fused(kind: str, head: bool = False, draft: bool = True) -> AbstractAsyncContextManager[Generate]:
-    target = toy(ToyConfig(step_seconds=0.002))  # a longer step takes no longer, so that copies are worth a trial
-    drafts = (
-        (ToyHead(target.limits, ToyConfig(miss=0.3), target) if head else toy(ToyConfig(miss=0.3))) if draft else None
-    )
-    return _asked(fused_site(target, drafts, kind=kind))
-
-
-@contextlib.asynccontextmanager
-async def _asked(site: AbstractAsyncContextManager[Any]) -> AsyncIterator[Generate]:
-    """Generate of a server, over the wire."""
-    async with site as found, found.client() as client:
-        yield client.generate
-
-
-@contextlib.asynccontextmanager
-async def _worker(pipeline: Pipeline, features: bool = False, **choice: Any) -> AsyncIterator[Generate]:
-    async with (
-        target_site(toy(), features=() if features else None) as target,
-        _asked(worker_site(target.address, config=_config(**choice), pipeline=pipeline)) as generate,
-    ):
-        yield generate
-
-
-@contextlib.asynccontextmanager
-async def _draft_role(pipeline: Pipeline) -> AsyncIterator[Generate]:
-    async with (
-        target_site(toy()) as target,
-        distributed(target.address, config=_config(**LOOKUP_FIRST), pipeline=pipeline) as (generator, _),
-    ):
-        yield generator.generate
-
-
-@contextlib.asynccontextmanager
-async def _remote(pipeline: Pipeline, **choice: Any) -> AsyncIterator[Generate]:
-    """A target that asks a worker which only proposes."""
-    async with (
-        worker_site(None, config=_config(**choice)) as worker,
-        remote_draft(worker.address, toy(), HANG, pipeline=pipeline) as (generator, _),
-    ):
-        yield generator.generate
-
-
 @dataclass(frozen=True)
 class Place:
-    """An architecture and what a request may choose there. `waits`: rounds wait for drafts, so that there are some."""
+    """An architecture, what drafts there, and what a request may choose of it."""
 
-    deployed: Callable[[], AbstractAsyncContextManager[Generate]]
+    architecture: str
+    draft: str | None
+    kind: str
     has: tuple[Drafts, ...]
-    waits: bool = True
+    features: bool = False
+
+    def served(self) -> AbstractAsyncContextManager[Served]:
+        target = toy(ToyConfig(step_seconds=0.002))  # a longer step takes no longer, so that copies are worth a trial
+        return serving(self.architecture, self.draft, self.kind, 4, 5, features=self.features, target=target)
+
+    @property
+    def waits(self) -> bool:
+        """Whether rounds wait for drafts, so that there are some."""
+        return PLACES[self.architecture][1] in (Pipeline.OFF, Pipeline.ON)
 
 
 NGRAM = {"kind": "ngram"}
 L, M, H = Drafts.LOOKUP, Drafts.MODEL, Drafts.HEAD
-PLACES = {
-    "plain target": Place(lambda: _asked(target_site(toy())), ()),
-    "fused, lookup": Place(lambda: _fused("ngram", draft=False), (L,)),
-    "fused, model": Place(lambda: _fused("model"), (M,)),
-    "fused, both": Place(lambda: _fused("hybrid"), (L, M)),
-    "fused, head": Place(lambda: _fused("eagle", head=True), (H,)),
-    "fused, head and lookup": Place(lambda: _fused("hybrid", head=True), (L, H)),
-    "draft worker": Place(lambda: _worker(Pipeline.OFF, **LOOKUP_FIRST), (L, M)),
-    "draft worker, pipelined": Place(lambda: _worker(Pipeline.ON, **LOOKUP_FIRST), (L, M)),
-    "draft worker, never waiting": Place(lambda: _worker(Pipeline.NEVER_WAITING, **LOOKUP_FIRST), (L, M), False),
-    "draft worker, choosing": Place(lambda: _worker(Pipeline.AUTO, **LOOKUP_FIRST), (L, M), False),
-    "draft worker, lookup": Place(lambda: _worker(Pipeline.OFF, **NGRAM), (L,)),
-    "draft worker, head": Place(lambda: _worker(Pipeline.OFF, True, kind="eagle", model="head"), (H,)),
-    "draft worker, head and lookup": Place(lambda: _worker(Pipeline.ON, True, kind="hybrid", model="head"), (L, H)),
-    "draft worker, head without features": Place(lambda: _worker(Pipeline.ON, kind="hybrid", model="head"), (L,)),
-    "draft role": Place(lambda: _draft_role(Pipeline.OFF), (L, M)),
-    "draft role, never waiting": Place(lambda: _draft_role(Pipeline.NEVER_WAITING), (L, M), False),
-    "remote draft": Place(lambda: _remote(Pipeline.OFF, **LOOKUP_FIRST), (L, M)),
-    "remote draft, model": Place(lambda: _remote(Pipeline.OFF, kind="model", model=MODEL), (M,)),
-    "remote draft, lookup": Place(lambda: _remote(Pipeline.OFF, **NGRAM), (L,)),
-    "remote draft, never waiting": Place(lambda: _remote(Pipeline.NEVER_WAITING, **LOOKUP_FIRST), (L, M), False),
-    "remote draft, choosing": Place(lambda: _remote(Pipeline.AUTO, **LOOKUP_FIRST), (L, M), False),
-}
+HEAD = f"head,{MODEL}"
+PLAIN = Place("autoregressive", None, "ngram", ())
+BOTH = (
+    "draft_worker",
+    "running_worker",
+    "choosing_worker",
+    "draft_role",
+    "never_waiting",
+    "remote_draft",
+    "remote_chosen",
+)
+DRAFTING = [
+    PLAIN,
+    Place("fused", None, "ngram", (L,)),
+    Place("fused", MODEL, "model", (M,)),
+    Place("fused", MODEL, "hybrid", (L, M)),
+    Place("fused", HEAD, "eagle", (H,)),
+    Place("fused", HEAD, "hybrid", (L, H)),
+    *(Place(architecture, MODEL, "hybrid", (L, M)) for architecture in BOTH),
+    Place("draft_worker", None, "ngram", (L,)),
+    Place("draft_worker", "head", "eagle", (H,), features=True),
+    Place("pipelined_worker", "head", "hybrid", (L, H), features=True),
+    Place("pipelined_worker", "head", "hybrid", (L,)),
+    Place("remote_draft", MODEL, "model", (M,)),
+    Place("remote_draft", None, "ngram", (L,)),
+]
 PROPOSERS = {L: {Proposer.NGRAM.value}, M: {Proposer.MODEL.value}, H: {Proposer.MODEL.value}, Drafts.NONE: set[str]()}
 
 
@@ -135,13 +101,13 @@ async def _said(generate: Generate, drafts: Drafts, sampling: SamplingParams, **
     return await answer(generate, ids(PROMPT, COUNT, sampling=sampling, drafts=drafts, **rest))
 
 
-@pytest.mark.parametrize("place", daily(PLACES.values(), 0, 5, 8, 11, 16, 19), ids=list(PLACES))
+@pytest.mark.parametrize("place", daily(DRAFTING, 0, 5, 7, 11, 14, 16), ids=str)
 def test_every_choice_of_drafts_says_what_the_target_alone_says_and_drafts_with_nothing_else(place: Place) -> None:
     async def test() -> None:
-        async with place.deployed() as generate:
+        async with place.served() as served:
             for drafts in (Drafts.AUTO, Drafts.NONE, *place.has):
                 for sampling in (GREEDY, SAMPLED):
-                    got = await _said(generate, drafts, sampling)
+                    got = await _said(served.generate, drafts, sampling)
                     assert got.token_ids == oracle(PROMPT, sampling, COUNT), (drafts, sampling)
                     stats = got.completion.stats
                     assert stats.undrafted_rounds == 0, (drafts, stats)
@@ -155,30 +121,30 @@ def test_every_choice_of_drafts_says_what_the_target_alone_says_and_drafts_with_
     run(test())
 
 
-@pytest.mark.parametrize("place", daily(PLACES.values(), 2, 4, 10, 13, 17), ids=list(PLACES))
+@pytest.mark.parametrize("place", daily(DRAFTING, 2, 4, 10, 13, 17), ids=str)
 def test_drafts_that_a_server_does_not_have_are_refused_by_name_with_those_that_it_has(place: Place) -> None:
     async def test() -> None:
-        async with place.deployed() as generate:
+        async with place.served() as served:
             for drafts in {*Drafts} - {Drafts.AUTO, Drafts.NONE, *place.has}:
                 with pytest.raises((InvalidField, TandemError)) as caught:
-                    await _said(generate, drafts, GREEDY)
+                    await _said(served.generate, drafts, GREEDY)
                 if isinstance(caught.value, TandemError):
                     assert caught.value.code == "INVALID_ARGUMENT"
                 has = ", ".join(each.value for each in (Drafts.AUTO, Drafts.NONE, *place.has))
                 text = f"drafts: {drafts.value} is not available: this server has {has}"
                 assert str(caught.value).endswith(text), caught.value
-            assert (await _said(generate, Drafts.AUTO, GREEDY)).token_ids == oracle(PROMPT, GREEDY, COUNT)
+            assert (await _said(served.generate, Drafts.AUTO, GREEDY)).token_ids == oracle(PROMPT, GREEDY, COUNT)
 
     run(test())
 
 
 def test_under_rejection_a_chosen_draft_is_drawn_from_too_and_none_is_plain() -> None:
     async def test() -> None:
-        async with PLACES["draft worker"].deployed() as generate:
+        async with Place("draft_worker", MODEL, "hybrid", (L, M)).served() as served:
             for drafts in (L, M):
-                got = await _said(generate, drafts, SAMPLED, rule=Rule.REJECTION)
+                got = await _said(served.generate, drafts, SAMPLED, rule=Rule.REJECTION)
                 assert set(got.completion.stats.drafted_by) == PROPOSERS[drafts]
-            plain = await _said(generate, Drafts.NONE, SAMPLED, rule=Rule.REJECTION)
+            plain = await _said(served.generate, Drafts.NONE, SAMPLED, rule=Rule.REJECTION)
             assert plain.token_ids == oracle(PROMPT, SAMPLED, COUNT)
 
     run(test())

@@ -23,10 +23,9 @@ from tandem.rpc.request_context import PREFIX_SCOPE
 from tandem.runners.toy import END, ToyConfig, toy_logits
 from tandem.speculation.types import GenerationRequest, InvalidField, SamplingParams, Structure
 from tandem.v1 import fused_speculative_server_pb2 as fused_pb
+from tests.architectures import ARCHITECTURES, WAITING, serving
 from tests.daily import daily
 from tests.hostile_grammars import HOSTILE, LATE, PATTERNS, REGEX, SLOW, choice, late, random_structure
-from tests.services.test_exactness_over_the_wire import ARCHITECTURES, WAITING
-from tests.services.test_exactness_over_the_wire import asking as asking_one
 from tests.structure_workers import alive, resident, workers
 from tests.support import GREEDY, ServerProcess, answer, ids, oracle, run, server_process, until
 
@@ -125,14 +124,14 @@ def test_it_ends_as_the_caller_s_error_in_every_architecture_and_drafters_go_on(
     prompt = next(each for each in prompts if logit(each, ord("z")) > logit(each, END))
 
     async def test() -> None:
-        async with asking_one(architecture, "salt=0") as generate:
+        async with serving(architecture) as served:
             for sampling in (SamplingParams(), SamplingParams(logit_bias=STEERED)):
                 request = ids(prompt, 24, sampling=replace(sampling, structure=late(1)), speculation_length=3)
-                beside = asyncio.create_task(answer(generate, ids(PROMPT, 60, speculation_length=3)))
+                beside = asyncio.create_task(answer(served.generate, ids(PROMPT, 60, speculation_length=3)))
                 with pytest.raises((InvalidField, TandemError), match="structure: the grammar cannot be enforced: it"):
-                    await answer(generate, request)
+                    await answer(served.generate, request)
                 assert (await beside).token_ids == oracle(PROMPT, GREEDY, 60)
-            got = await answer(generate, ids(PROMPT, 24, speculation_length=3))
+            got = await answer(served.generate, ids(PROMPT, 24, speculation_length=3))
             assert got.token_ids == oracle(PROMPT, GREEDY, 24)
             drafts = architecture in WAITING and architecture != "autoregressive"  # else it depends on when they come
             assert got.completion.stats.accepted or not drafts, "the draft model is still asked"

@@ -11,7 +11,7 @@ from tandem.rpc.errors import TandemError
 from tandem.speculation.prediction import PredictionDrafter
 from tandem.speculation.request import GenerationRequest
 from tandem.speculation.types import InvalidField, Rule
-from tests.services.test_drafts import PLACES
+from tests.architectures import serving
 from tests.support import SAMPLED, Generate, answer, ids, run
 
 PROMPT = b"a file"
@@ -29,17 +29,17 @@ def test_what_contradicts_a_prediction_is_refused_by_its_name() -> None:
     assert GenerationRequest(text="a", prediction="", speculation_length=0)
 
     async def test() -> None:
-        async with PLACES["plain target"].deployed() as generate:
+        async with serving("autoregressive") as served:
             with pytest.raises(TandemError, match="the prediction has 100000 bytes and this server takes"):
-                await said(generate, prediction="a" * 100_000)
+                await said(served.generate, prediction="a" * 100_000)
 
     run(test())
 
 
 def test_under_rejection_a_prediction_drafts_too() -> None:
     async def test() -> None:
-        async with PLACES["fused, lookup"].deployed() as generate:
-            got = await said(generate, sampling=SAMPLED, rule=Rule.REJECTION, prediction="some text")
+        async with serving("fused", None) as served:
+            got = await said(served.generate, sampling=SAMPLED, rule=Rule.REJECTION, prediction="some text")
             assert got.completion.stats.drafted > 0
 
     run(test())

@@ -28,7 +28,6 @@ from tandem.receipts.run import CheckConfig, PromptFile, check, checked_by, told
 from tandem.rpc.errors import TandemError
 from tandem.runners.loading import Execution
 from tandem.runners.toy import BACKEND, END, ToyConfig, ToyTokenizer, toy_logits
-from tandem.runners.toy_head import ToyHead
 from tandem.services.receipts import Receipts, generated
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.draws import draw
@@ -58,7 +57,6 @@ from tests.support import (
     ids,
     let_all_expire,
     oracle,
-    remote_draft,
     run,
     server_process,
     target_site,
@@ -91,48 +89,10 @@ async def _signing(site: AbstractAsyncContextManager[Any], keys: Keys) -> AsyncI
         yield client.generate
 
 
-def _fused(keys: Keys, kind: str, head: bool = False) -> AbstractAsyncContextManager[Generate]:
-    target = toy()
-    draft = ToyHead(target.limits, ToyConfig(miss=0.3), target) if head else toy(ToyConfig(miss=0.3))
-    return _signing(fused_site(target, draft, kind=kind), keys)
+def _plain(keys: Keys) -> AbstractAsyncContextManager[Generate]:
+    return _signing(target_site(toy()), keys)
 
 
-@contextlib.asynccontextmanager
-async def _worker(keys: Keys, pipeline: Pipeline) -> AsyncIterator[Generate]:
-    async with target_site(toy()) as target:
-        assert target.engine
-        await target.engine.adapters.add(AdapterChoice("red", "red"), BACKEND.adapter)
-        async with _signing(worker_site(target.address, config=LOOKUP_FIRST, pipeline=pipeline), keys) as generate:
-            yield generate
-
-
-@contextlib.asynccontextmanager
-async def _remote(keys: Keys, pipeline: Pipeline) -> AsyncIterator[Generate]:
-    async with (
-        worker_site(None, config=LOOKUP_FIRST) as worker,
-        remote_draft(worker.address, toy(), pipeline=pipeline) as (generator, _),
-    ):
-        yield _own(generator, keys)
-
-
-@contextlib.asynccontextmanager
-async def _draft_role(keys: Keys) -> AsyncIterator[Generate]:
-    async with target_site(toy()) as target, distributed(target.address, config=LOOKUP_FIRST) as (generator, _):
-        yield _own(generator, keys)
-
-
-PLACES: dict[str, Callable[[Keys], AbstractAsyncContextManager[Generate]]] = {
-    "plain target": lambda keys: _signing(target_site(toy()), keys),
-    "fused, model": lambda keys: _fused(keys, "model"),
-    "fused, head and lookup": lambda keys: _fused(keys, "hybrid", head=True),
-    "draft worker": lambda keys: _worker(keys, Pipeline.OFF),
-    "draft worker, pipelined": lambda keys: _worker(keys, Pipeline.ON),
-    "draft worker, never waiting": lambda keys: _worker(keys, Pipeline.NEVER_WAITING),
-    "draft worker, choosing": lambda keys: _worker(keys, Pipeline.AUTO),
-    "draft role": lambda keys: _draft_role(keys),
-    "remote draft": lambda keys: _remote(keys, Pipeline.OFF),
-    "remote draft, never waiting": lambda keys: _remote(keys, Pipeline.NEVER_WAITING),
-}
 PENALISED = replace(SAMPLED, presence_penalty=0.5, frequency_penalty=0.3, repetition_penalty=1.2, logit_bias=((65, 2),))
 STRUCTURED = replace(SAMPLED, structure=Structure(StructureKind.REGEX, "[a-z]{20,60}"))
 REQUESTS = {
@@ -176,7 +136,7 @@ def test_a_session_that_was_resumed_changes_no_receipt(name: str, pipeline: Pipe
     options = REQUESTS[name]
 
     async def test() -> None:
-        async with PLACES["plain target"](keys) as generate:
+        async with _plain(keys) as generate:
             plain = await _receipt(generate, **options)
         resumed = 0
         async with target_site(toy(ToyConfig(step_seconds=0.001))) as target:
@@ -248,7 +208,7 @@ def penalised(keys: Keys) -> Signed:
     """A right receipt of a request that has a penalty, an adapter and log-probabilities."""
 
     async def made() -> Signed:
-        async with PLACES["fused, model"](keys) as generate:
+        async with _signing(fused_site(toy(), toy(ToyConfig(miss=0.3))), keys) as generate:
             signed = await _receipt(generate, sampling=PENALISED, adapter="red", logprobs=1)
         assert overall(await _findings(signed)) is Outcome.RIGHT
         return signed
@@ -284,7 +244,7 @@ def test_tokens_of_another_model_under_this_ones_name_are_forged_and_under_their
 
 def test_another_prompt_or_adapter_is_named_and_what_is_not_here_cannot_be_checked(keys: Keys) -> None:
     async def test() -> None:
-        async with PLACES["plain target"](keys) as generate:
+        async with _plain(keys) as generate:
             signed = await _receipt(generate, sampling=SAMPLED, adapter="red")
         other = prompt_digest(signed.salt, b"other")
         forged = _resigned(keys, signed, prompt_digest=other, prompt_tokens=5)
@@ -299,7 +259,7 @@ def test_another_prompt_or_adapter_is_named_and_what_is_not_here_cannot_be_check
 
 def test_spans_chosen_at_random_are_checked_and_a_forgery_in_one_is_found(keys: Keys) -> None:
     async def test() -> None:
-        async with PLACES["plain target"](keys) as generate:
+        async with _plain(keys) as generate:
             signed = await _receipt(generate, sampling=SAMPLED)
         findings = await _findings(signed, sample=1)
         assert overall(findings) is Outcome.RIGHT and "in spans chosen at random" in findings[-1].note
@@ -314,7 +274,7 @@ def test_spans_chosen_at_random_are_checked_and_a_forgery_in_one_is_found(keys: 
 
 def test_bits_of_another_arithmetic_are_no_forgery_while_scores_are_near(keys: Keys) -> None:
     async def test() -> None:
-        async with PLACES["plain target"](keys) as generate:
+        async with _plain(keys) as generate:
             signed = await _receipt(generate, sampling=SAMPLED)
         served = replace(signed.receipt.served, arithmetic="tokens, avx512_bf16")
         findings = await _findings(_resigned(keys, signed, served=served))
@@ -472,7 +432,7 @@ def test_after_failover_one_receipt_names_each_verifier_by_its_key(tmp_path: Pat
 
 def test_the_end_token_and_the_room_that_was_left_are_ends_too(keys: Keys) -> None:
     async def test() -> None:
-        async with PLACES["plain target"](keys) as generate:
+        async with _plain(keys) as generate:
             whole = await _receipt(generate, sampling=SAMPLED, count=None)
             ended = await _receipt(generate, sampling=SAMPLED, count=130, ignore_end_of_sequence=False)
         assert whole.receipt.asked.max_new_tokens == 160 - len(PROMPT) == len(whole.receipt.token_ids)
@@ -489,7 +449,7 @@ def test_a_receipt_is_checked_in_its_own_number_format_unless_one_is_given(keys:
     config = CheckConfig(Path(), PromptFile(text="x"), draft_config(None, 4, 160))
 
     async def test() -> Signed:
-        async with PLACES["plain target"](keys) as generate:
+        async with _plain(keys) as generate:
             return await _receipt(generate, sampling=GREEDY)
 
     receipt = run(test()).receipt
@@ -505,7 +465,7 @@ def test_a_receipt_is_checked_in_its_own_number_format_unless_one_is_given(keys:
 
 def test_a_forged_signature_ends_the_check_before_a_model_is_loaded(keys: Keys) -> None:
     async def test() -> None:
-        async with PLACES["plain target"](keys) as generate:
+        async with _plain(keys) as generate:
             signed = await _receipt(generate, sampling=GREEDY)
         config = CheckConfig(
             Path(), PromptFile(token_ids=tuple(PROMPT)), replace(draft_config(None, 1, 160), model="no")
@@ -517,7 +477,7 @@ def test_a_forged_signature_ends_the_check_before_a_model_is_loaded(keys: Keys) 
 
 def test_log_probabilities_that_were_not_computed_again_are_not_right(keys: Keys) -> None:
     async def test() -> Signed:
-        async with PLACES["plain target"](keys) as generate:
+        async with _plain(keys) as generate:
             return await _receipt(generate, sampling=GREEDY, logprobs=1)
 
     receipt = run(test()).receipt

@@ -39,8 +39,9 @@ from tandem.speculation.types import (
     TokenLogprobs,
 )
 from tandem.v1 import target_verifier_pb2 as pb
+from tests.architectures import ARCHITECTURES, serving
 from tests.daily import daily
-from tests.services.test_exactness_over_the_wire import ARCHITECTURES, DRAFTS, asking
+from tests.services.test_exactness_over_the_wire import DRAFTS
 from tests.support import (
     GREEDY,
     Answer,
@@ -158,12 +159,12 @@ def test_every_architecture_gives_the_tokens_and_log_probabilities_of_plain_deco
     architecture: str, draft: str, lengths: tuple[tuple[int, ...], ...], features: Sequence[str]
 ) -> None:
     async def test() -> None:
-        async with asking(architecture, DRAFTS[draft]) as generate:
+        async with serving(architecture, DRAFTS[draft]) as served:
             for name, sampling, ks in samplings:
                 expected = reference(sampling, 24)
                 for k in ks:
                     request = ids(PROMPT, 24, sampling=sampling, speculation_length=k, logprobs=3)
-                    got = await answer(generate, request)
+                    got = await answer(served.generate, request)
                     assert (got.token_ids, got.logprobs) == expected, f"{name}, k={k}"
                     if draft == "perfect" and k and architecture != "autoregressive":
                         stats = got.completion.stats
@@ -296,9 +297,9 @@ async def refusal(asked: Any) -> TandemError:
 @pytest.mark.parametrize("architecture", ["autoregressive", "fused", "draft_worker"])
 def test_what_cannot_be_done_is_refused_by_the_name_of_its_field(architecture: str) -> None:
     async def test() -> None:
-        async with asking(architecture, "miss=0.3") as generate:
+        async with serving(architecture, "miss=0.3") as served:
             for field, values, why in REFUSED:
-                error = await refusal(answer(generate, ids(PROMPT, 4, sampling=SamplingParams(**values))))
+                error = await refusal(answer(served.generate, ids(PROMPT, 4, sampling=SamplingParams(**values))))
                 assert error.code == "INVALID_ARGUMENT" and error.message.startswith(f"{field}: ") and why in str(error)
 
     run(test())
@@ -392,10 +393,10 @@ def test_without_llguidance_only_structures_are_refused(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "llguidance", None)
 
     async def test() -> None:
-        async with asking("fused", "miss=0.3") as generate:
-            error = await refusal(answer(generate, ids(PROMPT, 4, sampling=FEATURES["json"])))
+        async with serving("fused", "miss=0.3") as served:
+            error = await refusal(answer(served.generate, ids(PROMPT, 4, sampling=FEATURES["json"])))
             assert error.code == "INVALID_ARGUMENT" and "tandem-speculative[structured]" in error.message
-            got = await answer(generate, ids(PROMPT, 24, sampling=FEATURES["penalties"]))
+            got = await answer(served.generate, ids(PROMPT, 24, sampling=FEATURES["penalties"]))
             assert got.token_ids == reference(FEATURES["penalties"], 24)[0]
 
     run(test())
