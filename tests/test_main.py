@@ -204,27 +204,6 @@ def test_one_prompt_streams_as_it_comes_and_a_refused_one_is_exit_code_1(folder:
     assert "Traceback" not in refused.stderr
 
 
-@pytest.mark.thorough
-def test_prompts_of_a_file_run_side_by_side(folder: Path) -> None:
-    """Four prompts of 20 steps of 20 ms each would take 1.6 s in turn."""
-    (folder / "four.txt").write_text("one\ntwo\nthree\nfour\n")
-    with server_process(folder, "--role", "target", "--model", "step=0.02") as server:
-        ask = ("--port", str(server.port), "--prompt_text", "four.txt")
-        done = run_client(folder, *ask, "--max_new_tokens", "20", "--ignore_eos", "--profile")
-    assert done.returncode == 0, done.stderr
-    latencies = [float(row["end_to_end_latency_s"]) for row in profile_rows(folder)]
-    assert max(latencies) < 1.2
-
-
-@pytest.mark.thorough
-def test_more_prompts_than_a_server_lets_wait_all_get_their_turn(folder: Path) -> None:
-    (folder / "many.txt").write_text("\n".join(f"prompt {i}" for i in range(300)))
-    alone = ("--role", "verify_target", "--backend", "toy", "--prompt_text", "many.txt", "--max_new_tokens", "1")
-    done = launch(folder, *alone)
-    assert done.returncode == 0, done.stderr[-500:]
-    assert done.stdout.count("output]:\n") == 300
-
-
 # --- refusals ---
 
 

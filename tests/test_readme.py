@@ -37,14 +37,6 @@ def commands_of(page: Path) -> list[str]:
 COMMANDS = [command for page in PAGES for command in commands_of(page)]
 
 
-def test_the_pages_show_every_role() -> None:
-    shown = {word for line in COMMANDS for word in shlex.split(line)}
-    table = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
-    assert {"target", "fused_target", "draft_worker", "client", "draft", "fused_client"} <= shown
-    assert all(f"`{role}`" in table for role in main.ROLES)
-    assert all(commands_of(page) for page in PAGES)
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_of_a_page_is_understood(command: str) -> None:
     launcher, program, *arguments = shlex.split(command, comments=True)
@@ -74,16 +66,6 @@ def test_the_readmes_first_request_is_streamed_and_ends_soon_and_always_alike() 
     assert json.loads(asked).items() >= {"max_tokens": 64, "temperature": 0, "stream": True}.items()
 
 
-EXAMPLE = ROOT / "examples" / "generate.py"
-
-
-def test_the_readmes_python_is_that_of_the_first_example() -> None:
-    block = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)[0]
-    shown = [line for line in block.splitlines() if line.startswith("    ")]
-    example = EXAMPLE.read_text(encoding="utf-8").splitlines()
-    assert shown and [line for line in shown if line not in example] == []
-
-
 def anchors(page: Path) -> set[str]:
     """Headings of a page, as GitHub makes anchors of them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
@@ -98,11 +80,6 @@ def test_links_between_pages_lead_somewhere() -> None:
             if not target.exists() or ((anchor or own) and (anchor or own) not in anchors(target)):
                 broken.append(f"{page.relative_to(ROOT)}: {file}#{anchor or own}")
     assert broken == []
-
-
-def test_the_index_names_every_page() -> None:
-    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
-    assert [path.name for path in (ROOT / "docs").glob("*.md") if f"({path.name})" not in index + "(README.md)"] == []
 
 
 def test_a_file_that_a_page_names_is_there() -> None:

@@ -19,7 +19,7 @@ from tandem.speculation.chat import ChatMessage, ToolCall
 from tandem.speculation.types import GenerationRequest
 from tandem.v1.fused_speculative_server_pb2_grpc import add_FusedSpeculativeServerServicer_to_server
 from tests.http.site import door
-from tests.support import fused_site, listening, run, target_site, worker_site
+from tests.support import listening, run, target_site
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo", "days": 2}'}}
 CHATS: dict[str, list[dict[str, Any]]] = {
@@ -65,24 +65,6 @@ def test_a_chat_by_grpc_gets_the_tokens_that_it_gets_by_http(
     assert json.dumps(http) == json.dumps(grpc), "in the same order too, since templates may print them"
     assert tuple(by_http["choices"][0]["token_ids"]) == by_grpc.token_ids
     assert by_http["usage"]["prompt_tokens"] == by_grpc.prompt_tokens
-
-
-def test_every_architecture_takes_a_chat_streamed_or_not_and_says_the_same() -> None:
-    chat = CHATS["several turns"]
-
-    async def asked(address: str) -> tuple[int, ...]:
-        async with tandem.AsyncClient(address) as client:
-            whole = (await client.generate(messages=chat, max_new_tokens=8)).token_ids
-            chunks = [chunk async for chunk in client.stream(messages=chat, max_new_tokens=8)]
-            assert whole == tuple(token for chunk in chunks for token in chunk.token_ids)
-            return whole
-
-    async def test() -> list[tuple[int, ...]]:
-        async with target_site() as target, fused_site() as fused, worker_site(target.address) as worker:
-            return [await asked(site.address) for site in (target, fused, worker)]
-
-    plain, *others = run(test())
-    assert len(plain) == 8 and others == [plain, plain]
 
 
 @pytest.mark.parametrize(

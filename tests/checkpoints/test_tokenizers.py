@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tandem.checkpoints.locate import Checkpoint, CheckpointError
-from tandem.checkpoints.token_text import ByteText
 from tandem.checkpoints.tokenizers import HuggingFaceTokenizer, fingerprint
 
 VOCABULARY = {"a": 0, "b": 1, "<end>": 2}
@@ -34,21 +33,6 @@ def test_equal_vocabularies_have_one_fingerprint_in_any_order() -> None:
 )
 def test_another_vocabulary_has_another_fingerprint(vocabulary: dict[str, int], special: list[int]) -> None:
     assert fingerprint(vocabulary, special) != fingerprint(VOCABULARY, [2])
-
-
-def pushed(tokens: list[int]) -> tuple[list[str], str]:
-    text = ByteText(lambda token: bytes([token]) if token < 256 else b"")
-    return [text.push(t) for t in tokens], text.flush()
-
-
-def test_a_character_appears_when_its_last_byte_does() -> None:
-    pieces, rest = pushed([97, *"é🙂".encode(), 300, 98])
-    assert (pieces, rest) == (["a", "", "é", "", "", "", "🙂", "", "b"], "")
-
-
-def test_what_stays_incomplete_is_flushed_as_well_as_it_can_be() -> None:
-    pieces, rest = pushed([97, 0xF0, 0x9F])
-    assert (pieces, rest) == (["a", "", ""], "\ufffd")
 
 
 def word_level(folder: Path) -> Checkpoint:

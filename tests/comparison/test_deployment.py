@@ -229,20 +229,6 @@ def test_connected_architectures_are_not_started() -> None:
     assert all(endpoint.log is None for endpoint in endpoints)
 
 
-def test_a_width_one_baseline_can_be_connected_too() -> None:
-    connect = {"autoregressive": "10.0.0.1:1", "autoregressive_width_1": "10.0.0.4:4"}
-    _, endpoints = deployed(plain_width=6, connect=connect, architectures=("autoregressive",))
-    assert names(endpoints) == ["autoregressive_width_1", "autoregressive"]
-
-
-def test_a_started_draft_worker_uses_a_connected_target() -> None:
-    connect = {"autoregressive": "[::1]:7001"}
-    commands, _ = deployed(connect=connect, architectures=("autoregressive", "distributed"))
-    assert list(commands) == ["distributed"]
-    assert value(commands["distributed"], "--target_host") == "::1"
-    assert value(commands["distributed"], "--target_port") == "7001"
-
-
 @pytest.mark.parametrize(("asked", "allowed"), [(0, "5"), (3, "5"), (5, "5"), (8, "8")])
 def test_servers_allow_at_least_five_draft_tokens_whatever_is_compared(asked: int, allowed: str) -> None:
     commands, _ = deployed(plain_width=6, speculation_length=asked)
@@ -264,13 +250,6 @@ def test_the_target_that_drives_asks_the_draft_worker_of_distributed() -> None:
     assert [endpoint.architecture.split for endpoint in endpoints] == [False, False, True, True, False, True]
 
 
-def test_the_target_that_drives_asks_a_connected_draft_worker() -> None:
-    connect = {"distributed": "10.0.0.2:2"}
-    commands, _ = deployed(connect=connect, architectures=("distributed", "remote_draft"))
-    assert list(commands) == ["remote_draft"]
-    assert value(commands["remote_draft"], "--draft_host") == "10.0.0.2:2"
-
-
 def test_without_distributed_a_draft_worker_is_started_that_only_proposes() -> None:
     commands, endpoints = deployed(architectures=("remote_draft",), draft="ngram", model="TARGET")
     assert list(commands) == ["draft_worker", "remote_draft"]
@@ -279,18 +258,6 @@ def test_without_distributed_a_draft_worker_is_started_that_only_proposes() -> N
     assert value(commands["draft_worker"], "--draft") == "ngram"
     assert value(commands["remote_draft"], "--draft_host") == "127.0.0.1:5001"
     assert names(endpoints) == ["remote_draft"]  # the worker serves, it is not compared
-
-
-def test_a_connected_remote_draft_needs_no_draft_worker() -> None:
-    commands, endpoints = deployed(architectures=("remote_draft",), connect={"remote_draft": "10.0.0.4:4"})
-    assert commands == {}
-    assert [endpoint.address for endpoint in endpoints] == ["10.0.0.4:4"]
-
-
-def test_only_the_fused_server_is_started_for_fused_alone() -> None:
-    commands, endpoints = deployed(architectures=("fused",))
-    assert list(commands) == ["fused"]
-    assert names(endpoints) == ["fused"]
 
 
 def test_different_weights_are_remarked() -> None:

@@ -14,13 +14,11 @@ from tandem.engine.batcher import Batcher, DeviceLost
 from tandem.engine.engine import Engine
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
 from tandem.engine.model_drafter import DraftSequence, ModelDrafter
-from tandem.engine.sequences import KVSequence, LocalVerifier
+from tandem.engine.sequences import KVSequence
 from tandem.runners.protocol import PrefillRow
 from tandem.runners.toy import ToyConfig, ToyRunner
-from tandem.speculation.estimate import Estimate
 from tandem.speculation.fallible import Backoff, DrafterHealth
-from tandem.speculation.lookup_policy import PolicedLookup
-from tandem.speculation.types import Draft, Proposer, Request
+from tandem.speculation.types import Request
 from tests.support import GREEDY, SAMPLED, oracle, run, toy
 
 PROMPT = list(b"a prompt that is longer than one chunk")
@@ -202,75 +200,6 @@ def test_a_drafter_with_a_shorter_sequence_stops_drafting_when_it_is_full() -> N
         assert lengths == [5, 5, 4, 3, 2, 1, 0, 0, 0]
         await drafter.close()
         await engine.batcher.close()
-
-    run(test())
-
-
-def test_a_verifier_goes_on_after_a_cancelled_round() -> None:
-    async def test() -> None:
-        engine = Engine(toy(ToyConfig(step_seconds=0.01)), Batcher("test"))
-        verifier = LocalVerifier(engine, Request(GREEDY))
-        await verifier.open(PROMPT)
-        task = asyncio.create_task(verifier.verify(PROMPT, [1, 2, 3, 4, 5]))
-        await asyncio.sleep(0.005)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        truth = oracle(PROMPT, GREEDY, 3, past_the_end=True)
-        assert (await verifier.verify(PROMPT, truth[:2])).token_ids == truth
-        await verifier.close()
-        await engine.batcher.close()
-
-    run(test())
-
-
-class Prompter(PolicedLookup):
-    """A lookup that finds the next `right` true tokens and a wrong one, where the script says so."""
-
-    def __init__(self, script: Sequence[int | None], sampling: Any) -> None:
-        super().__init__(Estimate())
-        self.script, self.sampling = iter(script), sampling
-
-    def copy(self, tokens: Sequence[int], k: int) -> Draft:
-        right = next(self.script)
-        if right is None:
-            return Draft()
-        truth = oracle(tokens, self.sampling, right + 1, past_the_end=True)
-        copied = (*truth[:right], (truth[right] + 1) % 256)[:k]
-        return Draft(tuple(copied), proposed_by=(Proposer.NGRAM,) * len(copied))
-
-
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
-def test_fused_rounds_copy_where_they_can_and_ask_the_model_elsewhere(sampling: Any) -> None:
-    """Rounds of both kinds in turn, the draft model ever further behind: stale entries would show."""
-    script = [None, 4, None, 0, None, 3, 3, None, 4, 4, 4, 4, None, None, 2, None]
-    asked: list[int] = []
-
-    class Asked(ToyRunner):
-        def propose(self, rows: Sequence[Any]) -> Any:
-            asked.extend(len(row.tail) for row in rows)
-            return super().propose(rows)
-
-    async def test() -> None:
-        batcher = Batcher("test")
-        config = ToyConfig(miss=0.4)
-        pair = FusedPair(Engine(toy(), batcher), Engine(Asked(toy().limits, config), batcher))
-        rounds = FusedRounds(pair, Request(sampling), lookup=Prompter(script, sampling))
-        await rounds.open(PROMPT)
-        tokens = list(PROMPT)
-        for right in script:
-            before = len(asked)
-            proposed, verdict = await rounds.round(tokens, 4)
-            if right is None:
-                assert proposed.token_ids == oracle(tokens, sampling, 4, config, past_the_end=True)
-                assert set(proposed.proposed_by) == {Proposer.MODEL}
-            else:
-                assert (verdict.accepted, len(asked)) == (right, before)
-                assert set(proposed.proposed_by) == {Proposer.NGRAM}
-            assert verdict.token_ids == oracle(tokens, sampling, len(verdict.token_ids), past_the_end=True)
-            tokens += verdict.token_ids
-        assert max(asked) > 2, "the draft model never caught up inside a step"
-        await rounds.close()
-        await batcher.close()
 
     run(test())
 

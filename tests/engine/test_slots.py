@@ -12,14 +12,6 @@ from tandem.engine.slots import NoFreeSlot, SlotPool
 from tests.support import run
 
 
-def test_the_lowest_free_slot_is_handed_out() -> None:
-    pool = SlotPool(4)
-    assert [pool.take() for _ in range(4)] == [0, 1, 2, 3]
-    for slot in (2, 0, 3):
-        pool.release(slot)
-    assert [pool.take() for _ in range(3)] == [0, 2, 3]
-
-
 def test_taking_from_an_empty_pool_is_refused() -> None:
     pool = SlotPool(1)
     pool.take()
@@ -97,22 +89,6 @@ def test_a_cancelled_waiter_is_passed_over() -> None:
     run(test())
 
 
-def test_a_waiter_cancelled_in_the_turn_it_is_served_gives_its_slot_on() -> None:
-    async def test() -> None:
-        pool = SlotPool(1)
-        pool.take()
-        first, second = (asyncio.create_task(pool.acquire()) for _ in range(2))
-        await asyncio.sleep(0)
-        pool.release(0)  # first is served ...
-        first.cancel()  # ... and cancelled before it runs
-        assert await second == 0
-        assert first.cancelled()
-        pool.release(0)
-        assert pool.free == 1
-
-    run(test())
-
-
 def test_the_queue_is_bounded() -> None:
     async def test() -> None:
         pool = SlotPool(1, max_waiting=2)
@@ -126,23 +102,6 @@ def test_the_queue_is_bounded() -> None:
             await task
         pool.release(0)
         assert pool.free == 1
-
-    run(test())
-
-
-def test_places_of_cancelled_waiters_do_not_fill_the_queue() -> None:
-    async def test() -> None:
-        pool = SlotPool(1, max_waiting=2)
-        pool.take()
-        for _ in range(5):
-            task = asyncio.create_task(pool.acquire())
-            await asyncio.sleep(0)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        task = asyncio.create_task(pool.acquire())
-        await asyncio.sleep(0)
-        pool.release(0)
-        assert await task == 0
 
     run(test())
 

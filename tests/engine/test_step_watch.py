@@ -14,8 +14,7 @@ import pytest
 from tandem.engine.batcher import Batcher, DeviceLost, StepHung
 from tandem.engine.engine import Engine
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
-from tandem.engine.model_drafter import ModelDrafter
-from tandem.engine.sequences import KVSequence, TargetSequence
+from tandem.engine.sequences import KVSequence
 from tandem.engine.step_watch import (
     FADES,
     FIRST_SECONDS,
@@ -30,7 +29,7 @@ from tandem.runners.protocol import PrefillRow, VerifyRow
 from tandem.runners.toy import ToyRunner
 from tandem.speculation.types import Request
 from tests.rows import fused_row, propose_row, verify_row
-from tests.support import GREEDY, oracle, run, toy, until
+from tests.support import GREEDY, run, toy, until
 
 PROMPT = list(b"a prompt of more than one chunk, though not by much")
 BOUND = 8.0
@@ -215,39 +214,6 @@ def test_closing_waits_for_a_step_no_longer_than_it_is_told() -> None:
             assert bench.engine.batcher.stuck
             bench.runner.gate.set()
             await task
-
-    run(test())
-
-
-def test_a_sequence_whose_step_hung_holds_nothing_and_then_says_the_same_tokens() -> None:
-    async def test() -> None:
-        async with benched() as bench:
-            target, drafter = (
-                TargetSequence(bench.engine, 0, Request(GREEDY)),
-                ModelDrafter(bench.engine, Request(GREEDY), 258),
-            )
-            await drafter.open(PROMPT)
-            await target.verify(PROMPT, ())
-            truth = oracle(PROMPT, GREEDY, 6, past_the_end=True)
-            for asked in (
-                lambda: target.verify([*PROMPT, truth[0]], truth[1:4]),
-                lambda: drafter.propose(PROMPT, 4),
-            ):
-                bench.said.clear()
-                bench.runner.inside.clear()
-                bench.runner.gate.clear()
-                task = asyncio.create_task(asked())
-                await until(bench.runner.inside.is_set)
-                bench.look_for(BOUND + 2)
-                with pytest.raises(StepHung):
-                    await task
-                bench.runner.gate.set()
-                await until(lambda: bench.said == [False, True])
-            held: KVSequence | None = drafter._sequence
-            assert held and target.held == held.held == []
-            verdict = await target.verify([*PROMPT, truth[0]], truth[1:4])
-            assert (verdict.accepted, verdict.token_ids) == (3, truth[1:5])
-            assert (await drafter.propose(PROMPT, 4)).token_ids == truth[:4]
 
     run(test())
 

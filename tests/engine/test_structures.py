@@ -206,21 +206,6 @@ def test_an_object_stays_open_if_it_says_so_or_if_several_schemas_describe_it(sc
     assert matches(schema, '{"a":1,"b":2}') or matches(schema, '{"b":2,"a":1}')
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("", "EOF while parsing"),
-        ('{"properties":', "EOF while parsing"),
-        ('{"a":NaN}', "expected value"),
-        ("1" * 5000, "number out of range"),
-        ("[" * 120_000, "recursion limit exceeded"),
-    ],
-)
-def test_what_is_no_json_is_refused_in_llguidance_s_words(text: str, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        grammar("json_schema", text)
-
-
 # --- following ---
 
 
@@ -330,33 +315,6 @@ def test_known_tokens_bind_the_beginning_and_need_no_process(structures: Structu
 def test_known_tokens_that_are_no_list_of_ids_are_refused(text: str) -> None:
     with pytest.raises(InvalidField, match="structure: the tokens are not a JSON list of token ids"):
         Structure(StructureKind.TOKENS, text)
-
-
-def test_any_of_several_end_tokens_ends_a_structure_where_it_may_end(structures: Structures) -> None:
-    async def test() -> None:
-        for end in (END, OTHER_END):
-            matcher = await structures.matcher(choice("a", "ab"))
-            ends_well(matcher, end, allowed(matcher))
-
-    run(test())
-
-
-def ends_well(matcher: Matcher | Follower, end: int, first: set[int]) -> None:
-    """Follows "a", of which "b" may come next, and which `end` then ends."""
-
-    def masked() -> set[int]:
-        mask = matcher.mask()
-        bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little") if isinstance(mask, bytes) else mask
-        return set(np.flatnonzero(bits).tolist())
-
-    assert first == {97} and not matcher.advance(end)
-    assert matcher.advance(97) and masked() == {98, END, OTHER_END}
-    assert matcher.advance(end) and masked() == {END, OTHER_END} and not matcher.advance(98)
-    assert matcher.advance(OTHER_END) and matcher.advance(END)
-    matcher.back(3)
-    assert masked() == {98, END, OTHER_END} and matcher.advance(98)
-    matcher.back(2)
-    assert masked() == {97}
 
 
 # --- processes ---

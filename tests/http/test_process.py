@@ -50,20 +50,6 @@ def slow(tmp_path: Path) -> Iterator[ServerProcess]:
         yield server
 
 
-@pytest.mark.parametrize("role", [("--role", "target"), ("--role", "fused_target")])
-def test_every_role_that_generates_answers_openai_clients(role: tuple[str, str], tmp_path: Path) -> None:
-    with server_process(tmp_path, *role, "--http_port", "0") as server:
-        with openai.OpenAI(base_url=f"http://127.0.0.1:{port_of(server)}/v1", api_key="none") as client:
-            answer = client.completions.create(model="toy", prompt="hello", max_tokens=8, temperature=0)
-        verifier = ("--target_host", f"127.0.0.1:{server.port}") if "target" in role else ()
-        if verifier and role[1] == "target":
-            worker = ("--role", "draft_worker", *verifier, "--http_port", "0")
-            with server_process(tmp_path, *worker, ready_file="worker.json") as drafter:
-                with openai.OpenAI(base_url=f"http://127.0.0.1:{port_of(drafter)}/v1", api_key="none") as client:
-                    again = client.completions.create(model="toy", prompt="hello", max_tokens=8, temperature=0)
-                assert again.choices[0].text == answer.choices[0].text
-
-
 def test_the_last_lines_are_the_url_and_a_request_that_works(tmp_path: Path) -> None:
     with server_process(tmp_path, *DOOR) as server:
         base, curl = server.log.read_text().splitlines()[-2:]
@@ -115,19 +101,6 @@ def no_answer(client: openai.OpenAI, **body: Any) -> openai.APIError:
 def gone(client: openai.OpenAI) -> None:
     """Checks that nobody listens any more."""
     assert isinstance(no_answer(client).__cause__, httpx2.ConnectError)
-
-
-def test_a_server_that_drains_refuses_what_is_new_finishes_what_runs_and_is_gone(slow: ServerProcess) -> None:
-    with asking(slow, 100) as (client, stream, plain):
-        slow.process.send_signal(signal.SIGTERM)
-        while "stopping:" not in slow.log.read_text():
-            time.sleep(0.01)
-        for new in (no_answer(client), no_answer(client, stream=True)):
-            assert isinstance(new, openai.APIStatusError)
-            DRAIN.refused(new)
-        assert [each.choices[0].finish_reason for each in (*stream, plain.result())][-2:] == ["length", "length"]
-        assert slow.process.wait(HANG) == 0
-        gone(client)
 
 
 def test_what_the_drain_does_not_wait_for_ends_with_an_error(tmp_path: Path) -> None:

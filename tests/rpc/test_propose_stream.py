@@ -147,25 +147,6 @@ def test_an_invalid_message_ends_the_stream_and_leaves_nothing(messages: Sequenc
     run(test())
 
 
-@pytest.mark.parametrize("how", ["cancel", "idle"])
-def test_the_session_ends_with_the_stream(how: str) -> None:
-    async def test() -> None:
-        lease = 1.0 if how == "idle" else HANG
-        async with (
-            worker_site(None, "step=0.01", lease_seconds=lease) as site,
-            raw_stub(site.address, DRAFT) as worker,
-        ):
-            call = worker.Propose()
-            await call.write(beginning(ahead=100))
-            await call.read()
-            if how == "cancel":
-                call.cancel()
-            await until(lambda: idle(site))
-            assert not [task for task in asyncio.all_tasks() if task.get_name() in ("hear stream", "answer stream")]
-
-    run(test())
-
-
 # --- the target ---
 
 

@@ -244,16 +244,6 @@ def test_without_the_library_asking_by_flag_is_refused_and_by_variable_said_once
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-@pytest.mark.usefixtures("without_opentelemetry")
-def test_without_the_library_a_request_runs_as_ever() -> None:
-    async def ask() -> Answer:
-        async with target_site() as target, distributed(target.address) as (generator, _):
-            begin(Request("r1"))
-            return await answer(generator.generate, ids(b"abc", 12, ignore_end_of_sequence=True))
-
-    assert run(ask()).completion.output_tokens == 12
-
-
 def test_a_process_that_cannot_trace_says_so_in_one_line(tmp_path: Path) -> None:
     """A folder in front of the path hides the library from the process."""
     hidden = tmp_path / "hidden" / "opentelemetry"

@@ -14,7 +14,6 @@ from tandem.checkpoints.locate import CheckpointError, find
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.protocol import PrefillRow
 from tandem.speculation.types import SamplingParams
-from tests.daily import daily
 from tests.rows import verify_row
 
 SIZES: dict[str, Any] = {
@@ -68,32 +67,6 @@ def home(module: Any, count: int) -> list[int]:
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, eos_token_id=None
         )
     return out[0, len(PROMPT) :].tolist()
-
-
-@pytest.mark.parametrize("family", daily(FAMILIES, 1, 3))
-def test_families_decode_as_transformers_does(family: str, tmp_path: Path) -> None:
-    module = made(family, tmp_path)
-    runner = load(tmp_path)
-    assert runner.shapes.bit_exact
-    assert decode(runner, 1, 40) == home(module, 40)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_other_dtypes_decode_alike_in_every_slot(dtype: str, tmp_path: Path) -> None:
-    made("llama", tmp_path)
-    runner = load(tmp_path, dtype)
-    assert runner.identity.dtype == dtype
-    assert decode(runner, 0, 20) == decode(runner, 2, 20)
-
-
-@pytest.mark.parametrize(("length", "most"), [(12, 3), (17, 16), (64, 0)])
-def test_short_sequences_and_long_drafts_can_be_served(length: int, most: int, tmp_path: Path) -> None:
-    module = made("llama", tmp_path)
-    runner = load_runner(find(str(tmp_path)), Execution("cpu", "float32"), Shape(2, length, most))
-    runner.warm_up()
-    runner.prefill([PrefillRow(1, 0, tuple(PROMPT[:-1]))])
-    (verdict,) = runner.verify([verify_row(1, len(PROMPT) - 1, PROMPT[-1], (), SamplingParams())])
-    assert runner.shapes.bit_exact and list(verdict.token_ids) == home(module, 1)
 
 
 def test_sharded_safetensors_load(tmp_path: Path) -> None:

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 
-from tandem.checkpoints.adapter_files import Adapter, AdapterChoice, LowRank, read_adapter
+from tandem.checkpoints.adapter_files import Adapter, LowRank
 from tandem.runners.fused_step import fused, fused_step
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.native.weights import UNQUANTISED, Packing, packing
@@ -22,7 +21,7 @@ from tandem.runners.protocol import (
     RowFailed,
 )
 from tandem.speculation.types import SamplingParams
-from tests.adapters import applied, lora_tensors, made_adapter, write_adapter
+from tests.adapters import applied, made_adapter
 from tests.daily import daily
 from tests.rows import fused_row, propose_row, verify_row
 from tests.runners.test_native import CHUNK, GREEDY, SLOTS, module_of, native, sequence
@@ -234,27 +233,3 @@ def test_a_draft_with_its_own_adapter_agrees_and_changes_no_token(sampling: Samp
         assert accepted == [2, 3, 3] if own else accepted[0] == 2 and sum(accepted) < 8
     (failed,) = draft.propose([propose_row(0, CHUNK - 1, tuple(prompts[0][-2:]), 3, sampling, adapter=3)])
     assert isinstance(failed, RowFailed)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("form", ["float32", "bfloat16", "int8/float32"])
-def test_the_real_target_has_the_same_bits_in_any_company(form: str, tmp_path: Path) -> None:
-    from tests.runners import real
-
-    runner = real.load(real.checkpoint(), form, "auto", verifies=True)  # one of its own: others share real.target
-    module = transformers.AutoModelForCausalLM.from_pretrained(real.checkpoint().folder)
-    tensors = {name: 0.15 * tensor for name, tensor in lora_tensors(module, 1, rank=16).items()}
-    folder = write_adapter(tmp_path, tensors, r=16)
-    tokens = real.prompt_tokens(real.PROMPTS[1])
-    before = logits(runner, tokens, 0)
-    runner.put_adapter(1, read_adapter(AdapterChoice("a", str(folder))))
-    assert logits(runner, tokens, 0).tobytes() == before.tobytes()
-    expected, at = logits(runner, tokens, 1), 0
-    assert expected.tobytes() != before.tobytes()
-    for width in (1, 3, 5, 1, 2, 6):
-        rows = [tokens[:5], tokens[at : at + width], tokens[:2]]
-        found = runner.model.feed([2, 0, 1], [0, at, 0], rows, 2, [1, 1, 0])
-        assert found is not None
-        assert found[5 : 5 + width].tobytes() == expected[at : at + width].tobytes()
-        assert found[5 + width :].tobytes() == before[:2].tobytes()
-        at += width

@@ -18,21 +18,18 @@ from tandem.clients.page_wire import (
     run_to_wire,
 )
 from tandem.engine.batcher import Batcher
-from tandem.engine.engine import Engine
 from tandem.engine.page_copies import PageCopies, PageRow
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
-from tandem.engine.sequences import LocalVerifier
 from tandem.runners.native.native_pages import page_format
 from tandem.runners.pages import PAGE
 from tandem.runners.protocol import Runner
 from tandem.speculation.types import Request
 from tests.daily import daily
-from tests.rows import verify_row
 from tests.runners.compiled import eager
 from tests.runners.test_native import module_of, sequence
 from tests.runners.test_prefixes import RUNNERS, bits, checked, fill
 from tests.runners.test_quantised import stored
-from tests.services.prefill_sites import asking_engine, prefill_site
+from tests.services.prefill_sites import prefill_site
 from tests.support import run
 
 
@@ -139,47 +136,3 @@ def test_a_message_that_is_not_what_its_sender_meant_is_refused(wrong: str) -> N
         message.data, message.checksums[:] = b"", []
     with pytest.raises(Corrupt):
         run_from_wire(message, 1 if wrong == "late" else 0, size, 1 if wrong == "many" else 2)
-
-
-async def forgotten(engine: Engine) -> None:
-    """What sequences left is forgotten, once it is there."""
-    assert engine.prefixes
-    await engine.batcher.on_device(engine.prefixes.tree.clear)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("form", ["as-stored/float32", "float32", "bfloat16", "int8/float32"])
-def test_the_real_target_says_the_same_with_pages_of_another_process_of_its_model(form: str) -> None:
-    """Tokens and logits, greedy and sampled, alone and beside a fused pair's other rows."""
-    from tandem.engine.fused_rounds import FusedPair, FusedRounds
-    from tests.runners import real
-
-    sender, receiver = real.target.__wrapped__(form), real.target(form)
-    prompt = [*real.prompt_tokens(" ".join(real.PROMPTS)), *real.prompt_tokens(real.PROMPTS[0])]
-    assert len(prompt) > 4 * PAGE
-    draft = real.draft("bfloat16" if form == "bfloat16" else "float32")
-
-    async def test() -> None:
-        truths = {s: real.plain(receiver, prompt, 12, s) for s in (real.GREEDY, real.SAMPLED)}
-        async with prefill_site(sender) as worker, asking_engine(worker.address, receiver) as engine:
-            pair = FusedPair(engine, Engine(draft, engine.batcher, vital=False))
-            for sampling, (tokens, behind) in truths.items():
-                rounds, said = FusedRounds(pair, Request(sampling)), list(prompt)
-                await rounds.open(prompt)
-                while len(said) < len(prompt) + 12:
-                    said += (await rounds.round(said, 4))[1].token_ids
-                await rounds.close()
-                assert said[len(prompt) :][:12] == tokens
-                await forgotten(engine)
-                verifier = LocalVerifier(engine, Request(sampling))
-                await verifier.open(prompt)
-                row = verify_row(verifier._sequence.slot, len(prompt) - 1, prompt[-1], (), sampling)  # type: ignore[union-attr]
-                logits = await engine.batcher.on_device(real.logits_of, receiver, [row])
-                await verifier.close()
-                await forgotten(engine)
-                assert torch.equal(logits[0], behind[0])
-            assert engine.remote_prefill and engine.remote_prefill.requests == 4
-            assert not sum(engine.remote_prefill.fallbacks.values())
-            assert engine.remote_prefill.pages == 4 * ((len(prompt) - 1) // PAGE)
-
-    run(test())

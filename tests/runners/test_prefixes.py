@@ -11,23 +11,18 @@ import pytest
 import torch
 
 from tandem.checkpoints.gguf_blocks import FORMATS
-from tandem.engine.batcher import Batcher
 from tandem.engine.compatibility import able
-from tandem.engine.engine import Engine
-from tandem.engine.fused_rounds import FusedPair, FusedRounds
-from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.runners.capabilities import Pages
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.native.weights import packing
 from tandem.runners.pages import PAGE
 from tandem.runners.protocol import PrefillRow
-from tandem.speculation.types import Request, SamplingParams, SpeculationStats
+from tandem.speculation.types import SamplingParams
 from tests.daily import daily
 from tests.rows import propose_row, verify_row
 from tests.runners.compiled import eager
 from tests.runners.test_native import GREEDY, module_of, native, sequence
 from tests.runners.test_quantised import WIDE, stored
-from tests.support import run
 
 SAMPLED = SamplingParams(temperature=0.9, top_k=40, seed=7)
 SPECULATING = 3
@@ -127,44 +122,3 @@ def test_runners_whose_bits_nobody_checked_or_that_run_graphs_copy_nothing() -> 
     assert not unchecked.shapes.bit_exact
     for runner in (eager(draft=True), unchecked):
         assert "the same bits" in able(runner).pages  # type: ignore[operator]
-
-
-@pytest.mark.each_value
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_an_answer_of_a_fused_pair_is_found_by_the_next_turn_with_the_bits_of_a_cold_prompt(
-    dtype: torch.dtype, sampling: SamplingParams
-) -> None:
-    """The pages of the answer were computed in fused steps, beside drafts some of which were rejected."""
-
-    async def turn(pair: FusedPair, tokens: list[int]) -> tuple[list[int], list[Any], int]:
-        stats, said, logprobs = SpeculationStats(), list(tokens), []
-        rounds = FusedRounds(pair, Request(sampling, logprobs=2), stats=stats)
-        try:
-            await rounds.open(said)
-            while len(said) < len(tokens) + 24:
-                _, verdict = await rounds.round(said, SPECULATING)
-                said += verdict.token_ids
-                logprobs += verdict.logprobs
-        finally:
-            await rounds.close()
-        return said, logprobs, stats.cached_prompt_tokens
-
-    async def test() -> None:
-        batcher = Batcher("test")
-        target, draft = checked(module_of(dtype=dtype)), native(module_of("qwen3", dtype), verifies=False)
-        engines = [Engine(target, batcher), Engine(draft, batcher)]
-        pair = FusedPair(*engines)
-        await share_prefixes(engines, PrefixSharing("all", 1), lambda: None)
-        first, _, _ = await turn(pair, sequence(20))
-        second = [*first, *sequence(5, seed=1)]
-        warm = await turn(pair, second)
-        for engine in engines:
-            assert engine.prefixes
-            await batcher.on_device(engine.prefixes.tree.clear)
-        cold = await turn(pair, second)
-        assert warm[:2] == cold[:2]
-        assert (warm[2], cold[2]) == ((len(first) - 1) // PAGE * PAGE, 0) and warm[2] > 20
-        await batcher.close()
-
-    run(test())

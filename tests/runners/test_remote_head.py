@@ -14,15 +14,14 @@ import torch
 
 from tandem.checkpoints.locate import CheckpointError
 from tandem.engine.batcher import Batcher
-from tandem.engine.generators import fused_generator, plain_generator
-from tandem.engine.loading import Loaded, load, load_pair
+from tandem.engine.loading import Loaded, load
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.engine.sequences import TargetSequence
 from tandem.runners.eagle.files import write_head
 from tandem.speculation.features import FeatureFormat
-from tandem.speculation.types import GenerationRequest, Request
-from tests.runners.test_eagle import CONFIG, a_head, models, requests, said
+from tandem.speculation.types import Request
+from tests.runners.test_eagle import CONFIG, a_head, models
 from tests.runners.tiny import byte_tokenizer, model_folder
 from tests.support import Site, distributed, drafting, run, target_site
 
@@ -61,54 +60,6 @@ def head_config(
 ) -> ModelConfig:
     config = models(target, how, dtype, DraftChoice(kind, str(folder), **wish))
     return replace(config, shape=replace(config.shape, chunk=32))
-
-
-async def beside(target: Path, folder: Path, how: str, dtype: str, asked: list[GenerationRequest]) -> tuple[Any, Any]:
-    """What the target says alone, and each request's (drafted, accepted) with the head in its process."""
-    batcher = Batcher("test")
-    try:
-        pair, draft = await load_pair(models(target, how, dtype, DraftChoice("eagle", str(folder))), batcher)
-        assert draft is not None
-        generator = fused_generator(pair, draft, 4, DraftChoice("eagle", str(folder)))
-        alone = [(await said(plain_generator(pair), request))[0] for request in asked]
-        found = [(await said(generator, request))[1] for request in asked]
-        return alone, [(stats.drafted, stats.accepted) for stats in found]
-    finally:
-        await batcher.close()
-
-
-@pytest.mark.parametrize(
-    ("how", "dtype", "own"),
-    [
-        ("native", "bfloat16", "native"),
-        pytest.param("off", "bfloat16", "off", marks=pytest.mark.thorough),
-        pytest.param("native", "bfloat16", "off", marks=pytest.mark.thorough),
-        pytest.param("native", "float32", "native", marks=pytest.mark.thorough),
-    ],
-)
-def test_over_the_wire_a_head_drafts_as_beside_its_target(
-    target: Path, folder: Path, how: str, dtype: str, own: str
-) -> None:
-    """bfloat16 states cross a wire of bfloat16 unchanged, so a head drafts the same there, token for token.
-
-    `own`: what runs the head that is away; `how`: what runs the target, and the head beside it.
-    """
-
-    async def test() -> None:
-        asked = [request for request in requests() if len(request.token_ids or ()) > 1]
-        alone, counts = await beside(target, folder, how, dtype, asked)
-        async with served(target, how, dtype) as (site, _):
-            async with distributed(site.address, config=head_config(target, folder, dtype, how=own)) as (
-                generator,
-                _,
-            ):
-                found = [await said(generator, replace(request, speculation_length=4)) for request in asked]
-            assert [tokens for tokens, _ in found] == alone
-            if dtype == "bfloat16":
-                assert [(stats.drafted, stats.accepted) for _, stats in found] == counts
-            assert all(stats.drafted and not stats.undrafted_rounds and stats.feature_bytes for _, stats in found)
-
-    run(test())
 
 
 @pytest.mark.parametrize("how", ["native", "off"])

@@ -124,29 +124,6 @@ def test_closing_anothers_session_closes_nothing(callers):
     assert run(test()) == [False, False, True]
 
 
-def test_two_callers_use_one_session_id_and_never_meet(callers):
-    """Opened again with another prefix it would be ALREADY_EXISTS, were it one session."""
-    other = list(b"bob says something else")
-
-    async def test():
-        async with (
-            target_site(security=callers.security) as site,
-            raw_stub(site.address, TARGET, callers.credentials("alice")) as alice,
-            raw_stub(site.address, TARGET, callers.credentials("bob")) as bob,
-        ):
-            await alice.OpenSession(opening())
-            reply = await bob.OpenSession(opening(prefix=other))
-            said = [await alice.Verify(verifying()), await bob.Verify(verifying(tokens=other))]
-            await bob.CloseSession(target_verifier_pb2.CloseSessionRequest(session_id="s"))
-            again = await alice.Verify(verifying())
-            return reply.reused_length, [tuple(one.token_ids) for one in said], again.replayed, site.free
-
-    reused, said, replayed, free = run(test())
-    assert reused == 0
-    assert said == [oracle(PROMPT, GREEDY, 1), oracle(other, GREEDY, 1)]
-    assert replayed and free == 3
-
-
 def proposing(tokens: Sequence[int], k: int = 3, **rest: Any) -> Any:
     sampling = wire.sampling_to_wire(GREEDY)
     return draft_worker_pb2.ProposeRequest(tokens=tokens, speculation_length=k, sampling=sampling, **rest)

@@ -96,15 +96,3 @@ def test_an_opening_that_cannot_fit_holds_no_other_caller_back_and_has_its_turn_
             assert site.engine.slots.memory.reserved == WHOLE
 
     run(test())
-
-
-def test_a_session_is_not_resumed_beyond_what_it_was_opened_for() -> None:
-    async def test() -> None:
-        async with target_site() as site, raw_stub(site.address) as target:
-            await target.OpenSession(opening(max_total_tokens=60))
-            longer = opening(prefix=[*opening().prefix, *[1] * 30])
-            refused = await refusal(target.OpenSession(longer))
-            assert refused.code == "OUT_OF_RANGE" and "max_total_tokens 60" in refused.message
-            await target.Verify(verifying([*opening().prefix]))
-
-    run(test())

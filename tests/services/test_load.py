@@ -8,18 +8,14 @@ from typing import Any
 
 import pytest
 
-from tandem.rpc import wire
-from tandem.rpc.channel import MESSAGES
 from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
-from tandem.runners.toy import ToyConfig, ToyText, ToyTokenizer
+from tandem.runners.toy import ToyText, ToyTokenizer
 from tandem.services.errors import MAX_PARTIAL, Interrupted, QueueFull, to_status
-from tandem.services.security.config import Security
-from tandem.services.security.limits import ServerLimits
 from tandem.v1 import generation_pb2
 from tests.gate import Gate
 from tests.services.test_concurrency import LONG, SERVICES, all_free, serving
-from tests.support import GREEDY, HANG, Site, answer, ids, oracle, raw_stub, run, target_site, toy, until
+from tests.support import GREEDY, HANG, Site, answer, ids, oracle, run, until
 
 
 def bounded(site: Site, queue: int) -> None:
@@ -101,30 +97,6 @@ class Wordy(ToyTokenizer):
                 return "w" * 100_000
 
         return Words()
-
-
-def test_a_reader_that_never_reads_blocks_nobody_and_holds_no_slot() -> None:
-    """G7: what it has not read waits in the server, bounded by one sequence; its slot goes to others."""
-
-    async def test() -> None:
-        limits = ServerLimits(unread_seconds=10 * HANG)  # so that a slow machine does not end it meanwhile
-        runner = toy(ToyConfig(step_seconds=0.002), slots=1, max_length=512)
-        async with target_site(runner, tokenizer=Wordy(), security=Security(limits=limits)) as site:
-            message = MESSAGES[site.service].TargetVerifierGenerateRequest(
-                generation=wire.generation_to_wire(ids(b"abc", 400, ignore_end_of_sequence=True))
-            )
-            async with raw_stub(site.address) as target:
-                stuck = target.Generate(message)
-                await stuck.read()
-                async with site.client() as client:
-                    for i in range(3):
-                        got = await answer(client.generate, ids([65 + i], 6))
-                        assert got.token_ids == oracle([65 + i], GREEDY, 6)
-                assert site.free == 1 and site.lifecycle.running == 1  # all of it is there, and waits
-                stuck.cancel()
-                await until(lambda: site.lifecycle.running == 0)
-
-    run(test())
 
 
 def test_a_status_carries_the_tokens_so_far_and_stays_small() -> None:

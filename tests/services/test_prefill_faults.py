@@ -191,23 +191,6 @@ def test_a_worker_of_another_model_is_refused_before_it_computes_anything() -> N
     run(test())
 
 
-def test_the_check_at_the_start_finds_another_model_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    async def test() -> None:
-        async with (
-            prefill_site(toy(ToyConfig(salt=1), kind=Counting)) as worker,
-            asking_engine(worker.address) as engine,
-        ):
-            await source_of(engine).check()
-            await source_of(engine).check()
-            assert (await said(engine, PROMPT))[0] == truth(PROMPT)
-            assert fallbacks(engine) == {"unavailable": 1} and worker.faults.asked == 0
-
-    with caplog.at_level("WARNING", "tandem.prefill"):
-        run(test())
-    (line,) = [each.getMessage() for each in caplog.records if each.name == "tandem.prefill"]
-    assert "mismatch" in line and "weights_revision: 'toy:1' there, 'toy:0' here" in line
-
-
 def test_pages_that_make_a_row_fail_are_forgotten_and_processed_here() -> None:
     """As if a page were wrong with the right checksum: the row notices, and nothing is asked for a second time."""
 
@@ -266,22 +249,5 @@ def test_more_pages_in_a_message_than_are_copied_at_once_cost_no_process() -> No
             assert (await said(engine, prompt))[0] == truth(prompt)
             assert counted(engine).pages == 90 and not fallbacks(engine) and not engine.lost.is_set()
             assert engine.runner.processed == 4 + PAGE, "its end, and the page that is compared"
-
-    run(test())
-
-
-@pytest.mark.parametrize("number", [-1, 2**32, -(2**63), 2**63 - 1])
-def test_pages_of_numbers_that_are_no_tokens_fail_their_row_and_no_toy(number: int) -> None:
-    def nonsense(reply: pb.PrefillResponse, n: int) -> pb.PrefillResponse:
-        if n == 2:
-            data = np.full(PAGE, number, dtype=np.int64).tobytes() + reply.pages.data[8 * PAGE :]
-            reply.pages.data, reply.pages.checksums[:] = data, [zlib.crc32(data)]
-        return reply
-
-    async def test() -> None:
-        async with prefill_site() as worker, asking_engine(worker.address) as engine:
-            worker.faults.answer = changed(nonsense)
-            assert (await said(engine, PROMPT))[0] == truth(PROMPT)
-            assert not engine.lost.is_set()
 
     run(test())

@@ -15,13 +15,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from tandem.clients.profile import Profile
 from tandem.rpc.channel import DRAFT, FUSED, TARGET, open_channel
 from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
 from tandem.runners.toy import ToyRunner
 from tandem.services.launch import run_role
-from tandem.speculation.types import FinishReason, GenerationEnd, SpeculationStats
 from tests.daily import daily
 from tests.support import (
     GREEDY,
@@ -210,24 +208,3 @@ def test_the_other_servers_are_ready_listed_and_stop_too(tmp_path: Path, role: s
         rows = list(csv.DictReader(file))
     assert len(rows) == len(json.loads(table.with_suffix(".json").read_text())) == 3
     assert all(int(row["drafted"]) > 0 for row in rows)
-
-
-def test_a_profile_has_the_columns_that_people_read(tmp_path: Path) -> None:
-    profile = Profile("test", tmp_path)
-    stats = SpeculationStats(rounds=4, drafted=10, accepted=6, accepted_per_position=[4, 2], bytes_up=99)
-    profile.add(GenerationEnd(FinishReason.LENGTH, 5, 10, stats), 2.0, 0.5)
-    profile.add(GenerationEnd(FinishReason.STOP_STRING, 5, 1, SpeculationStats(rounds=1)), 1.0)
-    table, document = profile.write()
-    first, second = json.loads(document.read_text())
-    assert first["acceptance_rate"] == 0.6
-    assert first["mean_acceptance_length"] == 2.5
-    assert (first["tokens_per_second"], first["ttft_s"], first["end_to_end_latency_s"]) == (5.0, 0.5, 2.0)
-    assert (first["finish_reason"], first["prompt_tokens"], first["output_tokens"]) == ("length", 5, 10)
-    assert second["acceptance_rate"] is None and second["ttft_s"] is None
-    with table.open() as file:
-        assert list(csv.DictReader(file).fieldnames or ()) == list(first)
-
-
-def test_a_profile_of_nothing_writes_nothing(tmp_path: Path) -> None:
-    assert Profile("test", tmp_path).write() == []
-    assert not list(tmp_path.iterdir())

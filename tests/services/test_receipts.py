@@ -23,11 +23,10 @@ from tandem.receipts.checking import Finding, Outcome, overall
 from tandem.receipts.digests import prefix_digests, prompt_digest
 from tandem.receipts.keys import Keys, open_keys, signature_right
 from tandem.receipts.receipt import Receipt, Signed, read_signed
-from tandem.receipts.redraw import Redrawn, shortfall
-from tandem.receipts.run import CheckConfig, PromptFile, check, checked_by, told
+from tandem.receipts.redraw import shortfall
+from tandem.receipts.run import CheckConfig, PromptFile, check, checked_by
 from tandem.rpc.errors import TandemError
-from tandem.runners.loading import Execution
-from tandem.runners.toy import BACKEND, END, ToyConfig, ToyTokenizer, toy_logits
+from tandem.runners.toy import BACKEND, ToyConfig, ToyTokenizer, toy_logits
 from tandem.services.receipts import Receipts, generated
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.draws import draw
@@ -430,39 +429,6 @@ def test_after_failover_one_receipt_names_each_verifier_by_its_key(tmp_path: Pat
                 server.process.wait()
 
 
-def test_the_end_token_and_the_room_that_was_left_are_ends_too(keys: Keys) -> None:
-    async def test() -> None:
-        async with _plain(keys) as generate:
-            whole = await _receipt(generate, sampling=SAMPLED, count=None)
-            ended = await _receipt(generate, sampling=SAMPLED, count=130, ignore_end_of_sequence=False)
-        assert whole.receipt.asked.max_new_tokens == 160 - len(PROMPT) == len(whole.receipt.token_ids)
-        assert whole.receipt.asked.end_of_sequence_ids == () and ended.receipt.asked.end_of_sequence_ids == (END,)
-        for signed in (whole, ended):
-            assert overall(await _findings(signed)) is Outcome.RIGHT
-
-    run(test())
-
-
-def test_a_receipt_is_checked_in_its_own_number_format_unless_one_is_given(keys: Keys) -> None:
-    from tandem.receipts.run import fitting
-
-    config = CheckConfig(Path(), PromptFile(text="x"), draft_config(None, 4, 160))
-
-    async def test() -> Signed:
-        async with _plain(keys) as generate:
-            return await _receipt(generate, sampling=GREEDY)
-
-    receipt = run(test()).receipt
-    for dtype, expected in (
-        ("float32", Execution(dtype="float32")),
-        ("int8/float32", Execution(dtype="float32", weights="int8")),
-        ("q4_1+q8_0/float32", Execution(dtype="float32", weights="as-stored")),
-    ):
-        models = fitting(config, replace(receipt, model=replace(receipt.model, dtype=dtype)))
-        assert models.execution == expected and (models.shape.max_length, models.shape.slots) == (512, 1)
-    assert fitting(replace(config, own_format=False), receipt).execution == config.models.execution
-
-
 def test_a_forged_signature_ends_the_check_before_a_model_is_loaded(keys: Keys) -> None:
     async def test() -> None:
         async with _plain(keys) as generate:
@@ -473,17 +439,6 @@ def test_a_forged_signature_ends_the_check_before_a_model_is_loaded(keys: Keys) 
         assert overall(await check(config, replace(signed, signature=bytes(64)))) is Outcome.FORGED
 
     asyncio.run(test())
-
-
-def test_log_probabilities_that_were_not_computed_again_are_not_right(keys: Keys) -> None:
-    async def test() -> Signed:
-        async with _plain(keys) as generate:
-            return await _receipt(generate, sampling=GREEDY, logprobs=1)
-
-    receipt = run(test()).receipt
-    every = Redrawn(tokens=COUNT, logprobs=COUNT)
-    assert overall(told(every, receipt, True, 0.5, 1.0)) is Outcome.RIGHT
-    assert overall(told(replace(every, logprobs=COUNT - 1), receipt, True, 0.5, 1.0)) is Outcome.CANNOT_CHECK
 
 
 def test_a_file_without_end_is_refused_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:

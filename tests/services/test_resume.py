@@ -151,52 +151,6 @@ def test_a_verifier_that_runs_another_model_does_not_take_over_and_the_reason_is
     assert "weights_revision is 'toy:1', but this client started with 'toy:0'" in caplog.text
 
 
-@pytest.mark.thorough  # daily: the test before
-def test_a_verifier_started_again_with_another_model_is_refused_at_open(tmp_path: Path) -> None:
-    """G8: same port, other weights: the client asks again what runs there."""
-
-    async def test(server: ServerProcess, stack: contextlib.ExitStack) -> None:
-        def kill() -> None:
-            os.kill(server.process.pid, signal.SIGKILL)
-            stack.enter_context(started_again(server, "--role", "target", "--model", "salt=1")).wait_ready()
-
-        async with distributed(server.wait_ready(), "miss=0.3", reconnect_seconds=30) as (generator, _):
-            with pytest.raises(TandemError, match="weights_revision") as caught:
-                await through(generator, 20, kill)
-            assert caught.value.code == "FAILED_PRECONDITION"
-            assert caught.value.produced == TRUTH[: len(caught.value.produced)] and caught.value.produced
-
-    with (
-        server_process(tmp_path, "--role", "target", "--model", "step=0.004") as server,
-        contextlib.ExitStack() as stack,
-    ):
-        run(test(server, stack))
-
-
-@pytest.mark.parametrize("pipeline", daily(MODES, 0, 2), ids=NAMES)
-def test_a_session_that_expires_between_rounds_is_opened_again(pipeline: Pipeline) -> None:
-    """G5: it costs a prefill, never a token."""
-
-    async def test() -> None:
-        async with (
-            # Chunks hold what comes in 1/60 s: not 30 tokens.
-            target_site(toy(ToyConfig(step_seconds=0.002)), lease_seconds=0.05) as site,
-            distributed(site.address, "miss=0.3", pipeline=pipeline) as (generator, _),
-        ):
-            seen: list[int] = []
-            opened = 0
-            async for event in generator.generate(LONG):
-                seen += getattr(event, "token_ids", ())
-                if len(seen) // 30 > opened:
-                    opened += 1
-                    while len(site.verifier.sessions):
-                        await asyncio.sleep(0.01)  # the reader is slow, the lease is short
-            assert tuple(seen) == TRUTH and opened == 3
-            assert site.free == 4
-
-    run(test())
-
-
 @pytest.mark.thorough  # daily: beside a verifier of another model, above
 @pytest.mark.parametrize("pipeline", MODES, ids=["unary", "stream", "run"])
 def test_while_none_answers_it_tries_again_and_then_ends_with_the_tokens_so_far(

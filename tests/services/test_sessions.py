@@ -10,7 +10,6 @@ from tandem.services.sessions.table import (
     REMEMBERED,
     Fence,
     Session,
-    SessionConflict,
     SessionExpired,
     SessionNotFound,
     SessionTable,
@@ -38,40 +37,6 @@ def admit(sessions: SessionTable[str, str], name: str = "a", tokens: tuple[int, 
     return session
 
 
-def test_a_round_at_the_committed_length_is_due() -> None:
-    assert admit(table()[0]).fence(3, 3) is Fence.APPLY
-
-
-def test_the_round_before_is_replayed_and_every_other_is_stale() -> None:
-    session = admit(table()[0])
-    session.commit((4, 5), "first")
-    session.commit((6,), "second")
-    assert session.fence(6, 6) is Fence.APPLY
-    assert session.fence(5, 5) is Fence.REPLAY
-    assert session.recorded == "second"
-    assert {session.fence(n, n) for n in (1, 2, 3, 4)} == {Fence.STALE}
-
-
-def test_a_wrong_last_token_is_stale_at_every_length() -> None:
-    session = admit(table()[0])
-    session.commit((4,), "first")
-    assert {session.fence(n, 99) for n in range(6)} == {Fence.STALE}
-
-
-@pytest.mark.parametrize("base", [0, 5, 2**32 - 1])
-def test_a_length_that_was_never_reached_is_stale(base: int) -> None:
-    session = admit(table()[0])
-    session.commit((4,), "first")
-    assert session.fence(base, 4) is Fence.STALE
-
-
-def test_resuming_at_the_committed_tokens_keeps_the_record() -> None:
-    session = admit(table()[0])
-    session.commit((4,), "first")
-    session.resume([1, 2, 3, 4], Request(GREEDY))
-    assert session.fence(3, 3) is Fence.REPLAY
-
-
 def test_a_prefix_that_lacks_only_the_last_round_leaves_it_committed_and_its_reply_to_be_had() -> None:
     """G2, G4: of a client that lost the reply; first commit wins."""
     session = admit(table()[0])
@@ -80,34 +45,6 @@ def test_a_prefix_that_lacks_only_the_last_round_leaves_it_committed_and_its_rep
     assert session.tokens == [1, 2, 3, 4, 5]
     assert session.fence(3, 3) is Fence.REPLAY
     assert session.recorded == "first"
-
-
-@pytest.mark.parametrize("prefix", [[1], [1, 2], [1, 2, 3, 4, 5, 6]])
-def test_a_shorter_or_longer_agreeing_prefix_rebuilds_and_forgets_the_record(prefix: list[int]) -> None:
-    session = admit(table()[0])
-    session.commit((4,), "first")
-    session.resume(prefix, Request(GREEDY))
-    assert session.tokens == prefix
-    assert session.fence(len(prefix), prefix[-1]) is Fence.APPLY
-    assert session.recorded is None
-
-
-def test_another_prefix_or_other_sampling_is_a_conflict_and_changes_nothing() -> None:
-    session = admit(table()[0])
-    session.commit((4,), "first")
-    for prefix, sampling in (([1, 2, 9], GREEDY), ([9], GREEDY), ([1, 2, 3, 4], SamplingParams(seed=1))):
-        with pytest.raises(SessionConflict):
-            session.resume(prefix, Request(sampling))
-    assert session.tokens == [1, 2, 3, 4]
-    assert session.fence(3, 3) is Fence.REPLAY
-
-
-def test_an_id_is_admitted_once() -> None:
-    sessions, _ = table()
-    admit(sessions)
-    with pytest.raises(SessionConflict):
-        admit(sessions)
-    assert len(sessions) == 1
 
 
 def test_a_lease_runs_out_only_after_its_time_and_every_use_renews_it() -> None:
@@ -196,14 +133,6 @@ def test_a_session_in_use_never_expires() -> None:
     assert sessions.expire() == []
     session.in_use = 0
     assert sessions.expire() == [session]
-
-
-def test_dropping_is_idempotent() -> None:
-    sessions, _ = table()
-    session = admit(sessions)
-    assert sessions.drop("a") is session
-    assert sessions.drop("a") is None
-    assert sessions.find("a") is None
 
 
 @pytest.mark.parametrize("lease", [0, -1])

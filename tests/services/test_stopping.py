@@ -67,25 +67,6 @@ async def health_changes(address: str, then: Callable[[], Any]) -> list[int]:
 CHANGES = [health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING]
 
 
-@pytest.mark.parametrize("pipeline", daily(MODES, 1), ids=["unary", "stream", "run"])
-def test_a_running_session_finishes_while_new_ones_are_refused(tmp_path: Path, pipeline: Pipeline) -> None:
-    """G11: NOT_SERVING at once, Open is UNAVAILABLE, no token lost; the process ends once nothing runs."""
-
-    async def test(address: str, pid: int) -> None:
-        async def stop() -> None:
-            assert await health_changes(address, lambda: os.kill(pid, signal.SIGTERM)) == CHANGES
-            async with raw_stub(address) as target:
-                refused = await refusal(target.OpenSession(opening()))
-                assert (refused.code, refused.reason) == ("UNAVAILABLE", "DRAINING")
-
-        async with distributed(address, "miss=0.3", pipeline=pipeline) as (generator, _):
-            assert await after(20, generator.generate, stop) == TRUTH
-
-    with server_process(tmp_path, "--role", "target", "--model", "step=0.004", "--drain_seconds", "600") as server:
-        run(test(server.wait_ready(), server.process.pid))
-        assert server.process.wait(HANG) == 0
-
-
 def test_a_session_that_nobody_uses_holds_a_stopping_server_for_its_lease_at_most(tmp_path: Path) -> None:
     """G11, G5."""
 

@@ -12,7 +12,7 @@ import pytest
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.errors import TandemError
 from tandem.services.security.config import Security
-from tandem.services.security.tls import TlsConfig, tls_config
+from tandem.services.security.tls import TlsConfig
 from tests.services.certificates import Authority
 from tests.support import GREEDY, HANG, answer, distributed, ids, oracle, run, target_site
 
@@ -153,21 +153,6 @@ def test_a_draft_client_that_is_not_trusted_says_so_in_one_line(tmp_path):
 
     with pytest.raises(ValueError, match=r"the certificate of the server at 127\.0\.0\.1:\d+ is not accepted: "):
         run(test())
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (("c.pem", None, None), "tls_cert: given without tls_key"),
-        ((None, "c.key", None), "tls_key: given without tls_cert"),
-        ((None, None, "ca.pem"), "tls_client_ca: given without tls_cert and tls_key"),
-        (("absent.pem", "absent.key", None), "tls_cert: absent.pem: No such file or directory"),
-    ],
-)
-def test_half_of_a_pair_is_refused(given, said):
-    with pytest.raises(ValueError) as refused:
-        tls_config(*given)
-    assert str(refused.value) == said
 
 
 def test_a_key_that_is_not_the_certificates_is_refused(tmp_path):
