@@ -1,4 +1,4 @@
-"""Implements grpc.health.v1. Setting a status never blocks; each watcher gets the latest status when it reads."""
+"""Implements grpc.health.v1. Setting a status never blocks; watchers read the latest."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ LONGEST_NAME = 256
 class HealthService(health_pb2_grpc.HealthServicer):
     """Answers Check and Watch.
 
-    A Watch whose client does not read blocks only itself. gRPC cannot end such a call, so it counts against the limit
-    on probes (services/security/call_limits.py) until its connection or the server ends.
+    gRPC cannot end a Watch whose client does not read: it counts against the probes' limit until its connection or the
+    server ends.
     """
 
     def __init__(self) -> None:
@@ -33,14 +33,13 @@ class HealthService(health_pb2_grpc.HealthServicer):
         return len(self._changed)
 
     def set(self, status: int, *names: str) -> None:
-        """Sets the status of services; the name "" stands for the whole server."""
+        """Sets services' status; "" is the whole server."""
         self._statuses.update(dict.fromkeys(names, status))
         for changed in self._changed:
             changed.set()
 
     @property
     def serving(self) -> bool:
-        """Whether the whole server serves."""
         return self._statuses.get("") == SERVING
 
     async def Check(
