@@ -1,7 +1,6 @@
-"""Distinguishes a slow verifier from a hung one during a call, when another verifier could be called instead.
+"""Distinguishes slow from hung verifiers during a call, if another one could take over.
 
-A stopped or disconnected process answers no health check. One whose model hangs may keep reporting that it is serving
-until it notices.
+A stopped process answers no health check; one with a hung model may report that it serves.
 """
 
 from __future__ import annotations
@@ -20,15 +19,11 @@ from tandem.speculation.retry import RetryBudget
 
 Reply = TypeVar("Reply")
 
-PROMPT_TOKEN_SECONDS = 0.005
-"""What each token of a prompt adds to the time that opening a session may take."""
+PROMPT_TOKEN_SECONDS = 0.005  # added per prompt token to the time of opening a session
 
 
 class Waits:
-    """Time limits in seconds of a request that can go on at another verifier, by the time left until its deadline.
-
-    `silence` limits a verifier that answers nothing, `stall` one that is serving but slow.
-    """
+    """Seconds before a request moves to another verifier: `silence` without any answer, `stall` while serving."""
 
     def __init__(self, silence: float, stall: float, retry_budget: RetryBudget) -> None:
         self._silence, self._stall, self._retry_budget = silence, stall, retry_budget
@@ -44,7 +39,7 @@ class Waits:
 
 
 class Health(enum.Enum):
-    """Result of a health check. A server that answers that it has no health service counts as serving."""
+    """A health check's result; a server without a health service counts as serving."""
 
     SERVING = "it says that it is serving"
     NOT_SERVING = "it says that it is not serving"
@@ -52,7 +47,7 @@ class Health(enum.Enum):
 
 
 async def check_health(channel: grpc.aio.Channel, service: str, seconds: float) -> Health:
-    """Checks `service` (name without package) at the standard health service, over an existing channel."""
+    """Checks `service` (name without package) over an existing channel."""
     stub: Any = health_pb2_grpc.HealthStub(channel)
     request = health_pb2.HealthCheckRequest(service=f"tandem.v1.{service}")
     try:
@@ -70,10 +65,10 @@ async def watch(
     silence: Callable[[], float],
     stall: Callable[[], float],
 ) -> TandemError:
-    """Waits until a verifier should be given up, and returns the reason as an error.
+    """Returns the error once a verifier should be given up.
 
-    `what` names the call, which has been unanswered for `quiet()` seconds. After half of `silence()` the verifier's
-    health is checked, with the same time to answer. A serving verifier may take `stall()` seconds.
+    `quiet()`: seconds that the call `what` is unanswered. After half of `silence()` the verifier's health is checked,
+    for as long; a serving one may take `stall()`.
     """
     while True:
         pause = silence() / 2
@@ -96,7 +91,7 @@ async def watch(
 
 
 async def answered(call: Awaitable[Reply], seconds: float, watching: Callable[[], Awaitable[TandemError]]) -> Reply:
-    """Returns a call's reply; watches it after `seconds`. Raises the call's error, or the watch's if it ends first."""
+    """Returns a call's reply; watches it after `seconds`. Raises the call's or the watch's error."""
     asking = asyncio.ensure_future(call)
     watcher: asyncio.Future[TandemError] | None = None
     try:

@@ -1,7 +1,6 @@
-"""Implements speculation's Verifier and FlightVerifier over the RPC VerifyStream.
+"""Implements Verifier and FlightVerifier over VerifyStream, 0.3 ms faster per round than Verify.
 
-If a stream breaks, or its verifier hangs and there is another, only what was not answered is lost: the session is
-reopened with the committed tokens. run_stream.py shares this. A call for each round (Verify) would cost 0.3 ms more.
+A broken stream or hung verifier loses only unanswered rounds: the session is reopened with the committed tokens.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ from tandem.v1 import target_verifier_pb2 as pb
 
 
 class SessionStream(Duplex[pb.VerifyRequest, pb.VerifyResponse]):
-    """One VerifyStream call, for the session of one request."""
-
     def __init__(self, session: RemoteSession, stats: SpeculationStats, awaited: str) -> None:
         self._session, self.endpoint = session, session.endpoint
         super().__init__(
@@ -39,7 +36,7 @@ class SessionStream(Duplex[pb.VerifyRequest, pb.VerifyResponse]):
 
 
 def lost(error: Exception) -> Exception:
-    """Returns RoundsLost for an error of a stream after which its session can be reopened, or else the error."""
+    """Returns RoundsLost if the session can be reopened, else the error."""
     return RoundsLost(error) if isinstance(error, TandemError) and error.outcome in LOST else error
 
 
@@ -47,7 +44,7 @@ Stream = TypeVar("Stream", bound=SessionStream)
 
 
 class StreamedSession(Generic[Stream]):
-    """One session of a TargetVerifier, for one request, and the stream that it uses. Counts bytes into `stats`."""
+    """A request's session and stream. `stats` counts bytes."""
 
     def __init__(self, session: RemoteSession, stats: SpeculationStats) -> None:
         self._session, self._stats = session, stats
@@ -74,7 +71,7 @@ class StreamedSession(Generic[Stream]):
 
 
 class RemoteVerifier(StreamedSession["RoundStream"]):
-    """One session of a TargetVerifier, for one request, and the stream of its rounds. Counts bytes into `stats`."""
+    """A request's session and its stream of rounds. `stats` counts bytes."""
 
     def send(self, base_length: int, last_token: int, draft: Draft) -> asyncio.Future[Answer]:
         request = self._session.request(base_length, last_token, draft.token_ids, draft.distributions)
@@ -110,7 +107,7 @@ class _Unanswered:
 
 
 class RoundStream(SessionStream):
-    """One VerifyStream call. Requests are sent as they come; answers arrive in the same order."""
+    """Answers arrive in the order of the requests."""
 
     what = "the stream of rounds"
 
@@ -138,7 +135,7 @@ class RoundStream(SessionStream):
         return time.perf_counter() - max(self._unanswered[0].sent, self._heard) if self._unanswered else 0.0
 
     def _take(self, reply: pb.VerifyResponse) -> None:
-        """Answers the oldest round. Raises InvalidField, which loses it with the others."""
+        # InvalidField loses this round and the later ones.
         if not self._unanswered:
             raise InvalidField("reply", "there is no round that it answers")
         asked, self._heard = self._unanswered[0], time.perf_counter()
@@ -158,6 +155,6 @@ class RoundStream(SessionStream):
 
 
 def _looked_at(answer: asyncio.Future[Answer]) -> None:
-    """Retrieves the exception of an abandoned round, so that asyncio does not log it."""
+    # Otherwise asyncio logs an abandoned round's exception.
     if not answer.cancelled():
         answer.exception()
