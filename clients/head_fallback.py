@@ -1,4 +1,4 @@
-"""Checks whether a target hands out the features that a head reads, and falls back on prompt lookup."""
+"""Falls back on prompt lookup for targets without a head's features."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ log = logging.getLogger("tandem.drafter")
 
 
 def with_features(drafting: Drafting, target: ModelInfo, address: str) -> tuple[Drafting, FeatureSpec | None]:
-    """Returns what drafts for the target at `address`, and the features that it reads.
+    """Returns the target's drafting and the features it reads; without them, lookup alone.
 
-    Without features, a choice that has lookup in it goes on with lookup alone. Raises ValueError, one line, if the
-    choice insists on the head, or if the head was made for another target.
+    Raises ValueError if only the head was chosen, or it is another target's.
     """
     head = drafting.head
     if head is None:
@@ -32,7 +31,6 @@ def with_features(drafting: Drafting, target: ModelInfo, address: str) -> tuple[
 
 
 def _check_fits(drafting: Drafting, head: FeaturesIn, target: ModelInfo, address: str) -> None:
-    """Raises ValueError unless the head was made for the target."""
     where = f"the target at {address}"
     if lacking := [str(layer) for layer in head.layers if layer not in target.feature_layers]:
         known, wanted = ", ".join(map(str, target.feature_layers)), ",".join(map(str, head.layers))
