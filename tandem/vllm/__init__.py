@@ -1,6 +1,6 @@
-"""A drafter for vLLM that asks DraftWorkers elsewhere: the `model` of its --speculative-config is the class's name.
+"""A drafter class for vLLM's --speculative-config, using remote DraftWorkers (docs/vllm.md).
 
-docs/vllm.md is its page. vLLM's environment needs what the light client needs, and nothing here imports vLLM.
+Imports no vLLM; vLLM's environment needs the light client.
 """
 
 from __future__ import annotations
