@@ -55,7 +55,6 @@ def check_text(name: str, text: str) -> None:
 
 
 def check_request(prompt: Any, sampling: Any, stop: Any, timeout: Any, options: Mapping[str, Any]) -> None:
-    """Raises WrongType or NoSuchOption."""
     for name, value in options.items():
         if name not in _OPTIONS:
             raise NoSuchOption(name, meant(name, _OPTIONS))
@@ -79,7 +78,6 @@ def check_request(prompt: Any, sampling: Any, stop: Any, timeout: Any, options: 
 
 
 def check_seconds(name: str, value: Any, expected: str = "a number of seconds") -> None:
-    """Raises WrongType, or InvalidField for a number that is no time."""
     if not _number(value):
         raise WrongType(name, expected, value)
     if math.isnan(value) or value < 0:

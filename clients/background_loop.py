@@ -25,7 +25,6 @@ class BackgroundLoop:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Waits for `work`. Raises its error, or TandemError if closed or forked."""
         if self._closed or forked(self._process):
             work.close()
             check_process(self._process)

@@ -75,7 +75,6 @@ class Client:
 
     @property
     def last_statistics(self) -> SpeculationStats | None:
-        """Of the latest completed request."""
         return self._client.last_statistics
 
     model_info = _waiting(AsyncClient.model_info)

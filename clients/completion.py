@@ -44,7 +44,6 @@ class Completion:
 
 
 async def completion_of(events: Events) -> Completion:
-    """Waits for the end of a generation. Raises its errors."""
     tokens: list[int] = []
     text: list[str] = []
     logprobs: list[TokenLogprobs] = []

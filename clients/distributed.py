@@ -42,11 +42,7 @@ async def connect_distributed(
     credentials: Credentials | None = None,
     persistence: Persistence | None = None,
 ) -> tuple[Generator, VerifierClient]:
-    """Returns a generator for a remote target, and its client to close. Raises ValueError.
-
-    `target_address`: HOST:PORT[,HOST:PORT...], waited for `connect_seconds`. `persistence`: of retries without a
-    target.
-    """
+    """Returns a generator and the client to close. `target_address` may list verifiers. Raises ValueError."""
     client = VerifierClient(target_address, drafting.tokenizer.sha256, persistence=persistence, credentials=credentials)
     target = await _target_of(client, drafting, connect_seconds)
     try:
@@ -108,7 +104,6 @@ def _rounds(
 
 
 async def _target_of(client: VerifierClient, drafting: Drafting, connect_seconds: float) -> ModelInfo:
-    # Closes `client` and raises ValueError on failure.
     try:
         target = await client.model_info(connect_seconds)
         same_tokens(drafting.tokenizer, target.tokenizer_sha256)

@@ -13,10 +13,7 @@ log = logging.getLogger("tandem.drafter")
 
 
 def with_features(drafting: Drafting, target: ModelInfo, address: str) -> tuple[Drafting, FeatureSpec | None]:
-    """Returns the target's drafting and the features it reads; without them, lookup alone.
-
-    Raises ValueError if only the head was chosen, or it is another target's.
-    """
+    """Returns the drafting for a target and the features it reads; without them lookup alone. Raises ValueError."""
     head = drafting.head
     if head is None:
         return drafting, None

@@ -23,7 +23,6 @@ from tandem.speculation.types import GenerationRequest
 async def run_draft(
     config: ClientConfig, models: ModelConfig, connect_seconds: float, pipeline: Pipeline = Pipeline.AUTO
 ) -> int:
-    """Runs --role draft."""
     await check_peers(config.address, config.credentials, TARGET)
     batcher, persistence = Batcher("draft"), Persistence(config.reconnect_seconds)
     drafting = await load_drafting(models, batcher)

@@ -23,7 +23,6 @@ def chat_of(messages: Sequence[Mapping[str, Any]] | None) -> tuple[ChatMessage, 
 
 
 def read_chat(file: str) -> tuple[ChatMessage, ...]:
-    """Reads a JSON list of messages. Raises ValueError naming the flag."""
     path = Path(file)
     try:
         with path.open("rb") as opened:

@@ -21,14 +21,12 @@ def layout_to_wire(layout: PageLayout) -> pb.PageLayout:
 
 
 def layout_from_wire(message: pb.PageLayout) -> PageLayout:
-    # Strings go to logs: made printable.
     given: dict[str, Any] = {name: getattr(message, name) for name in LAYOUT_FIELDS}
     values: dict[str, Any] = {n: printable(value) if isinstance(value, str) else value for n, value in given.items()}
     return PageLayout(**values)
 
 
 def run_to_wire(run: PageRun) -> pb.KvPages:
-    """Joins pages with checksums, in 1 ms per MiB."""
     return pb.KvPages(first_page=run.first, data=b"".join(run.pages), checksums=map(zlib.crc32, run.pages))
 
 

@@ -47,10 +47,7 @@ Put = Callable[[PageRun], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class PrefillConfig:
-    """PrefillWorkers at HOST:PORT[,HOST:PORT...].
-
-    `min_tokens`: shorter prompts are local. `seconds`: wait for the next pages and for a slot.
-    """
+    """`min_tokens`: shorter prompts are local. `seconds`: wait for the next pages and for a slot."""
 
     addresses: str
     min_tokens: int = MIN_TOKENS
@@ -90,7 +87,6 @@ class PrefillEndpoint:
         return self.clock() < self.rests_until
 
     async def check(self) -> None:
-        """Notes whether the worker answers and has our page layout."""
         try:
             reply = await self._stub.GetModelInfo(pb.PrefillWorkerGetModelInfoRequest(), timeout=self._seconds)
         except grpc.RpcError as error:
@@ -153,7 +149,6 @@ class PrefillEndpoint:
             reading.cancel()
 
     def _note(self, error: PrefillFailed) -> None:
-        # Each kind of failure is logged once.
         if error.reason not in _HEALTHY:
             self.rests_until = self.clock() + REST_SECONDS
         if error.reason != self._logged and error.reason != "busy":
@@ -165,8 +160,6 @@ class PrefillEndpoint:
 
 
 class PrefillClient:
-    """Implements PageSource. Raises ValueError."""
-
     def __init__(self, config: PrefillConfig, layout: PageLayout, credentials: Credentials | None = None) -> None:
         self.endpoints = [
             PrefillEndpoint(address, layout, config.seconds, credentials)
@@ -174,7 +167,6 @@ class PrefillClient:
         ]
 
     async def check(self) -> None:
-        """Checks all workers once; failures are logged and retried later."""
         await asyncio.gather(*(endpoint.check() for endpoint in self.endpoints))
 
     async def fetch(self, wanted: Wanted, put: Put) -> None:

@@ -30,10 +30,7 @@ async def open_remote_draft(
     credentials: Credentials | None = None,
     pipeline: Pipeline = Pipeline.OFF,
 ) -> tuple[Generator, DraftClient]:
-    """Returns a generator and the client to close. Raises ValueError if tokenizers differ.
-
-    Waits `draft_seconds` for the worker; without it decodes plainly and retries later.
-    """
+    """Returns a generator, which decodes plainly without the worker, and the client to close. Raises ValueError."""
     client = DraftClient(draft_address, target.tokenizer.sha256, draft_seconds, credentials)
     name = draft_address
     try:

@@ -7,8 +7,6 @@ from tandem.speculation.types import Chunk
 
 
 class Repetition:
-    """Tracks yielded tokens, to skip them in a repetition."""
-
     def __init__(self) -> None:
         self.tokens: list[int] = []  # yielded
         self._text = ""

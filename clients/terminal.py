@@ -27,10 +27,7 @@ MAX_AT_ONCE = 64  # concurrent prompts, because a server's queue is limited
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
-    """A client role's options. `timeout`: seconds per request.
-
-    reconnect_seconds: retries of a full or lost server. connect_seconds: for a first server. receipts: output folder.
-    """
+    """`reconnect_seconds`: retries of a full or lost server. `connect_seconds`: for a first server to listen."""
 
     address: str
     prompts: tuple[str, ...]
@@ -141,8 +138,6 @@ class Outcome:
 
 
 class _Screen:
-    # One prompt streams; several print whole numbered lines.
-
     def __init__(self, number: int | None, token_by_token: bool) -> None:
         self._number, self._token_by_token = number, token_by_token
         self._line = ""

@@ -16,8 +16,6 @@ from tandem.v1 import draft_worker_pb2_grpc
 
 
 class DraftWorkerService(draft_worker_pb2_grpc.DraftWorkerServicer):
-    """`generate` is None without a TargetVerifier."""
-
     def __init__(self, info: ModelInfo, generate: GenerateMethod | None, proposals: Proposals) -> None:
         self._info, self._generate, self._proposals = info, generate, proposals
 

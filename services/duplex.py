@@ -20,10 +20,7 @@ class StreamIdle(LookupError):
 
 
 class Incoming(Generic[Request]):
-    """Read-ahead queue of (request, read time by perf_counter).
-
-    Raises StreamIdle after `idle_seconds` while not `busy`.
-    """
+    """Queues (request, read time by perf_counter). `next` raises StreamIdle after `idle_seconds` while not `busy`."""
 
     def __init__(self, requests: AsyncIterator[Request], idle_seconds: float, most_ahead: int = MAX_AHEAD) -> None:
         self._waiting: asyncio.Queue[tuple[Request, float] | BaseException | None] = asyncio.Queue(most_ahead)
@@ -48,7 +45,7 @@ class Incoming(Generic[Request]):
         self._idle_since = None if now else time.monotonic()
 
     def close(self) -> None:
-        # The reading task ends with the call: grpc.aio leaks 96 bytes per read whose task is cancelled.
+        # Not cancelled: grpc.aio leaks 96 bytes per read whose task is cancelled.
         self._timer.cancel()
         self._closed = True
         while not self._waiting.empty():  # makes room for the reading task, which may wait in put()
@@ -92,9 +89,9 @@ async def answered_in_order(
     run: Run[Request, Reply] | None = None,
     begins_run: Callable[[Request], bool] = lambda request: False,
 ) -> AsyncGenerator[Reply, None]:
-    """Answers each request in turn with `answer(request, arrived)`; from the first `begins_run` on, `run` answers.
+    """Answers requests in turn; from the first `begins_run` on, `run` answers.
 
-    If `answer` raises, the stream ends after the earlier replies. Raises StreamIdle.
+    Raises StreamIdle and `answer`'s errors.
     """
     with contextlib.closing(Incoming(requests, idle_seconds, most_ahead)) as incoming:
         while (item := await incoming.next()) is not None:
@@ -129,7 +126,6 @@ class Duplex(ABC, Generic[Request, Reply]):
         """Returns the next reply, if one is ready."""
 
     def ready(self) -> None:
-        """Wakes the sender."""
         self._news.set()
 
     def end(self, error: Exception | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Maps domain errors to gRPC statuses around every call."""
+"""Maps domain errors to gRPC statuses."""
 
 from __future__ import annotations
 
@@ -140,7 +140,6 @@ def _status(code: int, message: str, details: Sequence[Any] = ()) -> status_pb2.
 
 
 def _places(error: Exception) -> str:
-    """Formats the traceback on one line, outermost call first."""
     frames = traceback.extract_tb(error.__traceback__)
     return ", ".join(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames)
 
@@ -170,7 +169,6 @@ def _retry(seconds: float) -> error_details_pb2.RetryInfo:
 
 
 async def abort(context: grpc.aio.ServicerContext, error: Exception, log_prompts: bool = False) -> None:
-    """Ends the call with the error's status and the request id."""
     status, request = to_status(error, log_prompts), current()
     if request:
         status.details.add().Pack(error_details_pb2.RequestInfo(request_id=request.id))

@@ -123,10 +123,7 @@ class GenerateMethod:
 
 
 class Generations:
-    """Merges the concurrent generations of one call into one stream of (index, event).
-
-    `seconds`: until the caller's deadline. `abort` ends the stream.
-    """
+    """Merges the concurrent generations of one call into one stream of (index, event); `abort` ends it."""
 
     def __init__(self, method: GenerateMethod, requests: Sequence[GenerationRequest], seconds: float | None) -> None:
         deadline = None if seconds is None else time.monotonic() + seconds
@@ -157,7 +154,6 @@ class Generations:
                 await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def abort(self) -> None:
-        """Cancels the generations; their slots are free before the next step."""
         self._cancel()
         self._events.put_nowait(None)
 
@@ -171,7 +167,6 @@ class Generations:
             self._producing, self._ended = self._producing - 1, time.monotonic()
 
     def _check_read(self) -> None:
-        # Clients that stop reading before the end are handled in call_limits.py.
         seconds = self._method.limits.unread_seconds
         if not self._producing and time.monotonic() - self._ended > seconds:
             raise NotRead(f"the rest of the output was not read within {seconds:g} s")

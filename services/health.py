@@ -17,11 +17,7 @@ LONGEST_NAME = 256
 
 
 class HealthService(health_pb2_grpc.HealthServicer):
-    """Answers Check and Watch.
-
-    gRPC cannot end a Watch whose client does not read: it counts against the probes' limit until its connection or the
-    server ends.
-    """
+    """Answers Check and Watch. Unread Watches cannot be ended; the limit on probes counts them."""
 
     def __init__(self) -> None:
         self._statuses: dict[str, int] = {}
@@ -29,7 +25,6 @@ class HealthService(health_pb2_grpc.HealthServicer):
 
     @property
     def watchers(self) -> int:
-        """Number of running Watch calls."""
         return len(self._changed)
 
     def set(self, status: int, *names: str) -> None:

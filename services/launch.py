@@ -1,4 +1,4 @@
-"""Runs a server role to its exit code."""
+"""Runs a server role."""
 
 from __future__ import annotations
 

@@ -19,11 +19,10 @@ OURS = ("/tandem.v1.", "/vllm.grpc.engine.")  # prefixes of logged and measured 
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One call of `path` (/PACKAGE.SERVICE/METHOD).
+    """One call of `path` (/PACKAGE.SERVICE/METHOD); `code`, `reason` and `message` are set at its end.
 
-    `code`, `reason` (of ErrorInfo) and `message` are set at its end; `message` never quotes the request, so it may be
-    logged. `dialogue`: requests stream. `in_run`: has become a run. `unanswered`: requests without a reply, with read
-    times.
+    `message` never quotes the request: it may be logged. `dialogue`: requests stream. `in_run`: is a run by now.
+    `unanswered`: requests and read times.
     """
 
     path: str
@@ -52,7 +51,6 @@ class Call:
         return time.perf_counter() - self.started
 
     def given(self, key: str) -> list[str]:
-        """Returns the values of a metadata key."""
         return [value for name, value in self.metadata if name == key and isinstance(value, str)]
 
     @contextlib.asynccontextmanager
@@ -65,13 +63,11 @@ class Call:
             yield
 
     def received(self, message: Any, size: int | None = None) -> Any:
-        """Passes a received message to the layers and returns it; None: not parsed."""
         for layer in self._message_layers:
             layer.received(self, message, size)
         return message
 
     def replied(self, reply: Any) -> Any:
-        """Passes a reply to the layers and returns it."""
         for layer in self._message_layers:
             layer.replied(self, reply)
         return reply

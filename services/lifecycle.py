@@ -25,7 +25,6 @@ class Lifecycle:
             self.running -= 1
 
     def check(self) -> None:
-        """Raises NotAccepting while draining."""
         if not self.accepting:
             raise NotAccepting("the server is stopping and takes no new requests")
 

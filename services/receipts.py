@@ -38,7 +38,6 @@ class ReceiptConfig:
             raise ValueError(f"receipt_key_days: {self.receipt_key_days} is not above 0")
 
     def opened(self) -> Keys | None:
-        """Returns the keys, made or replaced if due. Raises ValueError."""
         return None if self.receipt_keys is None else open_keys(Path(self.receipt_keys), self.receipt_key_days)
 
 

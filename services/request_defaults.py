@@ -15,10 +15,7 @@ log = logging.getLogger("tandem.server")
 
 
 def defaults_in_force(config: RoleConfig, engine: Engine | None = None) -> RequestDefaults:
-    """Returns and logs the defaults. Raises ValueError if the operator's are unsupported or the file is damaged.
-
-    `engine`: of a local target. Unsupported file values are ignored.
-    """
+    """Returns and logs the defaults, without those of the file that `engine` lacks. Raises ValueError."""
     defaults, models = config.defaults, config.models
     if engine:
         engine.admit(Request(defaults.sampling))

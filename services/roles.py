@@ -63,8 +63,6 @@ Close = Callable[[], Awaitable[None]]
 
 
 class ServerParts:
-    """Shared parts of a role's server process."""
-
     def __init__(self, role: ServerRole, config: RoleConfig, others: RankProcesses) -> None:
         self.role, self.config, self.others = role, config, others
         self.lifecycle, self.batcher = Lifecycle(), Batcher(role.batcher)
@@ -84,7 +82,6 @@ class ServerParts:
         return models
 
     async def choose_sizes(self, *models: str | None) -> RoleConfig:
-        """Returns the configuration with automatic sizes chosen for `models`, which share slots."""
         config, chosen = self.config, self.config.models
         backend = backend_named(chosen.backend)
         found = [backend.find(model) for model in models] if config.own_length else []
@@ -148,7 +145,6 @@ class ServerParts:
         return {"http": self.http(generate, lambda: engine.adapters.revisions), "lost": engine.lost}
 
     def hosted(self, register: Any, closing: Sequence[Close], engine: Engine | None, **options: Any) -> HostedService:
-        """Describes the service to its host. `closing` runs in order; `engine`'s hung steps are detected."""
         ready = partial(self.observability.ready, self.config.serve.startup)
         watch = None
         if engine is not None and self.config.step_seconds != 0:
@@ -319,7 +315,6 @@ ROLES = {
 
 
 def _only_model(drafting: Drafting) -> asyncio.Event:
-    # A worker without its draft model is useless.
     if drafting.draft is None:
         return asyncio.Event()
     drafting.draft.engine.vital = True

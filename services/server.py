@@ -48,10 +48,7 @@ _OPTIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeConfig:
-    """`port` 0: a free one; `ready_file`: gets the address.
-
-    health_port: health checks only. http: for OpenAI clients. ending: kills a process that does not end in time.
-    """
+    """`port` 0: a free one. `health_port`: health checks only. `ending` kills a process that does not end in time."""
 
     host: str
     port: int
@@ -75,10 +72,7 @@ class ServeConfig:
 
 @dataclass(slots=True)
 class HostedService:
-    """A role's service and its background tasks by name.
-
-    `ready()` runs once the server listens; returns entries for the ready file.
-    """
+    """A role's service and background tasks. `ready()` returns entries for the ready file."""
 
     service: str
     register: Register
@@ -114,10 +108,7 @@ async def serve(
     build: Callable[[], Awaitable[HostedService]],
     outermost: Sequence[Layer] = (),
 ) -> int:
-    """Binds, loads, serves until SIGTERM or SIGINT, drains; a second signal ends at once.
-
-    `outermost` layers see calls first. Returns the exit code: 1 if the device or a background task was lost.
-    """
+    """Binds, loads, serves until a signal, drains; returns the exit code: 1 if the device or a task was lost."""
     ending = config.ending
     server = config.security.server(outermost, options=_OPTIONS)
     port = bind("port", config.host, config.port, partial(config.security.add_port, server))
@@ -216,7 +207,6 @@ def _stop_signals(ending: ShutdownDeadline, drain_seconds: float) -> asyncio.Eve
 
 
 def bound_http_port(config: ServeConfig, outermost: Sequence[Layer], grpc_port: int = 0) -> HttpPort | None:
-    """Binds the HTTP port, if configured."""
     if config.http is None:
         return None
     from tandem.services.http.listener import HttpPort

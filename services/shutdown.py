@@ -21,7 +21,7 @@ _LOG_SECONDS = 1.0
 
 
 class ShutdownDeadline:
-    """Exits with code 1 and a log line if the process has not ended in time, even if the event loop is blocked.
+    """Exits with code 1 if the process has not ended in time, even if the event loop is blocked.
 
     `leave` None: never.
     """
@@ -32,7 +32,6 @@ class ShutdownDeadline:
         self._asked: queue.SimpleQueue[tuple[float, str]] = queue.SimpleQueue()
 
     def begin(self) -> None:
-        """Starts the thread that enforces `within`."""
         if self._leave:
             threading.Thread(target=self._watch, name="ending", daemon=True).start()
 

@@ -1,7 +1,4 @@
-"""Restarts a server's background tasks, such as lease expiry, with growing waits; not ready meanwhile.
-
-A task that cannot be restarted ends the server.
-"""
+"""Restarts a server's background tasks with growing waits, not ready meanwhile; at last ends the server."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ SOUND_SECONDS = 300.0  # after which a task has all restarts again
 
 
 class Supervisor:
-    """Runs `works` by name; calls `changed` when one is down and when all run."""
+    """`changed` is called when a task is down and when all run."""
 
     def __init__(self, works: Mapping[str, Work], changed: Callable[[bool], None] = lambda fine: None) -> None:
         self._works, self._changed = works, changed

@@ -50,8 +50,6 @@ OPENING_SECONDS = 0.5  # wait for a slot; then the call fails, but its queue pos
 
 
 class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
-    """Each RPC checks its request, locks the session, steps and replies."""
-
     def __init__(
         self,
         engine: Engine,
@@ -112,7 +110,6 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             return reply
 
     async def _admitted(self, key: SessionKey, request: pb.OpenSessionRequest, asked: Request) -> VerifySession:
-        # A duplicate call may have opened the session in the meantime.
         await self.checkout.expire()
         self._check_new(key)
         self._waiting[key.owner] += 1
@@ -181,7 +178,6 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         return pb.CloseSessionResponse(closed=closed, steps=steps, committed_length=length)
 
     async def stop(self) -> None:
-        """Logs the costs of open sessions."""
         for session in self.sessions:
             self._report_costs(session, "stopped")
 

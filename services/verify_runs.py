@@ -96,7 +96,7 @@ class Run(Duplex[pb.VerifyRequest, pb.VerifyResponse]):
 
 @dataclass(slots=True)
 class VerifyResources:
-    """A session's KV slot. `stats`: for --profile. `steps`: begun. `started`: at admission."""
+    """`steps`: begun. `stats`: for --profile. `started`: at admission."""
 
     sequence: TargetSequence
     prompt_length: int
@@ -134,7 +134,6 @@ def commit(session: VerifySession, draft: Sequence[int], verdict: Verdict) -> pb
 
 
 def recorded(session: VerifySession) -> pb.VerifyResponse:
-    """Returns the last reply, marked as replayed."""
     reply = pb.VerifyResponse()
     reply.CopyFrom(session.recorded)
     reply.replayed = True
@@ -142,8 +141,6 @@ def recorded(session: VerifySession) -> pb.VerifyResponse:
 
 
 class VerifyRuns:
-    """Starts sessions' runs. `using` locks a session for one step."""
-
     def __init__(
         self,
         sessions: SessionTable[VerifyResources, pb.VerifyResponse],

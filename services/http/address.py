@@ -11,11 +11,7 @@ from tandem.installing import install_command
 
 @dataclass(frozen=True, slots=True)
 class HttpAddress:
-    """HTTP listening address for OpenAI clients; `port` 0 takes a free one. Raises ValueError.
-
-    allowed_hosts: further Host headers accepted without a key. keep_alive_seconds: above the 60 s that balancers use,
-    or they lose requests.
-    """
+    """`port` 0: a free one. `allowed_hosts`: Host headers accepted without a key. Raises ValueError."""
 
     port: int
     host: str

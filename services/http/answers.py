@@ -31,7 +31,6 @@ class Choice:
         self.end: GenerationEnd | None = None
 
     def add(self, chunk: Chunk) -> list[Json]:
-        """Adds tokens; returns the streamed parts."""
         parts, ids = [] if self._begun else self._first_parts(), self._request.says("return_token_ids")
         self._begun = True
         self.token_ids += chunk.token_ids
@@ -46,7 +45,6 @@ class Choice:
         return parts
 
     def ended(self, end: GenerationEnd) -> list[Json]:
-        """Returns the last parts, with the finish reason."""
         self.end, cut = end, end.finish_reason is FinishReason.LENGTH
         parts = [self._part(delta) for delta in self._parser.end(cut)]
         last = self._part({} if self._request.chat else {"content": ""})
@@ -71,7 +69,6 @@ class Choice:
         return {"index": self.index, **text_or_delta, "logprobs": None, "finish_reason": None}
 
     def whole(self, parts: Sequence[Json]) -> Json:
-        """Merges streamed parts into one choice."""
         lists = [each["logprobs"] for each in parts if each["logprobs"]]
         logprobs: Json | None = None
         if lists:
@@ -101,7 +98,6 @@ class Choice:
         }
 
     def _offset_of(self, token: int) -> int:
-        """Returns the character offset of the next token in the text."""
         offset = self._offset
         self._offset += len(self._characters.decode(self._tokenizer.token_bytes(token)))
         return offset
@@ -113,10 +109,7 @@ class Choice:
 
 
 def _by_text(chosen: int, top: Sequence[tuple[int, Json]]) -> dict[str, float]:
-    """Maps token texts to log-probabilities; the chosen or likeliest of several with one text has it.
-
-    Others are named by bytes, as OpenAI does, or by id.
-    """
+    # Of several tokens with one text the chosen or likeliest has it; the others are named by bytes or id.
     named = {each["token"]: token for token, each in reversed(top)}
     named |= {each["token"]: token for token, each in top if token == chosen}
     found: dict[str, float] = {}
@@ -155,7 +148,6 @@ class Answer:
         }
 
     def parts(self, choice: int, event: Chunk | GenerationEnd) -> list[Json]:
-        """Returns the stream messages for a choice's event."""
         its = self.choices[choice]
         begins, made = not its.token_ids, its.add(event) if isinstance(event, Chunk) else its.ended(event)
         if not self._request.says("stream"):
@@ -182,7 +174,6 @@ class Answer:
         return {"prompt_token_ids": list(self._request.prompts[0])} if wanted else {}
 
     def _usage(self) -> Json:
-        # Cached tokens count once per prompt.
         prompt, output = sum(map(len, self._request.prompts)), sum(len(each.token_ids) for each in self.choices)
         ends = [each.end for each in self.choices if each.end]
         firsts = [each.end for each in self.choices[:: self._request.n] if each.end]
@@ -201,7 +192,6 @@ class Answer:
 
 
 def models(name: str, adapters: Mapping[str, str], info: ModelInfo, created: int) -> dict[str, Json]:
-    """Returns the entries of /v1/models by name: the target and its adapters."""
     common = {"object": "model", "created": created, "owned_by": "tandem", "max_model_len": info.max_sequence_length}
     return {
         each: {"id": each, **common, "root": name, "parent": name if each != name else None}

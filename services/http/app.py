@@ -29,10 +29,7 @@ ANY = "*"  # in allowed_hosts
 
 
 class AllowedHosts:
-    """Host headers accepted without keys: this machine's names, configured names, and any address.
-
-    Guards against DNS rebinding, which needs a name.
-    """
+    """Against DNS rebinding without keys: accepts this machine's names, configured names, and any address."""
 
     def __init__(self, listens_at: str, given: Iterable[str]) -> None:
         self._any = ANY in given

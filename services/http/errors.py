@@ -64,8 +64,6 @@ class BodyLate(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An HTTP error: status, headers, body."""
-
     status: int
     content: dict[str, Any]
     headers: tuple[tuple[str, str], ...] = ()
@@ -74,7 +72,6 @@ class Refusal:
 def refused(
     status: int, code: str | None, message: str, param: str | None = None, headers: Sequence[tuple[str, str]] = ()
 ) -> Refusal:
-    """Builds an error in OpenAI's form."""
     kind = _TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")
     return Refusal(status, {"error": {"message": message, "type": kind, "param": param, "code": code}}, tuple(headers))
 

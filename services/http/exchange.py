@@ -41,7 +41,6 @@ class Exchange:
 
     @property
     def metadata(self) -> list[tuple[str, str]]:
-        """Returns the headers as gRPC metadata."""
         return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in self._scope["headers"]]
 
     def header(self, name: str) -> str | None:
@@ -83,11 +82,9 @@ class Exchange:
     # --- the answer ---
 
     async def answer(self, status: int, content: Json, headers: Sequence[tuple[bytes, bytes]] = ()) -> int:
-        """Sends one JSON object; returns its size."""
         return await self.page(status, json.dumps(content, ensure_ascii=False).encode(), (_JSON, *headers))
 
     async def page(self, status: int, data: bytes, headers: Sequence[tuple[bytes, bytes]]) -> int:
-        # After an error the rest of the request is not read: the connection ends.
         ends = status >= 400 and self._unread
         length = (b"content-length", str(len(data)).encode())
         await self._begin(status, (*headers, length, *([(b"connection", b"close")] if ends else [])))
@@ -110,7 +107,6 @@ class Exchange:
             message = await self._receive()
 
     async def events(self, messages: Sequence[Json]) -> int:
-        """Streams messages; returns their size."""
         return await self._stream(b"".join(_event(each) for each in messages))
 
     async def _stream(self, data: bytes) -> int:

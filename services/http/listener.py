@@ -29,7 +29,6 @@ FLUSH_SECONDS = 1  # for aborted answers to reach their clients
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        # Signals belong to the process, which also serves gRPC.
         yield
 
 
@@ -48,7 +47,6 @@ class HttpPort:
 
     @property
     def url(self) -> str:
-        """Address for local clients."""
         host = bare_host(self._address.host)
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         return f"{'https' if self._security.tls else 'http'}://{joined(host, self.port)}"
@@ -89,7 +87,6 @@ class HttpPort:
             self._socket.listen(MOST_UNACCEPTED)  # asyncio takes one number for both
 
     async def stop(self) -> None:
-        """Ends running requests with an error, and closes."""
         if self._service:
             self._service.cut()
         if self._server and self._serving:

@@ -18,7 +18,6 @@ REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
 def annotated(name: str, value: Any, keys: dict[str, Parse], needed: str = "") -> dict[str, Any]:
-    """Parses an object with these keys; ignores ANNOTATIONS."""
     own = {key: one for key, one in mapping(name, value).items() if key in keys or key not in ANNOTATIONS}
     return known(name, own, keys, needed)
 
@@ -79,7 +78,6 @@ def _call(name: str, value: Any) -> dict[str, Any]:
 
 
 def _arguments(name: str, value: Any) -> Any:
-    # Templates take a call's arguments as an object.
     if isinstance(value, dict):
         return value
     try:

@@ -1,6 +1,6 @@
-"""Bounds a connection's cost: header and trailer bytes, unread bytes, time, number.
+"""Bounds a connection's header bytes, unread bytes and time, and their number.
 
-h11 parses because one number bounds all that is incomplete: headers, chunk lines, trailers.
+h11: one bound for all that is incomplete.
 """
 
 from __future__ import annotations
@@ -63,15 +63,12 @@ WAITS, IDLE, UPLOADS, RUNS = "waits", "idle", "uploads", "runs"
 
 
 class Host:
-    """One host's connections by state, oldest first."""
-
     def __init__(self) -> None:
         self.by_state: dict[str, dict[BoundedProtocol, None]] = {state: {} for state in (WAITS, IDLE, UPLOADS, RUNS)}
         self.total = 0
 
     @property
     def slow(self) -> int:
-        """Number of connections with incomplete requests."""
         return len(self.by_state[WAITS]) + len(self.by_state[UPLOADS])
 
     def first(self, *states: str) -> BoundedProtocol | None:

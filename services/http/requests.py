@@ -44,7 +44,6 @@ class ParsedRequest:
 
     @property
     def scores_prompts(self) -> bool:
-        """Whether to return the prompts' log-probabilities."""
         return self.says("echo") and "logprobs" in self.given
 
     @property
@@ -111,7 +110,6 @@ class RequestReader:
         return self._parsed(True, given, [prompt], (None,), tools)
 
     async def chat_tokens(self, given: Mapping[str, Any], tools: ToolUse) -> tuple[int, ...]:
-        """Returns the token ids of a templated chat."""
         if "messages" not in given:
             raise InvalidField("messages", "missing")
         options = {name: given.get(name, usual) for name, usual in TEMPLATE.items()}
@@ -125,8 +123,6 @@ class RequestReader:
         return await self.tokens(text, given.get("add_special_tokens", False))
 
     async def _rendered(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
-        # Large chats take turns in one thread.
-
         def render() -> str:
             return self.tokenizer.render(messages, **options)
 
@@ -137,7 +133,6 @@ class RequestReader:
             raise InvalidField("messages", str(error)) from None
 
     async def tokens(self, text: str, special: bool) -> tuple[int, ...]:
-        # Long texts are tokenized in one thread, in turn.
         generator = self._generator
         self._limits.check_prompt(0, text, generator.info.max_sequence_length)
         if len(text) <= LONG_TEXT:
@@ -212,7 +207,6 @@ def chat_tokenizer(tokenizer: Tokenizer) -> ChatTokenizer:
 
 
 def is_special(tokenizer: Tokenizer, tokens: Sequence[int]) -> bool:
-    """Whether the tokens are one special token."""
     return len(tokens) == 1 and not (stream := tokenizer.stream()).push(tokens[0]) + stream.flush()
 
 
@@ -226,7 +220,6 @@ def _structure(given: Mapping[str, Any], tools: ToolUse) -> Structure | None:
 
 
 def own_name(error: InvalidField, of: str, given: Mapping[str, Any]) -> InvalidField:
-    """Returns the error under the field's HTTP name."""
     structured = next((name for name in STRUCTURES if given.get(name) is not None), "tools")
     names = {"structure": structured, "max_new_tokens": "max_tokens", "stop_strings": "stop", "adapter": "model"}
     names["prompt"] = PROMPTS[of]

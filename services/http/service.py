@@ -128,7 +128,6 @@ class HttpService:
             raise NotRead("the answer was not read in time") from None
 
     async def _scored(self, request: ParsedRequest) -> list[Scores]:
-        """Returns each prompt's log-probabilities from its second token on."""
         longest = self._generate.generator.info.max_speculation_length
         firsts = list(enumerate(request.requests[:: request.n]))
         known = [(i, known_output(each, longest)) for i, each in firsts if len(each.token_ids or ()) > 1]
@@ -150,7 +149,6 @@ class HttpService:
             self._works.discard(work)
 
     async def models(self, call: Call, exchange: Exchange, name: str | None = None) -> None:
-        """Lists all models, or the one called `name`."""
         found = models(self.model, self._reader.adapters(), self._generate.generator.info, self._started)
         if name is not None and name not in found:
             raise NoSuchModel(f"model: there is no {name[:128]!r} here")
@@ -160,12 +158,10 @@ class HttpService:
         await exchange.answer(200, {"version": version()})
 
     async def receipt_keys(self, call: Call, exchange: Exchange) -> None:
-        """Lists the public keys of receipts; none if unsigned."""
         receipts = self._generate.receipts
         await exchange.answer(200, receipts.keys.json if receipts else {"keys": []})
 
     async def metrics(self, call: Call, exchange: Exchange) -> None:
-        """Serves the Prometheus page, rendered in a thread."""
         if self._metrics is None:
             raise NotOffered("this server lacks prometheus-client, of tandem-speculative[metrics]")
         accept = next(iter(call.given("accept")), "")

@@ -15,7 +15,7 @@ from tandem.speculation.stopping import TextStream
 from tandem.speculation.types import Chunk
 
 Delta = dict[str, Any]  # part of a message: `content` or `tool_calls`
-Call = tuple[str, dict[str, Any]]  # function name, arguments
+Call = tuple[str, dict[str, Any]]
 _DECODER = json.JSONDecoder()
 _DEEPSEEK = re.compile(
     r"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?(.+?)(?:<｜tool▁sep｜>|\n)(.*?)<｜tool▁call▁end｜>", re.DOTALL
@@ -25,7 +25,7 @@ _NAMED = re.compile(r"\s*(?:\[TOOL_CALLS\])?\s*([\w.-]+)\s*(?:\[CALL_ID\]\w*)?(?
 
 
 def _objects(text: str) -> Iterator[Call]:
-    """Reads a JSON object per line or a list. Raises ValueError, KeyError or TypeError."""
+    # Raises ValueError, KeyError or TypeError.
     at = 0
     while (begin := text.find("{", at)) >= 0:
         found, at = _DECODER.raw_decode(text, begin)
@@ -53,9 +53,9 @@ def _deepseek(text: str) -> Iterator[Call]:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A model's call syntax: `begin`, calls, `end` or the end of output; `bare`: also without `begin`.
+    """Calls stand between `begin` and `end` or the end of output; `bare`: also without `begin`.
 
-    `marks`: other special tokens. `id_length`: characters of a call id.
+    `marks`: other special tokens.
     """
 
     begin: str
@@ -74,7 +74,6 @@ class Format:
         return made if self.id_length < 10 else f"call_{made}"
 
     def shown(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Returns a message with call ids of this format."""
         if self.id_length > 9:
             return message
         own = {key: _short(message[key]) for key in ("tool_call_id",) if key in message}
@@ -83,7 +82,7 @@ class Format:
 
 
 def _short(name: str) -> str:
-    """Returns a deterministic id of nine letters and digits."""
+    # Deterministic: nine letters and digits.
     fits = len(name) == 9 and name.isascii() and name.isalnum()
     return name if fits else hashlib.sha256(name.encode()).hexdigest()[:9]
 
@@ -102,10 +101,7 @@ FORMATS = {
 
 
 class MarkedText:
-    """Restores the special tokens that mark calls in an output's text.
-
-    `stream` decodes the tokens again, so that a mark precedes the text held back at it.
-    """
+    """Restores the special tokens that mark calls; `stream` decodes again, so a mark precedes text held back at it."""
 
     def __init__(self, stream: TextStream, marks: Mapping[int, str]) -> None:
         self._stream, self._marks = stream, marks
@@ -130,10 +126,7 @@ class MarkedText:
 
 
 class Parser:
-    """Turns output text into message deltas; this one treats all as content.
-
-    `names`: callable functions. `several`: more than one call may follow.
-    """
+    """Turns output text into message deltas; this one treats all as content. `several`: calls may follow calls."""
 
     def __init__(self, form: Format, names: Collection[str] = (), several: bool = True) -> None:
         self._format, self._names, self._several, self.calls = form, names, several, 0
@@ -153,8 +146,6 @@ class Parser:
 
 
 class NamedCall(Parser):
-    """The output is one function's arguments."""
-
     def add(self, text: str) -> list[Delta]:
         if not self.calls:
             (name,) = self._names
@@ -202,7 +193,6 @@ class MarkedCalls(Parser):
         return found
 
     def end(self, cut: bool) -> list[Delta]:
-        # At the end of output, perhaps a stop string, the end mark may be missing.
         if self._inside or self._bare:
             return self._between(self._held, "", cut)
         return self._content(self._held)
@@ -231,7 +221,6 @@ class MarkedCalls(Parser):
 
 
 def folded(deltas: list[Delta]) -> Delta:
-    """Merges deltas into one message."""
     content = "".join(each["content"] for each in deltas if "content" in each)
     calls: list[dict[str, Any]] = []
     for part in (call for each in deltas for call in each.get("tool_calls", ())):

@@ -20,13 +20,11 @@ _SPACED = {"x-guidance": {"whitespace_pattern": " ?", "lenient": True}}
 
 
 def json_schema(name: str, schema: Any) -> Structure:
-    """Parses a schema, as object or text."""
     text = schema if isinstance(schema, str) else json.dumps(mapping(name, schema), ensure_ascii=False)
     return made(name, StructureKind.JSON_SCHEMA, text)
 
 
 def made(name: str, kind: StructureKind, text: str) -> Structure:
-    """Builds a structure. Raises InvalidField."""
     try:
         return Structure(kind, text)
     except InvalidField as error:
@@ -63,7 +61,6 @@ _KINDS: dict[str, Parse] = {
 
 
 def structured_outputs(name: str, value: Any) -> Structure | None:
-    """Parses vLLM's object of one structure."""
     found = known(name, value, _KINDS)
     structures = [each for each in found.values() if isinstance(each, Structure)]
     if len(structures) > 1:
@@ -72,7 +69,6 @@ def structured_outputs(name: str, value: Any) -> Structure | None:
 
 
 def tools(name: str, value: Any) -> list[dict[str, Any]]:
-    """Parses OpenAI's function tools."""
     if len(sequence(name, value)) > MAX_TOOLS:
         raise InvalidField(name, f"{len(value)} tools are above the limit of {MAX_TOOLS}")
     found = listed(_tool)(name, value)
@@ -133,7 +129,6 @@ class ToolUse:
 
     @property
     def schemas(self) -> dict[str, dict[str, Any]]:
-        """Returns argument schemas by function."""
         functions = {each["function"]["name"]: each["function"] for each in self.tools}
         allowed = self.choice.names or functions
         return {name: ANY_OBJECT | each.get("parameters", {}) for name, each in functions.items() if name in allowed}
@@ -156,7 +151,7 @@ class ToolUse:
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """Returns stop strings after a call that must be the last."""
+        """Stops the output after a call that must be the last."""
         return (self.format.end,) if self.choice.mode == "auto" and not self.several and self.format.end else ()
 
     def parser(self) -> Parser:

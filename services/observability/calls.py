@@ -1,7 +1,4 @@
-"""Assigns request ids and notifies observers of each call.
-
-Observers' errors are logged only. This layer is first, so refused calls are logged with their ids.
-"""
+"""Assigns request ids and notifies observers, whose errors are only logged. First layer: refused calls are seen too."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Prometheus metrics of requests and rounds, with vLLM's names, labels and buckets for its dashboards and alerts.
-
-See vllm/v1/metrics/loggers.py and vllm/v1/spec_decode/metrics.py.
-"""
+"""Prometheus metrics of requests and rounds, with vLLM's names, labels and buckets, so its dashboards work."""
 
 from __future__ import annotations
 
@@ -32,8 +29,6 @@ _CAUSES = ("prefill", "draft", "verify", "queue", "network")
 
 
 class GenerationMetrics:
-    """One model's metrics. `most`: draft tokens in a round."""
-
     def __init__(self, registry: CollectorRegistry, model: str, most: int) -> None:
         self._registry, self._model = registry, (model, "0")
         self.prompt = self._counter("vllm:prompt_tokens", "Prompt tokens of successful requests and of sessions.")
@@ -79,11 +74,9 @@ class GenerationMetrics:
         )
 
     def request(self, stats: SpeculationStats) -> WatchedRequest:
-        """Watches a request, whose statistics rounds update."""
         return WatchedRequest(self, stats)
 
     def round(self, drafted: int, accepted: int) -> None:
-        """Counts one round of a session."""
         self._rounds.inc()
         self._drafts.inc(drafted > 0)
         self._drafted.inc(drafted)
@@ -151,7 +144,6 @@ class WatchedRequest:
         self._seen: tuple[int, int, int, list[int], list[int]] = (0, 0, 0, [], [])
 
     def chunk(self, chunk: Chunk) -> None:
-        """Counts a round, already in the statistics."""
         now = time.perf_counter()
         if self._first:
             self._metrics.between.observe(now - self._last)
@@ -164,7 +156,6 @@ class WatchedRequest:
         self._count()
 
     def ended(self, end: GenerationEnd | BaseException) -> None:
-        """Called last, however the request ended."""
         now, metrics = time.perf_counter(), self._metrics
         self._count()
         metrics.spent(self._stats)

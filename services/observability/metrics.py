@@ -1,7 +1,4 @@
-"""Prometheus metrics of a server: vLLM's names, else `tandem:` (docs/observability.md).
-
-Counters update on events, states are read at each scrape. Imported only with metrics on (extra `metrics`).
-"""
+"""Prometheus metrics: vLLM's names, else `tandem:` (docs/observability.md). Imported only if on (extra `metrics`)."""
 
 from __future__ import annotations
 
@@ -89,8 +86,6 @@ class Metrics(CallObserver):
     def watch_requests(
         self, lifecycle: Lifecycle, sessions: Sequence[CountedSessions], slots: Sequence[SlotPool]
     ) -> None:
-        """Adds gauges of running and waiting requests, and of sessions, which never wait."""
-
         def waiting() -> int:
             return sum(pool.waiting for pool in slots)
 
@@ -106,7 +101,6 @@ class Metrics(CallObserver):
             )
 
     def watch_structures(self, structures: Mapping[str, Structures]) -> None:
-        """Adds counters of compiled structures."""
         for (of, each), outcome in itertools.product(structures.items(), OUTCOMES):
             read = partial(each.outcomes.__getitem__, outcome)
             label = {"of": of, "outcome": outcome}
@@ -135,7 +129,6 @@ class Metrics(CallObserver):
             count("vllm:prefix_cache_hits", "Tokens of prompts found.", names, partial(getattr, cache, "hits"))
 
     def watch_adapters(self, adapters: Adapters) -> None:
-        """Adds metrics of the target's adapters, later ones included."""
         watch_adapters(self.states, adapters)
 
     def watch_steps(self, batcher: Batcher) -> None:
@@ -146,7 +139,6 @@ class Metrics(CallObserver):
         )
 
     def watch_fused(self, target: Engine) -> None:
-        """Adds the metric of fused drafting."""
         self.states.counters(
             "tandem:fused_fallbacks",
             "Fused calls that failed and were repeated as two steps.",
@@ -163,13 +155,11 @@ class Metrics(CallObserver):
         add.counter("tandem:sessions_expired", "Sessions whose lease expired.", label, lambda: table.expired)
 
     def watch_drafter(self, health: DrafterHealth) -> None:
-        """Adds metrics of a fallible drafter."""
         add = self.states
         add.gauge("tandem:drafter_up", "1 if the drafter is available.", {}, lambda: int(health.up))
         add.counter("tandem:draft_failures", "Failures of the drafter.", {}, lambda: health.failures)
 
     def started(self, seconds: Mapping[str, float]) -> None:
-        """Sets the seconds of each start-up stage."""
         stages = Gauge("tandem:startup_seconds", "Seconds of start-up, by stage.", ("stage",), registry=self.registry)
         for stage, taken in seconds.items():
             stages.labels(stage).set(taken)

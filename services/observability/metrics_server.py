@@ -1,7 +1,4 @@
-"""Serves metrics over HTTP on own threads, so that a scrape delays no round.
-
-A new connection above the limit closes the oldest. Imported only with metrics on (extra `metrics`).
-"""
+"""Serves metrics on own threads, so that a scrape delays no round. Imported only if on (extra `metrics`)."""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 
 def watch_prefill(states: ScrapedMetrics, elsewhere: RemotePrefill) -> None:
-    """Adds counters of remote prompts, and of reasons against."""
     count = states.counter
     for name, said in (
         ("requests", "Prompts asked for at PrefillWorkers."),
@@ -28,6 +27,5 @@ def watch_prefill(states: ScrapedMetrics, elsewhere: RemotePrefill) -> None:
 
 
 def watch_prefill_pages(states: ScrapedMetrics, pages: PrefillPages) -> None:
-    """Adds counters of requests and pages of a PrefillWorker."""
     states.counter("tandem:prefill_prompts", "Prompts that targets asked for.", {}, partial(getattr, pages, "asked"))
     states.counter("tandem:prefill_pages_sent", "Pages handed out.", {}, partial(getattr, pages, "pages"))

@@ -14,8 +14,6 @@ log = logging.getLogger("tandem.prompts")
 
 
 class PromptLayer(Layer):
-    """Innermost layer: the caller is known."""
-
     sees_messages = True
 
     def received(self, call: Call, message: Any, size: int | None) -> None:

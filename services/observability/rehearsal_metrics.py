@@ -10,7 +10,6 @@ from tandem.speculation.model_info import Rehearsal
 
 
 def watch_rehearsals(states: ScrapedMetrics, rehearsals: Sequence[Rehearsal]) -> None:
-    """Adds rehearsed devices and counters of steps and late steps, if any rehearse."""
     for each in rehearsals:
         said = {"of": each.part, "name": each.name, "device": each.device, "source": each.source}
         states.gauge("tandem:rehearsal_info", "Whose step times are rehearsed; always 1.", said, lambda: 1.0)

@@ -76,7 +76,6 @@ class RequestLog(CallObserver):
         log.log(level, "%s", _line(fields), extra={"fields": fields})
 
     def session_ended(self, session: Session[Any, Any], how: str) -> None:
-        """Logs a finished session; a callback of SessionTable.on_end."""
         tally = self._sessions.pop(session.session_id, None)
         if tally is None:  # its opening failed
             return
@@ -87,7 +86,6 @@ class RequestLog(CallObserver):
 
 
 def _key(request: Any) -> SessionKey:
-    # Valid once the caller is identified, so before any reply.
     return SessionKey(caller(), request.session_id)
 
 
@@ -105,7 +103,6 @@ def _adapted(adapter: str) -> dict[str, str]:
 
 
 def _with(choices: dict[str, Any] | None, choice: dict[str, Any]) -> dict[str, Any]:
-    # HTTP requests may have several choices.
     if choices is None:
         return choice
     return choice | {name: choices[name] + choice[name] for name in ("output_tokens", "drafted", "accepted")}

@@ -34,11 +34,9 @@ class ScrapedMetrics(Collector):
         self.counters(name, help_text, tuple(labels), lambda: [(labels, read())])
 
     def gauges(self, name: str, help_text: str, labels: Sequence[str], read: Callable[[], Samples]) -> None:
-        """Adds a gauge with changing samples."""
         self._add(GaugeMetricFamily, name, help_text, labels, read)
 
     def counters(self, name: str, help_text: str, labels: Sequence[str], read: Callable[[], Samples]) -> None:
-        """Adds a counter with changing samples."""
         self._add(CounterMetricFamily, name, help_text, labels, read)
 
     def _add(

@@ -62,7 +62,6 @@ class Observability:
         self.layer = CallLayer(self._observers)
 
     def loaded(self, info: ModelInfo) -> None:
-        """Creates the metrics once the model is loaded."""
         if self._counts:
             from tandem.services.observability.metrics import Metrics
             from tandem.services.observability.rehearsal_metrics import watch_rehearsals
@@ -75,7 +74,6 @@ class Observability:
                 self._server.registry = self.metrics.registry
 
     def page(self, accept: str) -> tuple[bytes, str]:
-        """Returns the metrics page and content type for an Accept header."""
         from prometheus_client.exposition import choose_encoder
 
         assert self.metrics
@@ -87,7 +85,6 @@ class Observability:
         return self.metrics.generation.request if self.metrics else None
 
     def traced(self, generator: Generator) -> Generator:
-        """Adds a span per round of a local generator."""
         if self._tracing is None:
             return generator
         from tandem.rpc.traced import traced
@@ -128,7 +125,6 @@ class Observability:
         return {"metrics_host": self._server.host, "metrics_port": self._server.port}
 
     async def during(self, serving: Awaitable[Result]) -> Result:
-        """Waits for the server, then closes metrics and traces."""
         try:
             return await serving
         finally:

@@ -85,6 +85,5 @@ def _base_length(request: Any, reply: Any) -> int:
 
 
 def _step(span: Span, kind: str, queued: float, computed: float, about: Attributes, now: float) -> None:
-    # Durations are measured; the step is assumed to end at `now`.
     span.child("queue", {}, started=now - computed - queued).end(at=now - computed)
     span.child("step", {"kind": kind, **about}, started=now - computed).end(at=now)

@@ -1,7 +1,4 @@
-"""Limits calls' number, request sizes, and times of receiving and reading.
-
-gRPC itself keeps a stalled call until its connection ends.
-"""
+"""Limits calls' number, request sizes, and times of receiving and reading, which gRPC does not."""
 
 from __future__ import annotations
 
@@ -57,11 +54,7 @@ def fairness_key() -> tuple[str, str]:
 
 
 class TransportInterceptor(grpc.aio.ServerInterceptor):
-    """A server's only interceptor: answers every call inside `layers`, within `limits`.
-
-    Parses requests inside the layers: calls without a token are not parsed, and bad requests get status, log line and
-    metrics.
-    """
+    """Answers every call inside `layers`, which also see malformed requests; calls without a token are not parsed."""
 
     def __init__(self, limits: ServerLimits, layers: Sequence[Layer]) -> None:
         self.limits, self.layers = limits, layers
@@ -90,8 +83,6 @@ class TransportInterceptor(grpc.aio.ServerInterceptor):
 
 
 class Answer:
-    """The answer to one call by gRPC's `handler`."""
-
     def __init__(self, server: TransportInterceptor, handler: Any, details: grpc.HandlerCallDetails) -> None:
         self._server, self._handler = server, handler
         self._call = Call(details.method, details.invocation_metadata or (), server.layers, bool(handler.stream_stream))
@@ -120,7 +111,6 @@ class Answer:
             await self._write(self._handler.stream_stream(requests, context))
 
     async def _request(self) -> Any:
-        # Raises InvalidField without a request.
         seconds = self._server.limits.message_seconds
         try:
             with WaitLimit(seconds) as waiting:
@@ -148,7 +138,6 @@ class Answer:
         return data
 
     async def _write(self, answered: Any) -> None:
-        # Raises NotRead if the client is too slow.
         if inspect.isawaitable(answered):  # a service that writes its replies itself
             return await answered
         seconds, call = self._server.limits.unread_seconds, self._call

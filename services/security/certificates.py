@@ -1,7 +1,4 @@
-"""Reads the identity in a client's certificate (extra `mtls`).
-
-gRPC drops the kinds of names, so two callers could share an identity.
-"""
+"""Reads certificates' identities (extra `mtls`): gRPC drops names' kinds, so two callers could share one."""
 
 from __future__ import annotations
 
@@ -16,10 +13,7 @@ class NoUsableName(ValueError):
 
 
 def identity_of(pem: bytes) -> str:
-    """Returns the first subject alternative name (dns:alice.example), else `subject:` and the subject.
-
-    A subject needs a common name. Raises NoUsableName.
-    """
+    """Returns the first subject alternative name (dns:alice.example), else the subject. Raises NoUsableName."""
     try:
         certificate = x509.load_pem_x509_certificate(pem)
         kind, text = _alternative_name(certificate) or _subject(certificate)
@@ -62,7 +56,6 @@ def _named(name: x509.GeneralName) -> tuple[str, str]:
 
 
 def _other(der: bytes) -> str:
-    # A short UTF8String is a user principal name; others in hex.
     if len(der) > 2 and der[0] == _UTF8_STRING and der[1] == len(der) - 2 < 128:
         return f"utf8:{der[2:].decode()}"
     if not der[2:]:

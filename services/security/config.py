@@ -28,7 +28,7 @@ MIN_MESSAGE_BYTES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """Without `tls` only local hosts may be listened at, unless `insecure`.
+    """Without `tls` or `insecure` only local hosts may be listened at.
 
     `log_prompts` logs complete requests and replies.
     """
@@ -56,7 +56,6 @@ class Security:
             )
 
     def layers(self, outermost: Sequence[Layer] = ()) -> list[Layer]:
-        """Returns the layers in order: statuses, then identities."""
         prompts = [PromptLayer()] if self.log_prompts else []
         return [*outermost, ErrorLayer(self.log_prompts), IdentityLayer(self.tokens), *prompts]
 
@@ -80,13 +79,11 @@ class Security:
         )
 
     def add_port(self, server: grpc.aio.Server, address: str) -> int:
-        """Binds and returns the port. Raises RuntimeError."""
         if self.tls is None:
             return int(server.add_insecure_port(address))
         return int(server.add_secure_port(address, server_credentials(self.tls)))
 
     def log_access(self, host: str) -> None:
-        """Logs how this server is protected."""
         what = ["no TLS" if self.tls is None else "TLS with client certificates" if self.tls.client_ca else "TLS"]
         what.append("tokens" if self.tokens else "no tokens")
         if self.log_prompts:

@@ -22,15 +22,11 @@ _SCHEME = "bearer "
 
 
 def caller() -> str:
-    """Returns the current caller, or ANONYMOUS."""
     return _CALLER.get()
 
 
 class IdentityLayer(Layer):
-    """Requires a known token, if configured; identity of token, else certificate.
-
-    Health checks need no token. Tokens are checked before the request is read.
-    """
+    """Requires a known token, if configured, before the request is read; health checks need none."""
 
     def __init__(self, tokens: AcceptedTokens | None = None) -> None:
         self._tokens = tokens

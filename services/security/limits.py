@@ -23,10 +23,7 @@ _BESIDE_PROMPTS = 4 * LONGEST_STOP_STRING * MAX_STOP_STRINGS + 64 * 1024
 
 
 def message_bytes(sequence_length: int, max_prompt_bytes: int | None) -> int:
-    """Returns the default request limit in bytes: prompt and stop strings, at most 4 MiB.
-
-    Parsing 4 MiB blocks the event loop for 30 ms.
-    """
+    """Returns the default request limit: prompt and stop strings, at most 4 MiB, which take 30 ms to parse."""
     return min(MESSAGE_BYTES, (max_prompt_bytes or BYTES_PER_TOKEN * sequence_length) + _BESIDE_PROMPTS)
 
 
@@ -65,11 +62,9 @@ class ServerLimits:
                 raise ValueError(f"{name}: {value} is below 1")
 
     def running(self) -> ConcurrencyLimit:
-        """Returns the counter of running requests per caller."""
         return ConcurrencyLimit("max_requests_per_identity", "your requests", self.max_requests_per_identity)
 
     def check_sessions(self, opened: int) -> None:
-        """Raises LimitReached if a caller has too many sessions `opened`."""
         most = self.max_sessions_per_identity
         if most is not None and opened >= most:
             raise LimitReached(f"max_sessions_per_identity: {opened} of your sessions are open, the limit is {most}")
@@ -108,10 +103,7 @@ def check_count(field: str, values: Sized, most: int, what: str = "") -> None:
 
 
 class ConcurrencyLimit:
-    """Limits running work to `most_each` per caller and `most` in total; None: no limit.
-
-    `name` and `yours` word the errors.
-    """
+    """Limits running work to `most_each` per caller and `most` in total; None: no limit. `yours` words errors."""
 
     def __init__(self, name: str = "", yours: str = "", most_each: int | None = None, most: int | None = None) -> None:
         self._name, self._yours, self._most_each, self._most = name, yours, most_each, most
@@ -125,7 +117,6 @@ class ConcurrencyLimit:
         return self._of[who]
 
     def begin(self, who: str) -> None:
-        """Counts one until `end`. Raises LimitReached."""
         mine, most = self.of(who), self._most_each
         if most is not None and mine >= most:
             raise LimitReached(f"{self._name}: {mine} of {self._yours} are running, the limit is {most}")

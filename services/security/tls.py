@@ -39,7 +39,6 @@ class TlsConfig:
 
 
 def tls_config(cert: str | None, key: str | None, client_ca: str | None) -> TlsConfig | None:
-    """Returns None without files. Raises ValueError."""
     if cert is not None and key is not None:
         return TlsConfig(cert, key, client_ca)
     if cert is not None:
@@ -67,7 +66,6 @@ def check_pair(config: TlsConfig) -> None:
 
 
 def server_credentials(config: TlsConfig) -> grpc.ServerCredentials:
-    """Returns credentials; gRPC calls `changed` on its own thread."""
     certificates = Certificates(config, _in_grpcs_form)
     return grpc.dynamic_ssl_server_credentials(
         certificates.first, certificates.changed, require_client_authentication=config.client_ca is not None

@@ -20,9 +20,9 @@ Entries = tuple[tuple[bytes, str], ...]
 
 
 class AcceptedTokens:
-    """Lines `identity token` or `identity sha256:HEX`; # begins a comment; several tokens per identity.
+    """Lines `identity token` or `identity sha256:HEX`; # begins a comment. Keeps hashes only.
 
-    Only hashes are kept. Raises ValueError at start; later an unusable file changes nothing.
+    Raises ValueError at start.
     """
 
     def __init__(self, file: str) -> None:

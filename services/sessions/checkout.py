@@ -18,8 +18,6 @@ _AFTER_SECONDS = 0.002  # a lease that ends exactly now has not expired yet
 
 
 class Checkout(Generic[Resources, Reply]):
-    """Lends the sessions of `table` to one call at a time; `free` frees their resources."""
-
     def __init__(
         self, table: SessionTable[Resources, Reply], free: Callable[[Session[Resources, Reply]], Awaitable[None]]
     ) -> None:
@@ -27,9 +25,9 @@ class Checkout(Generic[Resources, Reply]):
 
     @contextlib.asynccontextmanager
     async def using(self, session: Session[Resources, Reply]) -> AsyncGenerator[None, None]:
-        """Locks a session for one call, then renews its lease. Raises SessionNotFound if closed.
+        """Locks a session for one call and renews its lease; the last user frees it.
 
-        The last user frees a session that was closed or whose first call failed.
+        Raises SessionNotFound if closed.
         """
         table = self._table
         session.in_use += 1
@@ -64,7 +62,6 @@ class Checkout(Generic[Resources, Reply]):
                 log.exception("session %s expired, and freeing it failed", session.session_id)
 
     async def expire_forever(self) -> None:
-        """Frees sessions as leases expire, until cancelled."""
         while True:
             await asyncio.sleep(self._table.seconds_to_expiry() + _AFTER_SECONDS)
             await self.expire()

@@ -13,10 +13,7 @@ from tandem.v1 import draft_worker_pb2 as pb
 
 
 class ProposalStream(Duplex[pb.ProposeRequest, pb.ProposeResponse]):
-    """Follows the sequence that `first`, read at `arrived`, begins; `check` checks later messages.
-
-    `drafter` is open; drafts end at `end` tokens, `chunk` per call.
-    """
+    """Follows the sequence that `first` begins; drafts end at `end` tokens, `chunk` per call."""
 
     def __init__(
         self,

@@ -35,8 +35,6 @@ class ProposalSession:
 
 
 class Proposals:
-    """Answers Propose. A stream idle for `lease_seconds` ends."""
-
     def __init__(
         self,
         drafting: Drafting,
@@ -51,7 +49,6 @@ class Proposals:
         self.sessions = ProposalSessions(self._limits)
 
     async def stream(self, requests: AsyncIterator[pb.ProposeRequest]) -> Replies:
-        """Answers one stream. Raises errors of services/errors.py."""
         with contextlib.closing(Incoming(requests, self._lease_seconds)) as incoming:
             if (first := await incoming.next()) is None:
                 return

@@ -1,7 +1,4 @@
-"""The session table: admission, fencing, replays, leases. Pure state; the clock is an argument.
-
-Each round commits a token or more, so base_length identifies it and fences stale ones (G2 to G5, docs/sessions.md).
-"""
+"""The session table; the clock is an argument. base_length identifies a round, as each commits a token or more."""
 
 from __future__ import annotations
 
@@ -70,8 +67,6 @@ class Fence(enum.Enum):
 
 
 class CountedSessions(Protocol):
-    """Open sessions and totals for metrics."""
-
     @property
     def opened(self) -> int: ...
 
@@ -101,10 +96,7 @@ class Session(Generic[Resources, Reply]):
     recorded: Reply | None = field(default=None)
 
     def fence(self, base_length: int, last_token: int) -> Fence:
-        """Decides whether a round on `base_length` tokens ending in `last_token` is next, done, or stale.
-
-        Raises SessionNotFound if the opening call failed.
-        """
+        """Decides whether a round is next, done, or stale. Raises SessionNotFound if the opening call failed."""
         if not self.opened:
             raise SessionNotFound(f"no session {self.session_id}: its opening failed")
         if not 1 <= base_length <= len(self.tokens) or self.tokens[base_length - 1] != last_token:
@@ -157,7 +149,6 @@ class SessionTable(Generic[Resources, Reply]):
         return iter(list(self._sessions.values()))
 
     def owned_by(self, owner: str) -> int:
-        """Returns a caller's number of open sessions."""
         return sum(session.session_id.owner == owner for session in self)
 
     def find(self, session_id: SessionKey) -> Session[Resources, Reply] | None:
@@ -171,7 +162,7 @@ class SessionTable(Generic[Resources, Reply]):
         tokens: list[int],
         max_total_tokens: int,
     ) -> Session[Resources, Reply]:
-        """Adds a session. Raises SessionConflict if its id is in use or closed."""
+        """Raises SessionConflict if the id is in use or closed."""
         if session_id in self._sessions:
             raise SessionConflict(f"session {session_id} is open")
         self.check_new(session_id)
@@ -195,10 +186,7 @@ class SessionTable(Generic[Resources, Reply]):
     def touch(
         self, session_id: SessionKey, expected: Session[Resources, Reply] | None = None
     ) -> Session[Resources, Reply]:
-        """Renews and returns a session (`expected`, not a later one with its id).
-
-        Raises SessionNotFound or SessionExpired.
-        """
+        """Renews and returns `expected`, not a later session with its id. Raises SessionNotFound or SessionExpired."""
         session = self._sessions.get(session_id)
         if session is None or session is not (expected or session):
             if session is None and self._ended.get(session_id) == _EXPIRED:
@@ -230,7 +218,6 @@ class SessionTable(Generic[Resources, Reply]):
         return session
 
     def expire(self) -> list[Session[Resources, Reply]]:
-        """Removes and returns unused sessions with expired leases."""
         now = self._clock()
         gone = [s for s in self if self._out(s, now)]
         for session in gone:

@@ -57,10 +57,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """`ranks`, `alphas`: overrides by module pattern. `by_root`: scale alpha / sqrt(rank) (rsLoRA).
-
-    Raises ValueError.
-    """
+    """`ranks`, `alphas`: overrides by module pattern. `by_root`: scale alpha / sqrt(rank). Raises ValueError."""
 
     rank: int
     alpha: float
@@ -102,7 +99,6 @@ def _check_pattern(name: str, pattern: str) -> None:
 
 
 def read_config(folder: Path) -> AdapterConfig:
-    """Raises CheckpointError naming an unsupported field."""
     file = folder / CONFIG
     try:
         fields = read_object(file, _MOST_BYTES)

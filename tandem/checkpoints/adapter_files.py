@@ -37,7 +37,6 @@ class AdapterChoice:
 
 
 def adapter_choices(given: str | None, field: str = "adapters") -> tuple[AdapterChoice, ...]:
-    """Parses NAME=DIR,NAME=DIR. Raises ValueError naming `field`."""
     try:
         chosen = [AdapterChoice(*map(str.strip, each.partition("=")[::2])) for each in (given or "").split(",") if each]
     except ValueError as error:
@@ -51,10 +50,7 @@ def adapter_choices(given: str | None, field: str = "adapters") -> tuple[Adapter
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LowRank:
-    """Adds up @ (down @ x) * scale to a linear layer's output for x [inputs].
-
-    down [rank, inputs] and up [outputs, rank] are float32 and contiguous.
-    """
+    """Adds up [outputs, rank] @ (down [rank, inputs] @ x) * scale to a linear layer; float32, contiguous."""
 
     down: Floats
     up: Floats
@@ -75,7 +71,6 @@ class Adapter:
 
 
 def read_adapter(choice: AdapterChoice) -> Adapter:
-    """Raises CheckpointError."""
     folder = Path(choice.source)
     if not folder.is_dir():
         raise CheckpointError(f"adapters: {choice.name}: {folder} is not a folder")

@@ -1,7 +1,4 @@
-"""Renders chats by a model's template in jinja2's sandbox, as transformers does.
-
-Templates are untrusted: they see plain data only and cannot change it or reach private attributes.
-"""
+"""Renders chats in jinja2's sandbox, as transformers does; untrusted templates see plain, immutable data only."""
 
 from __future__ import annotations
 
@@ -109,7 +106,6 @@ def render(
     add_generation_prompt: bool = False,
     **options: Any,
 ) -> str:
-    """Returns a chat's text. Raises ValueError, or errors of template and jinja2."""
     if not messages:
         raise ValueError("Cannot apply chat template to an empty conversation. Provide at least one message.")
     if continue_final_message and add_generation_prompt:
@@ -130,7 +126,6 @@ def render(
 
 
 def _aliased(message: dict[str, Any]) -> dict[str, Any]:
-    # Templates read reasoning by several names.
     reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
     if reasoning is None:
         return message

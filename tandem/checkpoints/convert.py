@@ -1,8 +1,7 @@
 """Converts checkpoints for NxD Inference: `--role convert`.
 
-fp8: OCP's E4M3 reaches 448, Neuron's 240: weights are divided by 448/240 and scales multiplied by it, as in AWS's guide
-(neuronx-distributed, README_rescaling_fp8_for_neuron.md), but rounded once. eagle: adds the target's tables to a head.
-safetensors: rewrites PyTorch's files or other sizes.
+Neuron's E4M3 reaches 240, OCP's 448: weights are divided by 448/240, scales multiplied, as in AWS's guide, but rounded
+once.
 """
 
 from __future__ import annotations
@@ -68,7 +67,6 @@ class ConvertConfig:
 
 
 def run_convert(config: ConvertConfig) -> int:
-    """Converts and reports; returns the exit code. Raises CheckpointError or ValueError."""
     _MAKERS[config.to](config, Tensors(config.source))
     return 0
 

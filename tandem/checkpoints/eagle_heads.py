@@ -1,9 +1,7 @@
 """EAGLE heads, as published and as NxD Inference loads them.
 
-A head is one decoder layer and `fc`. EAGLE-1 reads an embedding and the target's last hidden state, has no final norm
-and is published without an output matrix. EAGLE-3 reads three hidden states, mostly drafts from part of the vocabulary
-and is published without an embedding. NxD Inference needs both matrices over the whole vocabulary (`--role convert
---convert eagle`).
+Published EAGLE-1 heads lack an output matrix, EAGLE-3's an embedding and part of the vocabulary; NxD Inference needs
+both whole (`--role convert --convert eagle`).
 """
 
 from __future__ import annotations
@@ -27,7 +25,6 @@ _LEAST_LAYERS = 7  # of a target: with fewer, two of the three layers that NxD I
 
 
 def is_eagle1(folder: Path) -> bool:
-    """Whether the folder is an EAGLE-1 head completed here."""
     try:
         return "fc_bias" in read_object(folder / "config.json")
     except (OSError, ValueError):
@@ -118,10 +115,7 @@ def check_taken(folder: Path, head: HeadConfig, target: Mapping[str, Any]) -> No
 
 
 def check_completed(folder: Path, target: Mapping[str, Any], normed_inputs: bool) -> None:
-    """Raises CheckpointError unless the head is complete for NxD Inference and the target.
-
-    normed_inputs: `enable_eagle_draft_input_norm`.
-    """
+    """Raises CheckpointError unless NxD Inference can load the head beside the target."""
     tensors = Tensors(folder)
     head, eagle3 = check_head(folder, tensors), is_head(folder)
     names = {name.removeprefix("model.") for name in tensors.files}

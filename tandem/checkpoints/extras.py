@@ -21,7 +21,6 @@ def need_torch(what: str, *also: str) -> None:
 
 
 def need(what: str, *names: str) -> None:
-    """Raises CheckpointError without the packages; `what`: the message's subject."""
     missing = [name for name in names if not is_installed(name)]
     if missing:
         verb = "are" if len(missing) > 1 else "is"

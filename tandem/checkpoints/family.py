@@ -73,7 +73,6 @@ class FamilyConfig:
 
     @property
     def norm_names(self) -> dict[str, str]:
-        """Returns transformers' norm names by place."""
         names = {}
         if self.norms.before:
             names["before_attention"] = "input_layernorm"
@@ -91,16 +90,14 @@ class FamilyConfig:
         return outputs.get(name, self.hidden_size), inputs.get(name, self.hidden_size)
 
     def rope_of(self, layer: int) -> int:
-        """Returns the rotary embedding's index, or NO_ROPE."""
         return self.rope_of_layer[layer] if self.rope_of_layer else 0
 
     def window_of(self, layer: int) -> int:
-        """Returns the visible positions, 0 for all."""
         return self.windows[layer] if self.windows else 0
 
     @property
     def parameters(self) -> int:
-        """Number of matrix and table weights; a tied output matrix counts once."""
+        """Counts a tied output matrix once."""
         layer = sum(outputs * inputs for outputs, inputs in map(self.shape, MATRICES))
         tables = 1 if self.tie_word_embeddings else 2
         return self.num_hidden_layers * layer + tables * self.vocab_size * self.hidden_size

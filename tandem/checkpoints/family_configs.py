@@ -1,7 +1,4 @@
-"""Reads a decoder's config.json with transformers' defaults.
-
-Unknown fields are refused, unless disabled or without effect on inference.
-"""
+"""Reads a decoder's config.json with transformers' defaults; refuses unknown fields that may affect inference."""
 
 from __future__ import annotations
 
@@ -19,11 +16,7 @@ _PLAIN = Norms()
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A family's extra fields, with transformers' defaults.
-
-    slides: every n-th layer has no window, 0: all have. rope_by_type: windowed layers have their own rotary embedding.
-    biases: always present. scaled: embeddings are multiplied by sqrt(width).
-    """
+    """`slides`: every n-th layer has no window, 0: all have. `rope_by_type`: windowed layers have another rope."""
 
     defaults: Mapping[str, Any]
     norms: Norms = _PLAIN
@@ -159,7 +152,6 @@ _NEUTRAL = {"full_attn_mod": 1, "interpolate_factor": 1, "rotary_scaling_factor"
 
 
 def read_family(folder: Path) -> FamilyConfig:
-    """Raises UnsupportedFamily, ValueError naming the field, or OSError."""
     config = read_object(folder / "config.json")
     made = family_of(config)
     parts = [rope.get("partial_rotary_factor", 1.0) for rope in made.ropes]
@@ -297,7 +289,6 @@ def _rope_of_layer(kind: _Kind, said: Mapping[str, Any], windows: Sequence[int],
 
 
 def _ropes(kind: _Kind, said: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    # Older files spread rotary parameters over several fields.
     scaling, given = (said.get(name) or {} for name in ("rope_scaling", "rope_parameters"))
     for name, value in (("rope_scaling", scaling), ("rope_parameters", given)):
         if not isinstance(value, Mapping):

@@ -30,8 +30,6 @@ def matrix_name(layer: int, name: str) -> str:
 
 
 class FamilyWeights(Protocol):
-    """Configuration and weights. Methods raise CheckpointError."""
-
     @property
     def config(self) -> FamilyConfig: ...
 
@@ -71,7 +69,6 @@ class FolderWeights:
     """Models saved without their head lack `model.` in names."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises CheckpointError, UnsupportedFamily, ValueError or OSError."""
         self.config, self.scaled = read_family(folder), ScaledWeights(folder)
 
     def __contains__(self, name: object) -> bool:
@@ -105,7 +102,6 @@ class FolderWeights:
 
 class GgufWeights:
     def __init__(self, file: Path) -> None:
-        """Raises CheckpointError, UnsupportedFamily, or ValueError."""
         self.blocks = StoredWeights(file)
         self.config = family_of_gguf(self.blocks)
 
@@ -188,7 +184,6 @@ def check_complete(weights: FamilyWeights) -> None:
 
 
 def shapes(config: FamilyConfig) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of a model's weights by transformers' names."""
     hidden = config.hidden_size
     wanted: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden), NORM: (hidden,)}
     if config.norms.kind == "layer":

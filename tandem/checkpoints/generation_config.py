@@ -15,10 +15,7 @@ _SAMPLING = tuple(name for name in SAMPLING_FIELDS if name != "seed")  # a seed 
 
 
 def generation_defaults(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Returns SamplingParams fields and `max_new_tokens`; empty without a file. Raises CheckpointError.
-
-    As in transformers, `do_sample` false is temperature 0, true alone 1. For a hub id the cached file is read.
-    """
+    """Returns the file's SamplingParams fields and `max_new_tokens`; a hub id's cached. Raises CheckpointError."""
     file = _file(checkpoint)
     if file is None:
         return {}
@@ -41,7 +38,6 @@ def generation_defaults(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def all_end_ids(checkpoint: Checkpoint, usual: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the end ids of generation_config.json and config.json, else `usual`. Raises OSError or ValueError."""
     files = (_file(checkpoint, name) for name in (GENERATION_CONFIG, "config.json"))
     said = [token for file in files if file for token in end_ids(read_object(file).get("eos_token_id"))]
     return tuple(dict.fromkeys(said)) or usual

@@ -65,7 +65,6 @@ class _Part:
 
     @classmethod
     def of(cls, file: Path) -> _Part:
-        """Raises OSError or ValueError."""
         with file.open("rb") as stream:
             content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
         header = Header(content)
@@ -85,7 +84,6 @@ class StoredWeights:
     """The matrices of a GGUF file with all its parts, mapped."""
 
     def __init__(self, file: Path) -> None:
-        """Raises CheckpointError."""
         self._file = file
         self._tensors: dict[str, TensorEntry] = {}
         self._parts: dict[str, _Part] = {}
@@ -134,12 +132,10 @@ class StoredWeights:
         return self._header
 
     def arrays(self, *names: str) -> list[list[Any]]:
-        """Returns the metadata's lists, which may be long."""
         found = Header(self._content, names).arrays
         return [found.get(name, []) for name in names]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Returns a shape, outputs first. Raises CheckpointError."""
         return self._entry(name).dimensions[::-1]
 
     def dense(self, name: str) -> Stored:
@@ -165,7 +161,6 @@ class StoredWeights:
         return tensor
 
     def numbers(self, name: str) -> list[float]:
-        """Returns a small tensor's numbers. Raises CheckpointError."""
         return [float(each) for each in self.dense(name).floats().reshape(-1)]
 
     def names(self) -> tuple[str, ...]:

@@ -51,10 +51,7 @@ def unpacked(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def convert(checkpoint: Checkpoint, folder: Path, dtype: str = "float32") -> None:
-    """Writes dense weights in `dtype`, configuration and tokenizer. Raises CheckpointError.
-
-    Some GGUFs exceed transformers' configurations.
-    """
+    """Writes dense weights, configuration and tokenizer. Raises CheckpointError for what transformers lacks."""
     file = checkpoint.gguf_file
     if file is None:
         raise CheckpointError(f"{checkpoint.folder}: no GGUF file")
@@ -80,7 +77,6 @@ def convert(checkpoint: Checkpoint, folder: Path, dtype: str = "float32") -> Non
 
 
 def _spelt(config: dict[str, Any], biases: frozenset[str]) -> dict[str, Any]:
-    # Raises CheckpointError for biases that its class lacks.
     kind, ropes = config["model_type"], config["rope_parameters"]
     if "freq_factors" in ropes:
         raise CheckpointError(f"{FREQUENCIES}: rotary factors of a GGUF file are served by native steps alone")

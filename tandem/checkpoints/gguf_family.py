@@ -78,7 +78,6 @@ class _Keys:
 
 
 def family_of_gguf(file: StoredWeights) -> FamilyConfig:
-    """Raises UnsupportedFamily or ValueError naming the key."""
     config = config_of_gguf(file)
     made = family_of(config)
     norms = replace(made.norms, offset=0.0)  # the file's weights have it already

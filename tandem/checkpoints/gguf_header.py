@@ -37,10 +37,7 @@ class TensorEntry:
 
 
 class Header:
-    """`values`: numbers and strings; of arrays, the length or a larger maximum.
-
-    `end`: in bytes. `arrays`: those requested. `lists`: short numeric ones.
-    """
+    """`values`: numbers, strings; of arrays, the length or a larger maximum. `arrays`: those requested."""
 
     def __init__(self, content: mmap.mmap, arrays: Collection[str] = ()) -> None:
         """`arrays`: names to read whole. Raises MalformedHeader."""
@@ -61,7 +58,6 @@ class Header:
             raise MalformedHeader("a name stands twice in its header")
 
     def whole(self, name: str, default: int | None = None) -> int:
-        """Returns a positive integer. Raises MalformedHeader."""
         value = self.values.get(name, default)
         if type(value) is not int or value < 1:
             raise MalformedHeader(f"{name}: {value!r:.60} is not a whole number above 0")

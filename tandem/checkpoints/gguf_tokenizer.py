@@ -46,7 +46,6 @@ _SPACE = "\u2581"
 
 
 def gguf_parts(file: Path) -> TokenizerParts:
-    """Raises OSError or ValueError."""
     with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
         header = Header(content, _ARRAYS)
     values, arrays = header.values, header.arrays

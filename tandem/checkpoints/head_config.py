@@ -1,7 +1,4 @@
-"""Reads and writes EAGLE-3 heads' config.json: SpecForge's (SGLang, vLLM) and `speculators`' (vLLM).
-
-SpecForge's is a one-layer Llama's with `draft_vocab_size`; the other nests it in `transformer_layer_config`.
-"""
+"""Reads and writes EAGLE-3 heads' config.json in SpecForge's layout (SGLang, vLLM) and `speculators`' (vLLM)."""
 
 from __future__ import annotations
 
@@ -26,10 +23,9 @@ _LLAMAS = (
 
 @dataclass(frozen=True, slots=True)
 class HeadConfig:
-    """A head's sizes and inputs.
+    """`layers`: target layers before the features; None: `default_layers`.
 
-    layers: the target layers after which features are taken; None: `default_layers`. norm_before_residual: the residual
-    stream starts at the normed feature. rope: transformers' `rope_parameters`.
+    `norm_before_residual`: residual starts normed.
     """
 
     hidden_size: int
@@ -81,7 +77,6 @@ def default_layers(target_layers: int) -> tuple[int, ...]:
 
 
 def is_head(folder: Path) -> bool:
-    """Whether the folder has an EAGLE-3 head."""
     try:
         return _is_head(read_object(folder / "config.json"))
     except (OSError, ValueError):

@@ -25,18 +25,15 @@ def configuration_folder(checkpoint: Checkpoint) -> Path:
 
 
 def read_configuration(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Returns config.json. Raises ValueError."""
     return read_object(configuration_folder(checkpoint) / "config.json")
 
 
 def weights_folder(checkpoint: Checkpoint) -> Path:
-    """Returns the folder of weights and JSON files. Raises CheckpointError."""
     folder = Path(checkpoint.folder)
     return folder if folder.is_dir() else _downloaded(checkpoint.folder, _WEIGHTS) or _pickled(checkpoint.folder)
 
 
 def tokenizer_folder(checkpoint: Checkpoint) -> Path:
-    """Returns the tokenizer's folder. Raises CheckpointError."""
     folder = Path(checkpoint.folder)
     return folder if folder.is_dir() else _snapshot(checkpoint.folder, _JSON, "*.jinja", "*.model")
 

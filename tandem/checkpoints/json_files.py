@@ -24,7 +24,6 @@ def read_object(file: Path, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
 
 
 def read_json(file: Path, most_bytes: int = MOST_BYTES) -> Any:
-    """Reads any JSON value. Raises like read_object."""
     if not stat.S_ISREG(file.stat().st_mode):  # a pipe could be waited for without end
         raise ValueError("not a regular file")
     with file.open("rb") as opened:
@@ -35,7 +34,6 @@ def read_json(file: Path, most_bytes: int = MOST_BYTES) -> Any:
 
 
 def parsed(text: str) -> Any:
-    """Raises ValueError."""
     try:
         found = json.loads(text, parse_int=_whole, object_pairs_hook=_object)
     except RecursionError:

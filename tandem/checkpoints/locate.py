@@ -34,10 +34,7 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """`folder`: a folder or hub id; `gguf`: a file in it.
-
-    Of an unpacked GGUF: `packed`, the file, and its `revision`.
-    """
+    """`folder`: a folder or hub id. `gguf`: a file in it. Of an unpacked GGUF, `packed` is the file."""
 
     name: str
     folder: str
@@ -51,16 +48,12 @@ class Checkpoint:
 
     @property
     def source(self) -> dict[str, object]:
-        """Returns arguments of from_pretrained."""
         source: dict[str, object] = {"pretrained_model_name_or_path": self.folder}
         return source | ({"gguf_file": self.gguf} if self.gguf else {})
 
 
 def frequent_tokens(checkpoint: Checkpoint, vocab_size: int) -> tuple[int, ...] | None:
-    """Returns the ascending ids below `vocab_size` that a draft may propose, if restricted. Raises CheckpointError.
-
-    FR-Spec (Zhao et al. 2025): without rare tokens a small model's output matrix needs a quarter.
-    """
+    """Returns the ids that a draft may propose (FR-Spec, Zhao et al. 2025), ascending. Raises CheckpointError."""
     file = Path(checkpoint.folder) / FREQUENT_TOKENS
     if not file.is_file():
         return None
@@ -98,7 +91,6 @@ def embedded_head() -> str | None:
 
 
 def _shipped(folder: Path) -> str | None:
-    # In a checkout or a weights package (packages/).
     folders = (folder, *(parent / folder.name for parent in _package_folders(WEIGHTS_PACKAGE)))
     return next((str(each) for each in folders if (each / "config.json").is_file()), None)
 
@@ -116,7 +108,6 @@ def _embedded() -> Checkpoint:
 
 
 def _package_folders(name: str) -> list[Path]:
-    # Without importing the package.
     spec = importlib.util.find_spec(name)
     return [Path(folder) for folder in spec.submodule_search_locations or ()] if spec else []
 
@@ -170,7 +161,6 @@ def _folder(path: Path) -> Checkpoint:
 
 
 def read_index(index: Path) -> dict[str, Path]:
-    """Returns each tensor's file. Raises CheckpointError unless all exist."""
     try:
         named = read_object(index, _MOST_INDEX_BYTES).get("weight_map")
         if not isinstance(named, dict) or not all(_is_file_name(file) for file in named.values()):

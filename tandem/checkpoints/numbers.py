@@ -45,7 +45,6 @@ class Stored:
         return self.dtype in _FLOATS
 
     def floats(self) -> Floats:
-        """Returns float32; copies other dtypes."""
         if self.dtype == "BF16":
             return from_bfloat16(self.values)
         if self.dtype.startswith("F8"):

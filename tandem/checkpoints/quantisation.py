@@ -58,7 +58,6 @@ def _schemes(name: str, config: Any) -> Iterator[Scheme]:
 
 
 def _compressed(name: str, config: Mapping[str, Any]) -> Iterator[Scheme]:
-    # Written by llm-compressor.
     _one_of(f"{name}.quantization_status", config.get("quantization_status", "compressed"), ("compressed",))
     sparsity = _object(f"{name}.sparsity_config", config.get("sparsity_config") or {})
     _one_of(f"{name}.sparsity_config.format", sparsity.get("format", "dense"), ("dense",))

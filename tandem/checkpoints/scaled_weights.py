@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, ...]
 _BYTES = ("I8", "U8", "F8_E4M3", "F8_E5M2")
-SCALES = ("_scale", "_scale_inv")
-"""Name endings of scales; weights are multiplied by either.
-
-The second is the inverse of the factor used in quantising.
-"""
+SCALES = ("_scale", "_scale_inv")  # weights are multiplied by either
 _NAMES = {"I8": INT8, "U8": "uint8", "F8_E4M3": FP8, "F8_E5M2": "float8_e5m2", "I32": "int32", "I64": "int64"}
 _GROUP = FORMATS["q8_0"].inputs
 
@@ -32,7 +28,6 @@ class ScaledWeights:
     """`quantisation` None: dense."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises CheckpointError."""
         self.folder, self.quantisation = folder, quantisation_of(folder)
         self._tensors = Tensors(folder)
 
@@ -40,7 +35,6 @@ class ScaledWeights:
         return name in self._tensors.files
 
     def names(self) -> list[str]:
-        """Returns weight names without scales."""
         scales = {f"{name}{end}" for name in self._tensors.files for end in SCALES}
         return [name for name in self._tensors.files if name not in scales]
 
@@ -62,10 +56,7 @@ class ScaledWeights:
         return self._tensors.shape(name)
 
     def blocks(self, name: str) -> Blocks | None:
-        """Returns the exact weight as Q8_0 blocks with float16 scales, or None.
-
-        None for FP8, or without a common scale per 32 inputs.
-        """
+        """Returns the exact weight as Q8_0 blocks with float16 scales; None for FP8 or other scales."""
         stored = self._tensors.stored(name)
         if stored.dtype != "I8":
             return None
@@ -105,7 +96,6 @@ def _is_dense(stored: Stored) -> bool:
 
 
 def check_dense(folder: Path) -> None:
-    """Raises CheckpointError for quantised weights."""
     for file in sorted(folder.glob("*.safetensors")):
         for name, dtype in dtypes(file).items():
             if name.endswith(".weight") and dtype in _BYTES:

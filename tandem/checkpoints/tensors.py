@@ -31,10 +31,7 @@ _MOST_OPEN = 2
 
 
 class Tensors:
-    """A folder's tensors, safetensors or PyTorch. `files`: by tensor name.
-
-    Methods raise CheckpointError, also if a file changes between two reads.
-    """
+    """Reads safetensors or PyTorch files. Raises CheckpointError, also if a file changes between two reads."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -49,7 +46,6 @@ class Tensors:
         return self._opened(name).tensor(name)
 
     def stored(self, name: str) -> Stored:
-        """Returns a read-only mapped tensor, without torch."""
         return self._opened(name).stored(name)
 
     def bytes(self, name: str) -> int:
@@ -59,7 +55,6 @@ class Tensors:
         return self._opened(name).shape(name)
 
     def sizes(self) -> dict[str, int]:
-        """Returns bytes by tensor name."""
         return {name: self.bytes(name) for name in self.files}
 
     def _files(self) -> dict[str, Path]:
@@ -90,7 +85,6 @@ class Tensors:
 
 
 def _facts(file: Path) -> tuple[int, ...]:
-    # Changes whenever the file does.
     try:
         status = file.stat()
     except OSError as error:
@@ -182,7 +176,6 @@ class _Pickle:
 
 @contextlib.contextmanager
 def _refusing(file: Path) -> Iterator[None]:
-    # Libraries report malformed files in many ways.
     try:
         yield
     except Exception as error:
@@ -190,7 +183,6 @@ def _refusing(file: Path) -> Iterator[None]:
 
 
 def dtypes(file: Path) -> dict[str, str]:
-    """Returns safetensors' dtype names by tensor. Raises CheckpointError."""
     opened = _Safetensors(file)
     return {name: opened.dtype(name) for name in opened.names}
 
@@ -209,7 +201,6 @@ def shards_of(sizes: Mapping[str, int], most: int) -> list[list[str]]:
 
 
 def save_tensors(file: Path, tensors: Mapping[str, Tensor] | Mapping[str, NDArray[Any]]) -> None:
-    """Writes torch or numpy tensors, whole."""
     save: Any
     if all(isinstance(each, np.ndarray) for each in tensors.values()):
         import safetensors.numpy
@@ -232,7 +223,6 @@ def save_whole(folder: Path, save: Callable[[Path], object]) -> None:
 
 
 def write_tensors(folder: Path, shards: list[list[str]], load: Callable[[str], Any]) -> list[Path]:
-    """Writes safetensors files, then their index."""
     written: list[Path] = []
     places: dict[str, str] = {}
     total = 0

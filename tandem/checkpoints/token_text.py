@@ -23,10 +23,7 @@ def decoding_steps(backend: Any) -> list[str]:
 
 
 def held_tokens(steps: Sequence[str]) -> re.Pattern[str]:
-    """Matches tokens without text until others follow.
-
-    An invalid byte makes its whole run U+FFFD. Unknown decoder steps hold all tokens.
-    """
+    """Matches tokens without text until others follow; unknown decoder steps hold all tokens."""
     before, after = list(steps), []
     if "Fuse" in before:
         before, after = before[: before.index("Fuse")], before[before.index("Fuse") + 1 :]
@@ -36,8 +33,6 @@ def held_tokens(steps: Sequence[str]) -> re.Pattern[str]:
 
 
 class ByteText:
-    """Streams byte-level tokens as UTF-8."""
-
     def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
         self._bytes_of = bytes_of
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")

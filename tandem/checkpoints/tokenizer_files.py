@@ -16,7 +16,6 @@ _MOST_BYTES = 1 << 26  # of a JSON file
 
 
 def folder_parts(folder: Path) -> TokenizerParts:
-    """Reads tokenizer.json and the files beside it. Raises OSError or ValueError."""
     from tokenizers import Tokenizer
 
     backend = Tokenizer.from_file(str(folder / TOKENIZER))
@@ -62,7 +61,6 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def _of_slow(folder: Path, named: Mapping[str, Any], extra: list[Any]) -> Iterator[tuple[int, Any]]:
-    # Added tokens of a slow tokenizer.
     from tokenizers import AddedToken
 
     special = {each["content"] if isinstance(each, Mapping) else each for each in (*named.values(), *extra) if each}

@@ -39,10 +39,7 @@ def assembled(
     added: Mapping[int, Any] | None = None,
     chat_template: str | Mapping[str, str] | None = None,
 ) -> TokenizerParts:
-    """Adds special tokens as transformers does. `added`: by a slow tokenizer's ids; new ones get free ids.
-
-    Tokens are str or AddedTokens.
-    """
+    """Adds special tokens as transformers does. `added`: by a slow tokenizer's ids; new ones get free ids."""
     from tokenizers import AddedToken
 
     backend.no_truncation()

@@ -35,8 +35,6 @@ class Tokenizer(Protocol):
 
 @runtime_checkable
 class ChatTokenizer(Tokenizer, Protocol):
-    """A tokenizer for OpenAI clients."""
-
     def tokens(self, text: str, special: bool) -> list[int]:
         """Returns token ids; `special`: with the model's first and last ones."""
 
@@ -57,8 +55,6 @@ _BYTES = {character: byte for byte, character in enumerate(byte_characters())}
 
 
 class HuggingFaceTokenizer:
-    """A tokenizer from tokenizer.json or GGUF. Raises CheckpointError."""
-
     def __init__(self, checkpoint: Checkpoint) -> None:
         try:
             self._parts = _parts_of(checkpoint)
@@ -83,7 +79,6 @@ class HuggingFaceTokenizer:
         return list(self._backend.encode(text, add_special_tokens=special).ids)
 
     def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-        # Templates' errors are about the messages.
         if not self._parts.chat_template:
             raise ValueError("this model has no chat template")
         try:
@@ -170,7 +165,6 @@ class HuggingFaceTokenizer:
         return b"" if token in self._skipped else self.token_bytes(token)
 
     def files(self) -> dict[str, bytes]:
-        """Returns the files for Hugging Face's libraries."""
         config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **self._parts.named}
         if self._parts.extra:
             config["extra_special_tokens"] = list(self._parts.extra)
@@ -183,7 +177,6 @@ class HuggingFaceTokenizer:
         return {name: text.encode() for name, text in sorted(found.items())}
 
     def spelling(self) -> str:
-        """Returns tokenizers' JSON."""
         return str(self._backend.to_str())
 
 

@@ -1,7 +1,4 @@
-"""Adds tools and calls to prompts whose template lacks them, as Hermes 2 Pro and Qwen2.5 do.
-
-https://github.com/NousResearch/Hermes-Function-Calling
-"""
+"""Adds tools and calls to prompts whose template lacks them, in the format of Hermes 2 Pro and Qwen2.5."""
 
 from __future__ import annotations
 
@@ -46,10 +43,7 @@ _PROBE = (
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a template shows of calls, answers, content and tools.
-
-    `format`: of FORMATS, or "".
-    """
+    """`format`: of FORMATS, or "" if the template shows no tools."""
 
     calls: bool
     content: bool
@@ -71,10 +65,7 @@ def shown_by(template: str, render: Callable[[Sequence[Message]], str]) -> Shown
 def with_tools(
     shown: Shown, messages: Sequence[Message], tools: Sequence[Any] | None, system: bool
 ) -> tuple[Sequence[Message], Sequence[Any] | None]:
-    """Returns messages and tools for a template; unshown tools go into the `system` role.
-
-    Raises ValueError if the template would drop text.
-    """
+    """Returns a template's messages and tools; unshown ones go into the `system` role. Raises ValueError."""
     foreign = bool(tools) and not shown.format
     if foreign or not shown.calls:
         messages = list(_with_calls(messages))

@@ -1,8 +1,4 @@
-"""A disk cache that other users cannot change.
-
-Its files are executed or determine output: they must be owned by this user or root, writable by nobody else, and have
-the recorded hash; otherwise they are made again.
-"""
+"""A disk cache of files that are executed or determine output: owned by this user or root, unchanged by hash."""
 
 from __future__ import annotations
 
@@ -42,7 +38,6 @@ def cache_root() -> Path:
 
 
 def _temporary_root() -> Path:
-    # Raises ValueError if it may be another user's.
     try:
         path = Path(tempfile.gettempdir(), f"tandem-{os.geteuid()}")
         path.mkdir(mode=0o700, exist_ok=True)
@@ -53,9 +48,9 @@ def _temporary_root() -> Path:
 
 
 def private_folder(path: Path) -> Path:
-    """Creates a folder writable by this user only; a subfolder if `path` is root's and shared.
+    """Creates and returns `path`, or a subfolder if root shares it, writable by this user only.
 
-    Removes others' permission. Raises OSError, or Untrusted if another user owns it.
+    Raises OSError or Untrusted.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.stat()
@@ -141,7 +136,6 @@ def made_once(parent: Path, name: str, what: str, make: Callable[[Path], None]) 
 
 
 def _fill(folder: Path, make: Callable[[Path], None]) -> None:
-    # Processes that mapped the old files keep them.
     partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=folder.name))
     try:
         make(partial)
@@ -156,7 +150,6 @@ def _fill(folder: Path, make: Callable[[Path], None]) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a file atomically."""
     number, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}")
     try:
         with os.fdopen(number, "w", encoding="utf-8") as file:

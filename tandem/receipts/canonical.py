@@ -11,7 +11,6 @@ MOST_INTEGER = 2**53  # larger integers differ between JSON readers: a seed is t
 
 
 def canonical(value: Any) -> bytes:
-    """Returns canonical JSON. Raises ValueError."""
     return _written(value).encode()
 
 

@@ -53,7 +53,6 @@ def signature(signed: Signed, trusted: Collection[PublishedKey] | None) -> list[
 
 
 def digests(receipt: Receipt) -> Finding:
-    """Checks the digest chain from the prompt to the last token."""
     if receipt.chained():
         return Finding("digests", Outcome.RIGHT, f"{len(receipt.digests)} of {len(receipt.token_ids)} prefixes")
     return Finding("digests", Outcome.FORGED, "not those of the tokens")

@@ -12,10 +12,7 @@ _PROMPT = b"tandem-receipt-prompt-v1\0"
 
 
 def prompt_digest(salt: bytes, prompt: Sequence[int]) -> bytes:
-    """Returns SHA-256 of label, salt and token ids as little-endian uint32.
-
-    Without the salt nobody can guess prompts.
-    """
+    """Returns SHA-256 of label, salt and ids (little-endian uint32); without the salt nobody can guess prompts."""
     return hashlib.sha256(_PROMPT + salt + struct.pack(f"<{len(prompt)}I", *prompt)).digest()
 
 

@@ -1,8 +1,4 @@
-"""Receipt signing keys: created, rotated by age, published.
-
-The folder has `signing.pem`, for its owner only, and `published.json`. Rotation overwrites the private key; the public
-one stays for older receipts.
-"""
+"""Receipt signing keys: `signing.pem`, overwritten at rotation; `published.json`, all public keys."""
 
 from __future__ import annotations
 
@@ -37,8 +33,6 @@ _WEAK = frozenset((0, 1, _PRIME - 1, _EIGHTH, _PRIME - _EIGHTH))
 
 @dataclass(frozen=True, slots=True)
 class PublishedKey:
-    """A public key; created and retired in Unix seconds."""
-
     key: str
     created: float
     retired: float | None = None
@@ -53,12 +47,10 @@ class Keys:
 
     @property
     def public(self) -> str:
-        """The current public key."""
         return self.published[-1].key
 
     @property
     def json(self) -> dict[str, Any]:
-        """Returns the published document."""
         return _document(self.published)
 
     def signed(self, receipt: Receipt, salt: bytes) -> Signed:
@@ -102,7 +94,6 @@ def signature_right(signed: Signed) -> bool:
 
 
 def read_keys(text: str) -> tuple[PublishedKey, ...]:
-    """Parses published keys. Raises InvalidField."""
     try:
         data = parsed(text)
     except ValueError as error:

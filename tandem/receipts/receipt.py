@@ -67,10 +67,7 @@ class VerifiedAt:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Serving details, by which receipts of one request may differ.
-
-    `arithmetic`: what bits depend on besides weights and format; empty: unknown.
-    """
+    """`arithmetic`: what bits depend on besides weights and format; empty: unknown."""
 
     service: str
     tandem: str
@@ -104,7 +101,6 @@ class Receipt:
     key: str
 
     def chained(self) -> bool:
-        """Whether the prefix digests match the tokens."""
         return self.digests == prefix_digests(self.prompt_digest, self.token_ids)
 
     def of_prompt(self, salt: bytes, prompt: Sequence[int]) -> bool:

@@ -35,7 +35,6 @@ class Redrawn:
 
 
 def same_model(receipt: Receipt, info: ModelInfo) -> Finding:
-    """Compares weights, number format and tokenizer."""
     own = Model.of(info)
     for name in ("weights_revision", "dtype", "tokenizer_sha256", "vocab_size"):
         there, here = getattr(receipt.model, name), getattr(own, name)

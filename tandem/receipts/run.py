@@ -110,7 +110,6 @@ def whole_length(tokens: int) -> int:
 
 
 async def checked_by(loaded: Loaded, signed: Signed, config: CheckConfig) -> list[Finding]:
-    """Runs all checks that need the model."""
     receipt, engine, info = signed.receipt, loaded.engine, target_info(loaded, 0)
     findings = [same_model(receipt, info)]
     if adapter := same_adapter(receipt, engine):
@@ -152,7 +151,6 @@ def candidates(loaded: Loaded, prompt: PromptFile) -> list[tuple[int, ...]]:
 
 
 def told(redrawn: Redrawn, receipt: Receipt, exact: bool, margin: float, seconds: float) -> list[Finding]:
-    """Returns the findings on tokens and log-probabilities."""
     count, found = len(receipt.token_ids), []
     drawn = f"{redrawn.tokens - redrawn.wrong} of {count} drawn again in {seconds:.2f} s"
     if redrawn.tokens < count and not redrawn.wrong:

@@ -36,5 +36,4 @@ def joined(host: str, port: int, field: str = "host") -> str:
 
 
 def has_port(address: str) -> bool:
-    # A bare IPv6 address has no port.
     return address.count(":") == 1 or (address.startswith("[") and ":" in address.rpartition("]")[2])

@@ -88,7 +88,7 @@ def check_process(process: int | None = None) -> None:
 
 
 class _Authorized:
-    """Adds a token to calls: gRPC's call credentials would need TLS even on loopback."""
+    # gRPC's call credentials would need TLS even on loopback.
 
     def __init__(self, channel: grpc.aio.Channel, token: Token) -> None:
         self._channel, self._token = channel, token

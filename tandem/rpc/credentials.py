@@ -73,7 +73,6 @@ class Credentials:
         return None
 
     def flags(self) -> list[str]:
-        """Returns the same credentials as command-line flags."""
         named = {
             "--tls_ca": self.ca,
             "--tls_client_cert": self.cert,

@@ -94,7 +94,6 @@ class Duplex(ABC, Generic[Request, Reply]):
             self._over(error)
 
     async def _write(self) -> None:
-        # `_read` reports the call's errors.
         try:
             while True:
                 await self.news.wait()
@@ -137,8 +136,6 @@ class Duplex(ABC, Generic[Request, Reply]):
 
 
 class RoundTrips:
-    """Measures round trips of numbered messages."""
-
     def __init__(self) -> None:
         self.sent = 0
         self._sent_at: dict[int, float] = {}
@@ -149,7 +146,6 @@ class RoundTrips:
             self._sent_at[self.sent] = time.perf_counter()
 
     def owed(self) -> float:
-        """Returns the seconds that the oldest message is unanswered."""
         now = time.perf_counter()
         return now - min(self._sent_at.values(), default=now)
 

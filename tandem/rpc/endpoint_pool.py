@@ -1,7 +1,4 @@
-"""Selects the server to call. Pure: the clock is an argument.
-
-Sessions and requests can move to any server with the same target, checked by `disagreement`, and give the same output.
-"""
+"""Selects the server to call: any with the same target gives the same output. Pure: the clock is an argument."""
 
 from __future__ import annotations
 
@@ -38,12 +35,10 @@ class EndpointPool:
         return next((each for each in self.turns(address) if each != address), address)
 
     def turns(self, preferred: str) -> tuple[str, ...]:
-        """Returns the addresses that are not refused, `preferred` first."""
         at = self.addresses.index(preferred)
         return tuple(each for each in (*self.addresses[at:], *self.addresses[:at]) if each not in self.refused)
 
     def failed(self, address: str, reason: str) -> None:
-        """Records a failure and switches to the next server."""
         self._attempts += 1
         other = self.after(address)
         if self.current == address:
@@ -54,7 +49,6 @@ class EndpointPool:
             log.warning("server at %s failed (%s): %s", address, " ".join(reason.split()), then)
 
     def answered(self, address: str) -> None:
-        """Makes the server current."""
         if self._silent:
             down = self._clock() - min(self._silent.values())
             log.info("server at %s answers, after %d attempts and %.1f s", address, self._attempts, down)

@@ -19,8 +19,6 @@ LEAST_RETRY_SECONDS = 0.01  # lower limit of a server's retry time
 
 
 class BrokenContract(TandemError):
-    """The server `who` broke its contract."""
-
     def __init__(self, who: str, error: InvalidField) -> None:
         super().__init__("UNAVAILABLE", f"{who} broke the contract: {error}", reason="CONTRACT_BROKEN")
 
@@ -35,7 +33,6 @@ def contract(who: str) -> Iterator[None]:
 
 
 def from_rpc(error: grpc.RpcError) -> TandemError:
-    """Converts a failed call's error, with printable texts."""
     found = TandemError(error.code().name, printable(error.details() or ""))
     with contextlib.suppress(ValueError, DecodeError):  # details of another status, or no messages
         _add_details(found, error)

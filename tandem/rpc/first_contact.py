@@ -47,10 +47,7 @@ async def first_of(
     wait_seconds: float = 0.0,
     service: str = "",
 ) -> tuple[str, Answer]:
-    """Returns the first address that answers, and its answer. Raises TandemError.
-
-    Each `ask` takes a time limit in seconds. Waits up to `wait_seconds` for servers that may be starting.
-    """
+    """Returns the first answer, waiting `wait_seconds` for servers that may be starting. Raises TandemError."""
     ends, waiting = time.monotonic() + wait_seconds, False
     while True:
         failures: list[TandemError] = []
@@ -98,8 +95,6 @@ async def which_service(
     wait_seconds: float = 0.0,
     service: str | None = None,
 ) -> str:
-    """Returns the Tandem service at `address`. Raises TandemError."""
-
     async def ask(seconds: float) -> str:
         return await service_at(address, credentials, seconds, service)
 
@@ -107,7 +102,6 @@ async def which_service(
 
 
 async def service_at(address: str, credentials: Credentials | None, seconds: float, service: str | None = None) -> str:
-    # Errors are not `explained` yet.
     for each in (service,) if service else (TARGET, FUSED, DRAFT):
         async with GenerationClient.connect(address, each, credentials) as client:
             try:
@@ -183,7 +177,6 @@ def _may_start(error: TandemError) -> bool:
 
 
 def together(failures: list[TandemError]) -> TandemError:
-    """Merges failures into one error."""
     first = failures[0]
     if len(failures) == 1:
         return first

@@ -44,11 +44,9 @@ class GenerationClient:
         return GenerationClient(self._channel, self._service)
 
     async def close(self) -> None:
-        """Closes the connection and cancels running calls."""
         await self._channel.close()
 
     async def model_info(self, timeout: float = 10.0, wait: bool = True) -> ModelInfo:
-        """Returns the server's model; `wait`: until it comes up. Raises TandemError."""
         request = getattr(self._messages, f"{self._service}GetModelInfoRequest")()
         reply = await calls.unary(self._stub.GetModelInfo, request, timeout=timeout, wait_for_ready=wait)
         with contract(f"this {self._service}"):
@@ -61,10 +59,9 @@ class GenerationClient:
         admission_seconds: float = 0.0,
         request_id: str | None = None,
     ) -> AsyncGenerator[Chunk | GenerationEnd, None]:
-        """Yields chunks as they are committed, then the end; closing early cancels the request.
+        """Yields committed chunks, then the end; closing cancels. Retries a full server.
 
-        Retries a full server for `admission_seconds`. `request_id` defaults to the current request's, or a new one.
-        TandemErrors have the tokens so far.
+        Raises TandemError with the tokens so far.
         """
         message = getattr(self._messages, f"{self._service}GenerateRequest")(
             generation=wire.generation_to_wire(request)

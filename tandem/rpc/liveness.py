@@ -1,7 +1,4 @@
-"""Distinguishes slow from hung verifiers during a call, if another one could take over.
-
-A stopped process answers no health check; one with a hung model may report that it serves.
-"""
+"""Distinguishes slow from hung verifiers, if another one could take over. A hung model may still report serving."""
 
 from __future__ import annotations
 

@@ -27,7 +27,6 @@ def set_up(log_format: str, debug: bool = False, rank: int = 0) -> None:
 
 
 def drop_disconnect_errors(record: logging.LogRecord) -> bool:
-    """Filters gRPC's errors about disconnected callers."""
     return not str(record.msg).startswith(_CALLER_LEFT)
 
 
@@ -76,7 +75,6 @@ class JsonFormatter(logging.Formatter):
 
 
 def _request_id(record: logging.LogRecord) -> str | None:
-    # Records are formatted where they are logged, so the current request is the record's.
     said: str | None = getattr(record, "request_id", None)
     request = current()
     return said or (request.id if request else None)

@@ -38,10 +38,7 @@ class AdoptsDrafts(Protocol):
 
 
 class StreamedDrafts:
-    """The drafts of one request, for a vocabulary of `vocab_size`.
-
-    A worker silent for the client's `seconds` has failed. `following`: drafts may come.
-    """
+    """One request's drafts. A worker silent for the client's `seconds` has failed. `following`: drafts may come."""
 
     def __init__(self, client: DraftClient, request: Request, vocab_size: int, stats: SpeculationStats) -> None:
         self._client, self._request, self._vocab_size, self._stats = client, request, vocab_size, stats
@@ -109,7 +106,6 @@ class StreamedDrafts:
             attempt.failed(error)
 
     def _take(self, reply: pb.ProposeResponse, stream: FollowedStream, ahead: AdoptsDrafts, vocab_size: int) -> None:
-        # Raises InvalidField.
         stream.check(reply)
         queued = check.seconds("queue_seconds", reply.queue_seconds, stream.seconds)
         computed = check.seconds("compute_seconds", reply.compute_seconds, stream.seconds)
@@ -125,10 +121,7 @@ class StreamedDrafts:
 
 
 class FollowedStream(Duplex[pb.ProposeRequest, pb.ProposeResponse]):
-    """A Propose call: a worker within `limits` follows a sequence.
-
-    `done` ends with the stream, or once the sequence is too long for the worker.
-    """
+    """A worker within `limits` follows a sequence. `done`: the stream ended, or the sequence is too long for it."""
 
     what = "the stream of proposals"
 

@@ -59,7 +59,6 @@ class DraftClient:
         return self._info
 
     def forget(self) -> None:
-        """Clears the cached model: another worker may answer next."""
         self._info = None
 
     def first_message(self, request: Request, prompt_length: int) -> pb.ProposeRequest:
@@ -101,7 +100,6 @@ class RemoteDrafter:
         self._prompt_length = 0
 
     async def open(self, prompt: Sequence[int]) -> None:
-        # Counts as prompt processing, not as network time.
         await self.close()
         self._prompt_length = len(prompt)
         await self._draft(prompt, 0, None, opens=True)
@@ -171,7 +169,6 @@ class RemoteDrafter:
     def _converted(
         self, reply: pb.ProposeResponse, took: float, length: int, k: int, vocab_size: int, measured: bool
     ) -> Draft:
-        # Raises InvalidField.
         check.count("base_length", reply.base_length, length, length)
         network_seconds = took - check.seconds("server_seconds", reply.server_seconds, took)
         draft = wire.draft_from_wire(reply, vocab_size, self._vocab_size, k, self._request.rule, took)
@@ -184,8 +181,6 @@ class RemoteDrafter:
 
 
 class AnsweredStream(Duplex[pb.ProposeRequest, pb.ProposeResponse]):
-    """A Propose call answering one message at a time."""
-
     what = "the stream of proposals"
 
     def __init__(self, client: DraftClient, deadline: float | None, stats: SpeculationStats) -> None:

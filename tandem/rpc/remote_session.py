@@ -1,7 +1,4 @@
-"""Opens, reopens and closes a session of a TargetVerifier, and converts its replies.
-
-A lost session is reopened with all committed tokens at the first verifier to answer, with the same output.
-"""
+"""A session of a TargetVerifier, reopened when lost with its tokens at the first verifier to answer: same output."""
 
 from __future__ import annotations
 
@@ -33,10 +30,7 @@ from tandem.v1 import target_verifier_pb2 as pb
 
 
 class RemoteSession:
-    """One request's session. `stats` counts bytes and network time. `inbox` receives features.
-
-    No call or retry outlasts the request's deadline.
-    """
+    """No call or retry outlasts the request's deadline. `inbox` receives features."""
 
     def __init__(
         self, client: VerifierClient, request: Request, stats: SpeculationStats, inbox: FeatureInbox | None = None
@@ -64,7 +58,6 @@ class RemoteSession:
             self._stats.cached_prompt_tokens = (await self._open(prompt)).reused_length
 
     async def _open(self, prefix: Sequence[int]) -> pb.OpenSessionResponse:
-        # At the first verifier that answers. Raises TandemError.
         self._next = self.client.pool.current
         self.retry_budget.opening()
         while True:
@@ -104,7 +97,6 @@ class RemoteSession:
     async def _watched(
         self, endpoint: VerifierEndpoint, opening: Coroutine[Any, Any, pb.OpenSessionResponse], tokens: int
     ) -> tuple[pb.OpenSessionResponse, float]:
-        # Gives up a hung verifier if another can take over.
         sent = time.perf_counter()
         stall = partial(self.waits.opening, tokens)
         watching = self.watching(endpoint, "OpenSession", lambda: time.perf_counter() - sent, stall)
@@ -118,10 +110,7 @@ class RemoteSession:
         quiet: Callable[[], float],
         stall: Callable[[], float] | None = None,
     ) -> Callable[[], Awaitable[TandemError]] | None:
-        """Returns a watcher of `endpoint` (see liveness.watch); None without another verifier.
-
-        `stall`: seconds `what` may take at a serving verifier; None: a round's.
-        """
+        """Returns a watcher that gives up a hung `endpoint`; None without another. `stall` None: as for a round."""
         if self.client.is_only(endpoint):
             return None
         return partial(watch, what, endpoint.health, quiet, self.waits.silence, stall or self.waits.round)
@@ -148,7 +137,6 @@ class RemoteSession:
         return wait
 
     def _lost(self, endpoint: VerifierEndpoint, error: TandemError, tokens: Sequence[int]) -> float:
-        # Raises the error if reopening cannot help.
         error.produced = self.produced(tokens)
         if error.outcome not in LOST or (isinstance(error, BrokenContract) and self.client.is_only(endpoint)):
             raise error

@@ -1,7 +1,4 @@
-"""The current request's id, trace span and prefix scope, passed on in gRPC metadata.
-
-A context variable: a request's tasks inherit it.
-"""
+"""The current request's id, span and prefix scope, in a context variable and passed on in gRPC metadata."""
 
 from __future__ import annotations
 
@@ -45,7 +42,6 @@ def new_id() -> str:
 
 
 def valid_id(given: str | None) -> bool:
-    """Whether `given` is 1 to 128 visible ASCII characters."""
     return given is not None and _ID.fullmatch(given) is not None
 
 
@@ -64,16 +60,12 @@ def prefix_scope() -> str:
 
 
 def set_prefix_scope(identity: str, forwarded: str) -> None:
-    """Sets the prefix scope of this task and those it starts, as a hash.
-
-    `forwarded`: the caller's own sub-scope; it cannot name another identity's.
-    """
+    """Sets the prefix scope of this task and those it starts, as a hash. `forwarded`: the caller's own sub-scope."""
     named = f"{identity}\0{forwarded}" if identity or forwarded else ""
     _SCOPE.set(hashlib.sha256(named.encode()).hexdigest()[:32] if named else "")
 
 
 def begin(request: Request) -> None:
-    """Makes `request` current for this task and those it starts."""
     _CURRENT.set(request)
 
 
@@ -97,7 +89,6 @@ def within(span: Span) -> Iterator[None]:
 
 
 def outgoing(request: Request | None = None) -> Metadata | None:
-    """Returns metadata of `request`, by default the current one."""
     request = request or _CURRENT.get()
     scope: Metadata = ((PREFIX_SCOPE, _SCOPE.get()),) if _SCOPE.get() else ()
     if request is None:

@@ -69,8 +69,6 @@ class RunningVerifier(StreamedSession["RunStream"]):
 
 
 class RunStream(SessionStream):
-    """A VerifyStream call that is a run; a newer message replaces an unwritten one."""
-
     what = "the run of the session"
 
     def __init__(
@@ -88,7 +86,6 @@ class RunStream(SessionStream):
 
     @property
     def runs_on(self) -> bool:
-        """Whether the target may have made unread steps."""
         return self._session.opened_at > 0 and not self._stopped and self._length < self._until
 
     def send(self, message: RunMessage) -> None:

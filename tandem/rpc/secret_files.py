@@ -16,7 +16,6 @@ Signature = tuple[tuple[int, int, int], ...]
 
 
 def check_readable(flag: str, file: str) -> None:
-    """Raises ValueError naming the flag."""
     try:
         with Path(file).open("rb"):
             pass
@@ -25,7 +24,6 @@ def check_readable(flag: str, file: str) -> None:
 
 
 def warn_if_others_read(flag: str, file: str) -> None:
-    """Warns if others than the owner may read the file."""
     mode = stat.S_IMODE(os.stat(file).st_mode)
     if mode & (stat.S_IRGRP | stat.S_IROTH):
         log.warning("%s: %s can be read by others (mode %o); chmod 600 is enough", flag, file, mode)
@@ -38,7 +36,6 @@ def signature(*files: str) -> Signature:
 
 
 def lines_of(flag: str, file: str) -> Sequence[tuple[int, str]]:
-    """Returns numbered lines without empty lines and comments (#). Raises ValueError."""
     try:
         text = Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

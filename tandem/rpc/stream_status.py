@@ -18,7 +18,6 @@ class StreamStatus:
         call.add_done_callback(self._keep)
 
     def error(self, raised: grpc.RpcError) -> grpc.RpcError:
-        """Returns the call's real error, or `raised` if no status arrived."""
         return self._kept or raised
 
     def _keep(self, call: Any) -> None:

@@ -42,7 +42,6 @@ class Traced:
     async def _spanned(
         self, name: str, about: Attributes, work: Awaitable[Result], kind: str = "internal", parent: Span | None = None
     ) -> Result:
-        # Parent: by default the innermost active span.
         span = (parent or current_span() or self._span).child(name, about, kind)
         with within(span):
             result = await work
@@ -82,8 +81,6 @@ class Traced:
 
 
 class TracedRun(Traced):
-    """A span of the whole run, with one per round."""
-
     _run: Span | None = None
     _length = _steps = _drafted = _accepted = 0
 

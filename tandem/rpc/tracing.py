@@ -25,10 +25,7 @@ def _missing() -> str:
 
 
 def open_tracing(endpoint: str | None, name: str) -> Tracing | None:
-    """Opens tracing to an OTLP/gRPC collector, by default that of OTEL_* variables; None: off. Raises ValueError.
-
-    `name`: the service name without OTEL_SERVICE_NAME.
-    """
+    """Opens tracing to an OTLP/gRPC collector, by default that of OTEL_* variables; None: off. Raises ValueError."""
     if endpoint is None and not any(os.environ.get(variable) for variable in _ASKED_BY):
         return None
     if endpoint is not None and not endpoint.startswith(("http://", "https://")):
@@ -47,8 +44,6 @@ def open_tracing(endpoint: str | None, name: str) -> Tracing | None:
 
 
 class Tracing:
-    """Creates spans for OpenTelemetry's `processor`."""
-
     def __init__(self, processor: SpanProcessor, name: str) -> None:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
@@ -69,7 +64,6 @@ class Tracing:
         return Span(self, name, attributes, kind, self.propagator.extract(dict(metadata), Context()))
 
     def close(self) -> None:
-        """Exports ended spans."""
         self._provider.shutdown()
 
 
@@ -99,7 +93,6 @@ class Span:
         self._span.end(_nanoseconds(time.time() if at is None else at))
 
     def headers(self) -> Metadata:
-        """Returns W3C Trace Context headers."""
         carrier: dict[str, str] = {}
         self._tracing.propagator.inject(carrier, self._as_parent())
         return tuple(carrier.items())

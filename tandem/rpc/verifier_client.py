@@ -27,10 +27,7 @@ _RETIRED_SECONDS = 150.0  # for calls still running on a replaced channel; longe
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Timeouts in seconds. `admission`: retries of a full server.
-
-    `silence`, `stall`: before another verifier takes over.
-    """
+    """Seconds. `admission`: retries of a full server. `silence`, `stall`: before another verifier takes over."""
 
     open: float = 120.0
     verify: float = 30.0
@@ -41,11 +38,7 @@ class Deadlines:
 
 
 class VerifierEndpoint:
-    """A channel to one verifier.
-
-    suspect: check its model again before use. signs: receipt key and arithmetic. max_unread: of runs begun before their
-    session; 0: none.
-    """
+    """`suspect`: recheck its model. `signs`: receipt key and arithmetic. `max_unread` 0: no run before its session."""
 
     def __init__(self, address: str, credentials: Credentials | None = None) -> None:
         self.address, self._credentials = address, credentials
@@ -56,10 +49,7 @@ class VerifierEndpoint:
         self._retiring: set[asyncio.Task[None]] = set()
 
     def reconnect(self) -> None:
-        """Replaces a channel in connection back-off.
-
-        The old one closes later: now it would cancel other requests' calls.
-        """
+        # Leaves connection back-off. Closing the old channel now would cancel other requests' calls.
         if self.channel.get_state() is not grpc.ChannelConnectivity.TRANSIENT_FAILURE:
             return
         with contextlib.suppress(ValueError):  # the credential files may be in the middle of a replacement
@@ -79,22 +69,17 @@ class VerifierEndpoint:
         return await check_health(self.channel, TARGET, seconds)
 
     async def info(self, seconds: float) -> ModelInfo:
-        """Returns the server's model. Raises TandemError."""
         reply = await calls.unary(self.stub.GetModelInfo, pb.TargetVerifierGetModelInfoRequest(), timeout=seconds)
         with contract(self.name):
             return self.found(wire.info_from_wire(reply.model))
 
     def found(self, info: ModelInfo) -> ModelInfo:
-        """Notes the server's receipt key and run limit."""
         self.signs, self.max_unread = (info.receipt_key, info.arithmetic), info.max_unread_tokens
         return info
 
 
 class VerifierClient:
-    """Shared channels to HOST:PORT[,HOST:PORT...], all with the first answer's model (`expected`).
-
-    Raises ValueError.
-    """
+    """Channels to HOST:PORT[,HOST:PORT...], all with the first answer's model (`expected`). Raises ValueError."""
 
     def __init__(
         self,
@@ -113,7 +98,6 @@ class VerifierClient:
 
     @property
     def address(self) -> str:
-        """Address in use."""
         return self.pool.current
 
     @property
@@ -121,8 +105,6 @@ class VerifierClient:
         return self.endpoints[self.pool.current]
 
     async def model_info(self, wait_seconds: float = 30.0) -> ModelInfo:
-        """Returns the first answering verifier's model. Raises TandemError."""
-
         async def ask(endpoint: VerifierEndpoint) -> tuple[VerifierEndpoint, ModelInfo]:
             client = GenerationClient(endpoint.channel, TARGET)
             return endpoint, await model_at(client, endpoint.address, self._credentials, wait_seconds, TARGET)
@@ -157,6 +139,5 @@ class VerifierClient:
         endpoint.suspect = False
 
     async def close(self) -> None:
-        """Waits briefly for session closes, then closes the channels."""
         await self.closes.settle()
         await asyncio.gather(*(endpoint.close() for endpoint in self.endpoints.values()))

@@ -80,7 +80,6 @@ def distributions_to_wire(distributions: Sequence[SparseDistribution]) -> list[p
 def distributions_from_wire(
     messages: Sequence[pb.SparseDistribution], draft: Sequence[int]
 ) -> tuple[SparseDistribution, ...]:
-    """Returns a distribution per token of `draft`, or none."""
     if messages and len(messages) != len(draft):
         raise InvalidField(
             "distributions", f"{len(messages)} for {len(draft)} draft tokens: give one for each, or none at all"

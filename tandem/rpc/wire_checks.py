@@ -1,7 +1,4 @@
-"""Checks values in servers' messages; all raise InvalidField.
-
-A wrong number ends its own call, not the process. Errors are logged, so they name fields and counts, never token ids.
-"""
+"""Checks values in servers' messages. Logged InvalidFields name fields and counts, never token ids."""
 
 from __future__ import annotations
 
@@ -31,7 +28,6 @@ def member(field: str, value: int, known: Mapping[Member, int], what: str) -> Me
 
 
 def same_count(field: str, given: int, expected: int, of: str) -> None:
-    """Checks for one entry per `of`, or none if unrequested."""
     if given != expected:
         raise InvalidField(field, f"{given} for {expected} {of}")
 

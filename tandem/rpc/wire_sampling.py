@@ -77,7 +77,6 @@ def logprobs_to_wire(logprobs: Sequence[TokenLogprobs]) -> list[pb.TokenLogprobs
 
 
 def logprobs_from_wire(messages: Sequence[pb.TokenLogprobs], vocab_size: int, top: int) -> tuple[TokenLogprobs, ...]:
-    """Returns log-probabilities with at most `top` alternatives each. Raises InvalidField."""
     found = []
     for each in messages:
         count = check.count("logprobs.top_token_ids", len(each.top_token_ids), top)

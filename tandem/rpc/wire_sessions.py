@@ -25,7 +25,6 @@ _FORMATS = {
 
 
 def verdict_to_wire(verdict: Verdict, committed_length: int) -> pb.VerifyResponse:
-    """Builds a reply; `committed_length` includes the round's tokens."""
     return pb.VerifyResponse(
         committed_length=committed_length,
         token_ids=verdict.token_ids,
@@ -42,7 +41,6 @@ def verdict_to_wire(verdict: Verdict, committed_length: int) -> pb.VerifyRespons
 
 
 def session_from_wire(message: pb.OpenSessionRequest, features: FeatureSpec | None, max_total_tokens: int) -> Request:
-    """Returns a session's request; `features`: those granted. Raises InvalidField."""
     return Request(
         sampling=sampling_from_wire(message.sampling),
         rule=rule_from_wire(message.rule),
@@ -107,8 +105,6 @@ def check_opened(
 
 @dataclass(frozen=True, slots=True)
 class VerdictBounds:
-    """Bounds of a session's verdicts. `features`: those granted."""
-
     vocab_size: int
     most_drafts: int
     request: Request
@@ -118,10 +114,7 @@ class VerdictBounds:
 def answer_from_wire(
     reply: pb.VerifyResponse, asked: pb.VerifyRequest, bounds: VerdictBounds, seconds: float
 ) -> Answer:
-    """Converts the reply to a round of `seconds`. Raises InvalidField if it breaks the contract.
-
-    A replay may answer another draft: tokens that agree with this one are accepted.
-    """
+    """Converts a reply after `seconds`; a replay's draft may differ. Raises InvalidField if it breaks the contract."""
     network_seconds = seconds - check.seconds("server_seconds", reply.server_seconds, seconds)
     if reply.stale:
         return Answer(None, check.count("committed_length", reply.committed_length, check.MOST_TOKENS), network_seconds)
@@ -141,10 +134,7 @@ def answer_from_wire(
 def run_step_from_wire(
     reply: pb.VerifyResponse, base_length: int, bounds: VerdictBounds, seconds: float, rtt: float | None
 ) -> RunStep:
-    """Converts a run's reply, after `base_length` tokens and `seconds`. Raises InvalidField.
-
-    A replay may have been no step of a run.
-    """
+    """Converts a run's reply after `base_length` tokens; a replay may have been no step. Raises InvalidField."""
     drafted = check.count("drafted", reply.drafted, bounds.most_drafts)
     if reply.replayed:
         drafted = max(drafted, reply.accepted)

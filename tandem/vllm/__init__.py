@@ -1,7 +1,4 @@
-"""A drafter class for vLLM's --speculative-config, using remote DraftWorkers (docs/vllm.md).
-
-Imports no vLLM; vLLM's environment needs the light client.
-"""
+"""A drafter class for vLLM's --speculative-config, using remote DraftWorkers (docs/vllm.md); imports no vLLM."""
 
 from __future__ import annotations
 

@@ -34,7 +34,6 @@ class Counts:
         self._lock = threading.Lock()
 
     def add(self, name: str, label: str = "", amount: float = 1) -> None:
-        """Adds to a counter of _COUNTERS."""
         with self._lock:
             self._values[name, label] += amount  # type: ignore[assignment]  # Counter is typed for whole numbers
 

@@ -33,7 +33,6 @@ class Arrivals:
             self._done.set()
 
     def wait(self, seconds: float) -> bool:
-        """Waits for all drafts; returns whether they came."""
         return self._done.wait(max(0.0, seconds))
 
 
@@ -64,11 +63,9 @@ class DraftDelivery:
             self._soon(self._end, rows)
 
     async def close(self) -> None:
-        """Waits until the sessions are closed."""
         await asyncio.gather(*self._closing, return_exceptions=True)
 
     def _waits(self, row: Row) -> bool:
-        # Only without a fitting draft and with a punctual worker.
         session: RowSession | None = row.session
         return not row.draft(1) and (session is None or (session.worker.patient and session.following))
 

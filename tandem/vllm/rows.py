@@ -24,10 +24,7 @@ class Held(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """One sequence. The event loop sets `held` and `session`, the engine's thread the rest.
-
-    sent_length: the session's tokens. offered, source: the last verified draft, at `drafted_at` tokens.
-    """
+    """The event loop sets `held` and `session`, the engine's thread the rest. `sent_length`: the session's tokens."""
 
     tokens: list[int] = field(default_factory=list)
     held: Held = field(default_factory=Held)
@@ -69,8 +66,6 @@ class Row:
 
 
 class RowTable:
-    """The last step's rows and those that may come back."""
-
     def __init__(self) -> None:
         self._placed: list[Row | None] = []
         self._away: list[Row] = []

@@ -42,7 +42,6 @@ class RowSession:
         return self._drafts.following
 
     def stepped(self, new: Sequence[int], arrivals: Arrivals, step: int) -> None:
-        """Follows a step of the engine."""
         self.awaited = arrivals
         self.known += new
         if self._step and time.monotonic() - self._stepped_at > self._budget:
@@ -70,6 +69,5 @@ class RowSession:
         self._step = 0
 
     def _came(self) -> None:
-        # Drafted, or no draft comes.
         if self.awaited:
             self.awaited.came(self._row)

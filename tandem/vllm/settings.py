@@ -56,7 +56,6 @@ class Settings:
 
 
 def settings_of(environment: Mapping[str, str]) -> Settings:
-    """Parses variables that begin with PREFIX. Raises InvalidField."""
     given = {name.removeprefix(PREFIX).lower(): value for name, value in environment.items() if name.startswith(PREFIX)}
     known = {each.name for each in fields(Settings)} - {"credentials"} | set(_CREDENTIALS)
     if unknown := sorted(set(given) - known):

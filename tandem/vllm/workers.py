@@ -39,10 +39,7 @@ class Worker(DraftClient):
         self._late_steps, self._last_late = 0, -1
 
     async def info(self, timeout: float, wait: bool = True) -> ModelInfo:
-        """DraftClient.info; for unknown tokenizers vocabulary sizes decide.
-
-        Drafts of another tokenizer are not accepted and change no token.
-        """
+        # Unknown tokenizers: sizes decide. Drafts of another tokenizer are not accepted and change no token.
         if self.tokenizer_sha256:
             return await super().info(timeout, wait)
         if self._sized is None:
@@ -61,7 +58,6 @@ class Worker(DraftClient):
 
     @property
     def patient(self) -> bool:
-        """Whether steps wait for this worker."""
         return self.health.up and self._late_steps < PATIENCE
 
     def answered(self, in_time: bool, step: int) -> None:
@@ -72,7 +68,6 @@ class Worker(DraftClient):
             self._late_steps, self._last_late = self._late_steps + 1, step
 
     async def try_again(self) -> None:
-        """Retries a failed worker if a trial is due."""
         if self.health.up or not (attempt := self.health.attempt()):
             return
         self.forget()
@@ -101,7 +96,6 @@ class Workers:
         return own or self.all[0]
 
     def states(self) -> list[tuple[str, dict[str, float]]]:
-        """Returns counts.py's values per worker."""
         return [
             (each.address, {"failures": each.health.failures, "up": each.health.up, "sessions": each.sessions})
             for each in self.all
