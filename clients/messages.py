@@ -18,7 +18,6 @@ _LARGEST_FILE = 16 * 1024 * 1024
 
 
 def chat_of(messages: Sequence[Mapping[str, Any]] | None) -> tuple[ChatMessage, ...] | None:
-    """Returns the chat, if any. Raises InvalidField."""
     return None if messages is None else tuple(_message(f"messages[{i}]", each) for i, each in enumerate(messages))
 
 

@@ -56,7 +56,6 @@ class Profile:
         self._rows.append(row | asdict(stats))
 
     def write(self) -> list[Path]:
-        """Writes both files, unless nothing was served; returns their paths."""
         if not self._rows:
             return []
         stem = self._folder / f"performance_{self._name}_{time.strftime('%Y%m%d_%H%M%S')}"

@@ -35,7 +35,6 @@ def with_options(method: Callable[Arguments, Result]) -> Callable[Arguments, Res
 
 
 def explained(method: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Appends the arguments' meanings to the docstring."""
     names = [name for name in inspect.signature(method).parameters if name in MEANINGS]
     listed = "\n".join(f"    {name}: {MEANINGS[name]}" for name in names)
     raised = (

@@ -89,10 +89,7 @@ async def answered_in_order(
     run: Run[Request, Reply] | None = None,
     begins_run: Callable[[Request], bool] = lambda request: False,
 ) -> AsyncGenerator[Reply, None]:
-    """Answers requests in turn; from the first `begins_run` on, `run` answers.
-
-    Raises StreamIdle and `answer`'s errors.
-    """
+    """Answers requests in turn; from the first `begins_run` on, `run` answers. Raises StreamIdle."""
     with contextlib.closing(Incoming(requests, idle_seconds, most_ahead)) as incoming:
         while (item := await incoming.next()) is not None:
             incoming.busy(True)
@@ -129,7 +126,6 @@ class Duplex(ABC, Generic[Request, Reply]):
         self._news.set()
 
     def end(self, error: Exception | None = None) -> None:
-        """Ends the stream after the replies that are ready."""
         if not self.ended:
             self.ended, self._error = True, error
             self.ready()

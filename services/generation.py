@@ -61,7 +61,7 @@ class GenerateMethod:
         return len(self._under_way)
 
     async def stream(self, message: Any, seconds: float | None = None) -> AsyncGenerator[Any, None]:
-        """Yields the replies within `seconds`. Raises Interrupted on a failure midway."""
+        """Yields the replies within `seconds`. Raises Interrupted."""
         self.limits.check_generation(message.generation, self.generator.info.max_sequence_length)
         request = wire.generation_from_wire(message.generation)
         async with contextlib.aclosing(Generations(self, [request], seconds).events()) as events:
@@ -83,7 +83,6 @@ class GenerateMethod:
         return task
 
     def _place(self, who: str) -> AbstractContextManager[None]:
-        """Returns a context that holds a queue place. Raises QueueFull."""
         slots, under_way = self.generator.info.kv_slots, self.under_way
         if self.queue is not None:
             reserved = 0 if self._under_way.of(who) else reserved_places(self.queue)
@@ -134,7 +133,6 @@ class Generations:
         self._producing, self._ended = len(requests), 0.0
 
     async def events(self) -> AsyncGenerator[tuple[int, Event], None]:
-        """Yields events until all generations have ended; on an error ends the others and raises it."""
         unread = len(self._requests)
         with contextlib.ExitStack() as works:
             try:

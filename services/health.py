@@ -28,7 +28,6 @@ class HealthService(health_pb2_grpc.HealthServicer):
         return len(self._changed)
 
     def set(self, status: int, *names: str) -> None:
-        """Sets services' status; "" is the whole server."""
         self._statuses.update(dict.fromkeys(names, status))
         for changed in self._changed:
             changed.set()

@@ -53,7 +53,6 @@ class Receipts:
     async def generate(
         self, generator: Generator, request: GenerationRequest, stats: SpeculationStats
     ) -> AsyncGenerator[Chunk | GenerationEnd, None]:
-        """Yields the generator's events; the end has the receipt."""
         prompt, request = await _resolved(generator, request)
         tokens, logprobs, revision = list[int](), list[TokenLogprobs](), ""
         async with contextlib.aclosing(generator.generate(request, stats)) as events:
@@ -134,7 +133,6 @@ def generated(
 
 
 async def _resolved(generator: Generator, request: GenerationRequest) -> tuple[tuple[int, ...], GenerationRequest]:
-    # The signed request has all defaults filled in.
     prompt = tuple(await generator.prompt_tokens(request))
     total = request.max_total_tokens or generator.info.max_sequence_length
     room = total - len(prompt)

@@ -72,7 +72,6 @@ class ServerParts:
         self.keys = config.receipts.opened()
 
     async def choose_draft(self) -> ModelConfig:
-        """Chooses a fused pair's draft, if automatic, and logs why."""
         models = self.config.models
         if models.draft.kind == "auto" and models.draft.model is None and models.backend == "torch":
             native = await self.batcher.on_device(runs_native, models.execution)
@@ -112,7 +111,6 @@ class ServerParts:
         return GenerateMethod(generator, reply, self.lifecycle, observe, queue, watch, self.limits, receipts)
 
     async def share_prefixes(self, **engines: Engine | None) -> None:
-        """Enables prefix reuse; names as in metrics."""
         there = {of: engine for of, engine in engines.items() if engine}
         await share_prefixes(list(there.values()), self.config.prefixes, prefix_scope)
         if metrics := self.observability.metrics:

@@ -21,10 +21,7 @@ _LOG_SECONDS = 1.0
 
 
 class ShutdownDeadline:
-    """Exits with code 1 if the process has not ended in time, even if the event loop is blocked.
-
-    `leave` None: never.
-    """
+    """Kills a process that has not ended in time, even with a blocked event loop. `leave` None: never."""
 
     def __init__(self, leave: Callable[[int], Any] | None = os._exit) -> None:
         self._leave = leave

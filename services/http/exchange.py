@@ -44,7 +44,6 @@ class Exchange:
         return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in self._scope["headers"]]
 
     def header(self, name: str) -> str | None:
-        """Returns the last header of that name."""
         return dict(self.metadata).get(name)
 
     async def body(self, most: int, seconds: float) -> bytes:

@@ -23,7 +23,7 @@ def annotated(name: str, value: Any, keys: dict[str, Parse], needed: str = "") -
 
 
 def messages(name: str, value: Any) -> list[dict[str, Any]]:
-    """Parses text messages. Raises InvalidField naming message and key."""
+    """Raises InvalidField naming message and key."""
     if not sequence(name, value):
         raise InvalidField(name, "empty: at least one message is needed")
     if len(value) > MAX_MESSAGES:
@@ -63,7 +63,6 @@ def _text(name: str, value: Any, between: str = "\n") -> str:
 
 
 def prediction(name: str, value: Any) -> str:
-    """Parses OpenAI's predicted output; its parts are joined."""
     found = known(name, value, {"type": one_of("content"), "content": lambda name, content: _text(name, content, "")})
     if "content" not in found:
         raise InvalidField(f"{name}.content", "missing")

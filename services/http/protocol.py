@@ -1,7 +1,4 @@
-"""Bounds a connection's header bytes, unread bytes and time, and their number.
-
-h11: one bound for all that is incomplete.
-"""
+"""Bounds connections: number, time, header bytes and unread bytes. h11 bounds all that is incomplete at once."""
 
 from __future__ import annotations
 
@@ -76,10 +73,10 @@ class Host:
 
 
 def to_make_way(hosts: Mapping[str, Host], taken: int, newcomer: BoundedProtocol) -> BoundedProtocol | None:
-    """Returns the connection to close for a newcomer (possibly itself), or None if capacity is left.
+    """Returns the connection to close, perhaps `newcomer`, or None.
 
-    Above half of CONNECTIONS, a host may have a quarter of them with incomplete requests. At all of them, the host with
-    most loses one without a request, uploads last, unless it is the newcomer's.
+    Above half of CONNECTIONS, a host may have a quarter with incomplete requests; when full, the host with most loses
+    one without a request, uploads last.
     """
     own = hosts[newcomer.host]
     if 2 * taken > CONNECTIONS and 4 * (own.slow - 1) >= CONNECTIONS:

@@ -48,14 +48,12 @@ class ParsedRequest:
 
     @property
     def generates(self) -> bool:
-        """Whether to generate; otherwise the prompt is echoed."""
         return self.given.get("max_tokens") != 0
 
     def prompt_of(self, choice: int) -> int:
         return choice // self.n
 
     def says(self, name: str) -> bool:
-        """Whether a boolean field or stream option is true."""
         return bool(self.given.get(name) or self.given.get("stream_options", {}).get(name))
 
 

@@ -61,7 +61,6 @@ class HttpService:
         return self._reader.model
 
     def cut(self) -> None:
-        """Aborts running requests."""
         for work in list(self._works):
             work.abort()
 

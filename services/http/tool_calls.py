@@ -53,10 +53,7 @@ def _deepseek(text: str) -> Iterator[Call]:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """Calls stand between `begin` and `end` or the end of output; `bare`: also without `begin`.
-
-    `marks`: other special tokens.
-    """
+    """`bare`: calls may lack `begin`. `marks`: other special tokens. `id_length`: characters of a call id."""
 
     begin: str
     end: str

@@ -32,7 +32,6 @@ def made(name: str, kind: StructureKind, text: str) -> Structure:
 
 
 def response_format(name: str, value: Any) -> Structure | None:
-    """Parses response_format; None for any text."""
     kind = one_of("text", "json_object", "json_schema")(f"{name}.type", mapping(name, value).get("type"))
     if kind == "json_schema":
         inner = known(name, value, {"type": string, "json_schema": mapping}).get("json_schema", {})
@@ -92,7 +91,6 @@ class ToolChoice:
 
 
 def tool_choice(name: str, value: Any) -> ToolChoice:
-    """Parses tool_choice: a mode, a function, or allowed_tools."""
     if isinstance(value, str):
         return ToolChoice(one_of("none", "auto", "required")(name, value))
     if mapping(name, value).get("type") != "allowed_tools":
@@ -135,7 +133,6 @@ class ToolUse:
 
     @property
     def structure(self) -> Structure | None:
-        """Returns the structure that forces the chosen calls."""
         schemas, mode = self.schemas, self.choice.mode
         if mode == "named":
             (name,) = schemas

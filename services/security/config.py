@@ -28,10 +28,7 @@ MIN_MESSAGE_BYTES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """Without `tls` or `insecure` only local hosts may be listened at.
-
-    `log_prompts` logs complete requests and replies.
-    """
+    """Without `tls` or `insecure` only local hosts may be listened at. `log_prompts` logs all content."""
 
     tls: TlsConfig | None = None
     tokens: AcceptedTokens | None = None

@@ -20,10 +20,7 @@ Entries = tuple[tuple[bytes, str], ...]
 
 
 class AcceptedTokens:
-    """Lines `identity token` or `identity sha256:HEX`; # begins a comment. Keeps hashes only.
-
-    Raises ValueError at start.
-    """
+    """Lines `identity token` or `identity sha256:HEX`; keeps hashes only. Raises ValueError at start."""
 
     def __init__(self, file: str) -> None:
         self._file = file

@@ -25,10 +25,7 @@ class Checkout(Generic[Resources, Reply]):
 
     @contextlib.asynccontextmanager
     async def using(self, session: Session[Resources, Reply]) -> AsyncGenerator[None, None]:
-        """Locks a session for one call and renews its lease; the last user frees it.
-
-        Raises SessionNotFound if closed.
-        """
+        """Locks a session for one call; the last user frees it. Raises SessionNotFound if closed."""
         table = self._table
         session.in_use += 1
         try:

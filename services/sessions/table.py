@@ -113,8 +113,7 @@ class Session(Generic[Resources, Reply]):
     def resume(self, prefix: list[int], request: Request) -> None:
         """Continues from `prefix`, equal to the tokens up to the shorter length. Raises SessionConflict.
 
-        If only the last round is missing, it stays committed for a replay; otherwise `prefix` becomes the committed
-        tokens.
+        A missing last round stays committed for a replay; otherwise `prefix` becomes the committed tokens.
         """
         common = min(len(prefix), len(self.tokens))
         if prefix[:common] != self.tokens[:common]:

@@ -72,7 +72,6 @@ class _Part:
         return cls(file, content, header, -(-header.end // alignment) * alignment)
 
     def check(self, number: int, count: int) -> None:
-        """Raises MalformedHeader unless this is part `number` (from 0) of `count`."""
         said = (self.header.values.get("split.no") or 0, self.header.values.get("split.count") or 1)
         if said != (number, count):
             raise MalformedHeader(
@@ -112,7 +111,6 @@ class StoredWeights:
 
     @property
     def runs_as_stored(self) -> bool:
-        """Whether any matrix is in blocks, and none in an unknown format."""
         kinds = {tensor.kind for tensor in self._tensors.values() if len(tensor.dimensions) > 1}
         return bool(kinds - set(DENSE_TYPES)) and kinds <= {*DENSE_TYPES, *_NAMES}
 

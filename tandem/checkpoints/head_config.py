@@ -23,10 +23,7 @@ _LLAMAS = (
 
 @dataclass(frozen=True, slots=True)
 class HeadConfig:
-    """`layers`: target layers before the features; None: `default_layers`.
-
-    `norm_before_residual`: residual starts normed.
-    """
+    """`layers`: target layers read; None: `default_layers`. `norm_before_residual`: the residual starts normed."""
 
     hidden_size: int
     num_attention_heads: int
@@ -181,7 +178,6 @@ def _own(head: HeadConfig, dtype: str) -> dict[str, Any]:
 
 
 def head_fields(head: HeadConfig, dtype: str) -> dict[str, Any]:
-    """Returns config.json's fields in SpecForge's layout."""
     eagle: dict[str, Any] = {"use_aux_hidden_state": True}
     if head.layers is not None:
         eagle[LAYERS] = [layer - 1 for layer in head.layers]

@@ -33,7 +33,6 @@ class HeadWeights:
 
     @property
     def token_ids(self) -> NDArray[np.int64]:
-        """Returns the token ids of the logits' columns, [draft vocabulary]."""
         offsets = self.tensors["d2t"].values.astype(np.int64)
         return offsets + np.arange(len(offsets))
 

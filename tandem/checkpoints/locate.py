@@ -67,7 +67,7 @@ def frequent_tokens(checkpoint: Checkpoint, vocab_size: int) -> tuple[int, ...] 
 
 
 def find(model: str | None) -> Checkpoint:
-    """Finds a model; None: the embedded target. Raises CheckpointError."""
+    # None: the embedded target.
     if model is None:
         return _embedded()
     path = Path(model).expanduser()

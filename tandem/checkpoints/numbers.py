@@ -54,7 +54,6 @@ class Stored:
             return np.asarray(self.values, dtype=np.float32)
 
     def to(self, dtype: str) -> Stored:
-        """Converts to a dtype of DTYPES, contiguous, rounded as torch does."""
         wanted = DTYPES[dtype]
         if self.dtype == wanted:
             return Stored(wanted, np.ascontiguousarray(self.values))

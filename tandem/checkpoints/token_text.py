@@ -45,11 +45,7 @@ class ByteText:
 
 
 class TokenText:
-    """Streams tokens whose text depends on neighbours.
-
-    `_tail`: the last token with returned text, and held ones. Cut only before a token with own text, which takes what
-    decoders do at the start.
-    """
+    """Streams tokens whose text depends on neighbours. `_tail`: the last with returned text, and held ones."""
 
     def __init__(self, backend: Any, skipped: Container[int], held: re.Pattern[str]) -> None:
         self._backend, self._skipped, self._held = backend, skipped, held

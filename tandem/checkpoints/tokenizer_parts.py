@@ -25,7 +25,6 @@ class TokenizerParts:
 
     @property
     def compared_ids(self) -> list[int]:
-        """Returns the special ids but padding's, which no text has."""
         return self._ids(token for name, token in self.named.items() if name != "pad_token")
 
     def _ids(self, named: Iterable[str]) -> list[int]:

@@ -48,10 +48,7 @@ def _temporary_root() -> Path:
 
 
 def private_folder(path: Path) -> Path:
-    """Creates and returns `path`, or a subfolder if root shares it, writable by this user only.
-
-    Raises OSError or Untrusted.
-    """
+    """Creates `path`, or a subfolder if root shares it, for this user only. Raises OSError or Untrusted."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.stat()
     if status.st_uid == os.geteuid():

@@ -65,7 +65,6 @@ class Credentials:
         self.token()
 
     def token(self) -> Token | None:
-        """Returns the token of a channel's calls, if any. Raises ValueError."""
         if self.token_file is not None:
             return TokenFile(self.token_file)
         if self.token_env is not None:

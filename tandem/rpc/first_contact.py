@@ -68,7 +68,6 @@ async def first_of(
 async def model_at(
     client: GenerationClient, address: str, credentials: Credentials | None, wait_seconds: float, service: str
 ) -> ModelInfo:
-    """Returns the server's model. Raises TandemError."""
     asks = {address: partial(client.model_info, wait=False)}
     return (await first_of(asks, credentials, wait_seconds=wait_seconds, service=service))[1]
 

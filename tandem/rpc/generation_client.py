@@ -59,10 +59,7 @@ class GenerationClient:
         admission_seconds: float = 0.0,
         request_id: str | None = None,
     ) -> AsyncGenerator[Chunk | GenerationEnd, None]:
-        """Yields committed chunks, then the end; closing cancels. Retries a full server.
-
-        Raises TandemError with the tokens so far.
-        """
+        """Yields committed chunks, then the end; closing cancels. Retries a full server. Raises TandemError."""
         message = getattr(self._messages, f"{self._service}GenerateRequest")(
             generation=wire.generation_to_wire(request)
         )

@@ -62,10 +62,9 @@ async def watch(
     silence: Callable[[], float],
     stall: Callable[[], float],
 ) -> TandemError:
-    """Returns the error once a verifier should be given up.
+    """Returns the error once the call `what`, unanswered for `quiet()` seconds, should be given up.
 
-    `quiet()`: seconds that the call `what` is unanswered. After half of `silence()` the verifier's health is checked,
-    for as long; a serving one may take `stall()`.
+    After half of `silence()` the health is checked, for as long; a serving verifier may take `stall()`.
     """
     while True:
         pause = silence() / 2

@@ -188,7 +188,6 @@ class RemoteSession:
         )
 
     async def resume(self, tokens: Sequence[int], cause: Exception | None = None) -> None:
-        """Reopens the session with all committed tokens, elsewhere if it keeps others. Raises TandemError."""
         if not isinstance(cause, TandemError):
             again = (self.endpoint, len(tokens))
             if again == self._refreshed and not self.client.is_only(self.endpoint):

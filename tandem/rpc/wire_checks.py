@@ -47,7 +47,6 @@ def seconds(field: str, value: float, most: float = math.inf) -> float:
 
 
 def numbers(field: str, values: Collection[float]) -> tuple[float, ...]:
-    """Returns values without NaN."""
     if any(map(math.isnan, values)):
         raise InvalidField(field, "not all of them are numbers")
     return tuple(values)

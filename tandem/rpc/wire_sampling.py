@@ -45,7 +45,6 @@ def sampling_to_wire(sampling: SamplingParams, unset_sampling: Set[str] = frozen
 
 
 def sampling_from_wire(message: pb.Sampling) -> SamplingParams:
-    """Absent fields take the defaults. Raises InvalidField."""
     values = {name: getattr(message, name) for name in (*SAMPLING_FIELDS, *_PENALTIES) if message.HasField(name)}
     if message.HasField("logit_bias"):
         values["logit_bias"] = _bias_from_wire(message.logit_bias)

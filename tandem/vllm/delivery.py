@@ -45,7 +45,6 @@ class DraftDelivery:
         self._step = 0
 
     def begin(self, rows: Sequence[Row]) -> Arrivals:
-        """Starts drafting; returns what the step may wait for."""
         self._step += 1
         updates = [RowUpdate(row, row.take_new()) for row in rows]
         waiting = [row for row in rows if self._waits(row)]

@@ -52,7 +52,6 @@ class Row:
         self.tokens += ids[known:].tolist()
 
     def take_new(self) -> list[int]:
-        """Returns the tokens the session lacks, once."""
         new, self.sent_length = self.tokens[self.sent_length :], len(self.tokens)
         return new
 
