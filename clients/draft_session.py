@@ -51,7 +51,7 @@ class OwnTokenizer(Protocol):
 
 
 class DraftSession:
-    """Drafts here with the caller's `drafter` and verifies at a TargetVerifier. Methods block; threads may share it.
+    """Drafts with the caller's `drafter` and verifies at a TargetVerifier. Methods block; threads may share it.
 
         class Repeat:
             def propose(self, tokens, k):
@@ -60,10 +60,9 @@ class DraftSession:
         with DraftSession("localhost:50051", Repeat()) as session:
             print(session.generate([1, 2, 3], max_new_tokens=20).token_ids)
 
-    `target`: "HOST:PORT", or several with commas that run the same model; when a verifier fails, the request goes on
-    at the next one. `tokenizer`: for text; without it, prompts are token ids and outputs have no text.
-    `speculation_length`: draft tokens per round. `retry_seconds`: how long a request retries while no verifier answers.
-    `wait_seconds`: how long to wait for a server that does not listen yet. Raises TandemError.
+    `target`: "HOST:PORT", or several with commas and one model: a failed verifier's request continues at the next.
+    `tokenizer`: for text; without it, prompts are token ids. `speculation_length`: draft tokens per round.
+    `retry_seconds`: without an answering verifier. `wait_seconds`: for a server to listen. Raises TandemError.
     """
 
     def __init__(

@@ -22,11 +22,11 @@ from tandem.speculation.depth import Pipeline
 class RoleConfig:
     """A role's configuration; defaults are those of tandem/cli/flags.py.
 
-    draft_address: DraftWorker of a target, `draft_seconds` per draft. target_address: None: only proposes. credentials:
-    for calling either. pipeline: overlap remote rounds, or never wait. reconnect_seconds: retries without a target.
-    queue: requests without a slot. step_seconds: limit of a device step; None: measured, 0: none. generation_config:
-    "auto" uses the model's file after `defaults`. command: starts other ranks. kv_cache_mb: MiB for all KV slots; None:
-    full length each. own_length, own_slots: replace `models.shape` by what fits in memory. prefill: None: local.
+    `draft_address`: a target's DraftWorker, with `draft_seconds` per draft. `target_address` None: only proposes.
+    `credentials`: to call either. `reconnect_seconds`: of retries without a target. `queue`: requests without a slot.
+    `step_seconds`: limit of a device step; None: measured, 0: none. `generation_config` "auto": the model's file, after
+    `defaults`. `command`: starts other ranks. `kv_cache_mb`: MiB for all KV slots; None: full length each.
+    `own_length`, `own_slots`: what fits in memory instead of `models.shape`. `prefill` None: local.
     """
 
     serve: ServeConfig

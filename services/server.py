@@ -184,8 +184,7 @@ async def _listen(server: grpc.aio.Server, hosted: HostedService, names: Sequenc
 
 
 def _stop_signals(ending: ShutdownDeadline, drain_seconds: float) -> asyncio.Event:
-    # The first signal sets the event and starts the shutdown's time limit, even with a blocked loop; the second
-    # kills.
+    # The first signal starts the shutdown's time limit, even with a blocked loop; the second kills.
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
 

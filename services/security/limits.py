@@ -35,9 +35,9 @@ class LimitReached(RuntimeError):
 class ServerLimits:
     """None: no limit but KV slots and sequence length.
 
-    max_prompt_bytes: None: 64 per token. max_proposal_sessions, max_proposal_bytes: in total, half for one named
-    caller; lookup needs no slot. max_calls_per_caller: per identity, or machine if anonymous. Probes: Check and Watch
-    apart. message_seconds: to receive a request. unread_seconds: before replies are read.
+    `max_prompt_bytes` None: 64 per token of the sequence length. `max_proposal_...`: in total, half of it for one named
+    caller. `max_calls_per_caller`: by identity, or machine if anonymous. Probes: Check and Watch counted apart.
+    `message_seconds`: to receive a request. `unread_seconds`: until replies are read.
     """
 
     max_sessions_per_identity: int | None = None

@@ -208,7 +208,7 @@ class AnsweredStream(Duplex[pb.ProposeRequest, pb.ProposeResponse]):
     def _take(self, reply: pb.ProposeResponse) -> None:
         answer, self._answer = self._answer, None
         if answer is None:
-            raise InvalidField("reply", "there is no message that it answers")
+            raise InvalidField("reply", "answers no open message")
         try:
             draft = self._convert(reply, time.perf_counter() - self._sent_at)
         except InvalidField:

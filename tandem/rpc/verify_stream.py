@@ -127,7 +127,7 @@ class RoundStream(SessionStream):
     def _take(self, reply: pb.VerifyResponse) -> None:
         # InvalidField loses this round and the later ones.
         if not self._unanswered:
-            raise InvalidField("reply", "there is no round that it answers")
+            raise InvalidField("reply", "answers no open round")
         asked, self._heard = self._unanswered[0], time.perf_counter()
         answer = answer_from_wire(reply, asked.request, self._session.bounds, self._heard - asked.sent)
         self._session.take_features(reply)
