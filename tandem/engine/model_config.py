@@ -1,4 +1,4 @@
-"""The configuration of the models that a role runs."""
+"""The configuration of a role's models."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ DRAFTS = ("auto", "hybrid", "model", "eagle", "ngram")
 
 @dataclass(frozen=True, slots=True)
 class DraftChoice:
-    """The kind of drafter: "ngram" lookup, a "model" (named by `model`), or "hybrid": lookup first, else the model.
+    """The drafter's kind: "ngram" lookup, a "model", "hybrid" (lookup first), "eagle" (an EAGLE-3 head), or "auto".
 
-    The model may be an EAGLE-3 head; "eagle" insists on one. "auto" is hybrid if a model is named, or shipped for the
-    embedded target; else ngram. `feature_format`, `feature_context`: what a head elsewhere gets of its target's
-    features, the latter in last positions of a prompt. `foreign`: the draft model may have another tokenizer.
+    "auto" is hybrid if a model is named or shipped, else ngram. `feature_format`, `feature_context` (last positions of
+    a prompt): of the features sent to a remote head. `foreign`: the draft model may have another tokenizer.
     """
 
     kind: str = "auto"
@@ -43,7 +42,7 @@ class DraftChoice:
             raise InvalidField("feature_context", f"{self.feature_context} is below 1")
 
     def resolve(self, target: str | None = None) -> str | None:
-        """Returns the draft model's checkpoint for `target`, or None for n-gram lookup. Raises CheckpointError."""
+        """The draft model's checkpoint for `target`, or None for lookup. Raises CheckpointError."""
         if self.kind == "eagle" and self.model is None:
             return _shipped_head(target)
         if self.kind == "ngram" or (self.kind == "auto" and target is not None and self.model is None):
@@ -55,12 +54,12 @@ class DraftChoice:
         return model
 
     def lookup(self, estimate: Estimate) -> PolicedLookup | None:
-        """Returns the lookup used before the draft model in one request, or None if only the model drafts."""
+        """The lookup tried before the draft model, or None."""
         return PolicedLookup(estimate) if self.looks_up else None
 
     @property
     def looks_up(self) -> bool:
-        """Whether copies from the text may be drafts."""
+        """Whether lookup may draft."""
         return self.kind not in ("model", "eagle")
 
 
@@ -77,10 +76,10 @@ def _shipped_head(target: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The models of a role. `settings`: specific to the backend. `default_k`: draft tokens of a round; None: adaptive.
+    """`settings`: the backend's. `default_k`: draft tokens of a round; None: adaptive.
 
-    `adapters`, `draft_adapters`: of target and draft model, matched by name. `hand_out_features`: after how many layers
-    the target hands out hidden states; empty: the usual ones. `rehearsal`: the device whose step times they take.
+    `adapters`, `draft_adapters`: matched by name. `hand_out_features`: layers; empty: the usual ones. `rehearsal`:
+    device whose step times are simulated.
     """
 
     execution: Execution = field(default_factory=Execution)
@@ -107,26 +106,25 @@ class ModelConfig:
 
     @property
     def ranks(self) -> Ranks:
-        """This process among those that share the target. Raises ValueError."""
+        """This process's rank among those that share the target. Raises ValueError."""
         return Ranks.from_environment(self.execution.tp_degree)
 
     def load_request(self, verifies: bool = True, sole_model: bool = False) -> LoadRequest:
-        """What a backend is asked to load."""
         return LoadRequest(self.execution, self.shape, self.settings, verifies, sole_model)
 
     @property
     def draft_model(self) -> str | None:
-        """The draft model's checkpoint, or None if n-gram lookup drafts."""
+        """The draft model's checkpoint, or None for lookup."""
         if self.backend == "toy" and self.draft.model is None:  # checkpoints are not for it
             return "head" if self.draft.kind == "eagle" else None
         return self.draft.resolve(self.model)
 
 
 def beside_target(models: ModelConfig, native: bool, prefill: bool = False) -> tuple[ModelConfig, str]:
-    """Returns the models of a fused pair whose draft is chosen automatically, and what was chosen and why.
+    """Chooses a fused pair's draft; returns the models and the choice with its reason.
 
-    The shipped head was measured to be ahead of the shipped draft in `native` steps (docs/drafts.md). `prefill`:
-    prompts are computed elsewhere, so that their pages have no features for a head.
+    Native steps prefer the shipped head to the shipped draft (docs/drafts.md), unless `prefill` computes prompts
+    elsewhere, without features.
     """
     if models.model is not None:
         return models, "lookup alone, since no draft model or head of this target is named (--draft_model)"

@@ -1,4 +1,4 @@
-"""Computes prompts for other processes, chunk by chunk, and hands out the pages."""
+"""Computes prompts for other processes, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tandem.speculation.types import Request
 
 
 class PrefillPages:
-    """Hands out the pages of prompts. `asked`, `pages`: totals since the start."""
+    """Pages of prompts. `asked`, `pages`: totals."""
 
     def __init__(self, engine: Engine, copies: PageCopies) -> None:
         self._engine, self._copies = engine, copies
@@ -24,10 +24,9 @@ class PrefillPages:
         return self._copies.layout
 
     async def of(self, tokens: Sequence[int], first: int, request: Request) -> AsyncGenerator[PageRun, None]:
-        """Yields the pages of `tokens` (whole pages) from number `first` on, in order.
+        """Yields the pages of `tokens` (whole pages) from number `first` on, in order, one run ahead of the reader.
 
-        Waits for a slot; raises NoFreeSlot if too many do, InvalidField if there is no such adapter. Computes one run
-        ahead of the reader, so that a slow one stops its own work only.
+        Raises NoFreeSlot if too many wait for a slot, InvalidField for an unknown adapter.
         """
         self.asked += 1
         sequence = await KVSequence.admitted(self._engine, request, len(tokens))
@@ -46,7 +45,7 @@ class PrefillPages:
                 sequence.close()
 
     async def _runs(self, sequence: KVSequence, tokens: Sequence[int], first: int) -> AsyncGenerator[PageRun, None]:
-        """Processes the tokens and yields their pages, chunk by chunk."""
+        """Processes the tokens and yields their pages by chunk."""
         chunk, taken = self._engine.runner.limits.chunk, first
         while len(sequence.held) < len(tokens):
             await sequence.fill(tokens[: len(sequence.held) + chunk])
