@@ -1,7 +1,4 @@
-"""Decides how long a step waits for rows that are expected back soon. Pure; times are arguments.
-
-Two steps in one save a step's fixed time. Without waiting, two sequences could alternate at half the throughput.
-"""
+"""Decides how long a step waits for rows that are expected back soon, because two steps in one save fixed time."""
 
 from __future__ import annotations
 
@@ -18,10 +15,7 @@ TRIED = 0.3  # window in step times while fewer than FEW returns are known
 
 
 class BatchWindow:
-    """Tracks the rows of a device's last round and their usual return time.
-
-    Measures returns only while the device is idle or waits: during a step, clients may share its cores.
-    """
+    """Tracks a device's last round and usual return times, measured while it is idle or waits."""
 
     def __init__(self) -> None:
         self._away = 0

@@ -44,10 +44,7 @@ class CompileConfig:
         return checkpoint if checkpoint and backend_named("torch").is_head(checkpoint) else None
 
     def selected(self) -> tuple[str, ...]:
-        """The parts to compile, in order. Raises ValueError if a draft model is missing.
-
-        A head's target has other graphs with it ("fused") than alone ("target").
-        """
+        """The parts to compile, in order. Raises ValueError if a draft model is missing."""
         if self.models.draft_model is None:
             if set(self.parts) - {"target"}:
                 raise ValueError("draft_model: name the draft model to compile")
@@ -124,7 +121,6 @@ def _of_models(models: ModelConfig, wanted: tuple[str, ...], startup: Startup) -
 
 
 def _with_head(models: ModelConfig, wanted: tuple[str, ...], head: Checkpoint, startup: Startup) -> Iterator[str]:
-    """The graphs of a target alone, and of one with a head."""
     from tandem.runners.eagle.runner import EagleRunner
 
     backend, request = backend_named("torch"), models.load_request()

@@ -56,11 +56,7 @@ class Drafting:
         stats: SpeculationStats | None = None,
         inbox: FeatureInbox | None = None,
     ) -> BonusDrafter:
-        """A drafter for one request, with token ids below `vocab_size`.
-
-        `open` raises NoFreeSlot after `slot_seconds` (None: never). With `stats`, failures of the model are counted and
-        leave rounds undrafted; without, they are raised. `inbox`: a head's features; without, lookup replaces the head.
-        """
+        """A drafter for one request, with token ids below `vocab_size`; with `stats`, failures only count."""
         tolerate = None if stats is None else tolerance(self.health, stats)
         return make_drafter(self.draft, request, vocab_size, self.choice, slot_seconds, tolerate, inbox)
 

@@ -33,12 +33,7 @@ log = logging.getLogger("tandem.engine")
 
 
 class Engine:
-    """A runner, its slots and the batcher of its device thread.
-
-    If a whole step fails, a `vital` engine is lost: its device's state is unknown, and it raises DeviceLost from then
-    on. Engines that only draft are retried. A step that hangs loses the engine once StepWatch gives up. `structures`:
-    None if the tokenizer allows none.
-    """
+    """A runner, its slots and its batcher. A failed step loses a `vital` engine: its device's state is unknown."""
 
     def __init__(
         self, runner: Runner, batcher: Batcher, vital: bool = True, structures: Structures | None = None
@@ -64,10 +59,7 @@ class Engine:
         return "" if isinstance(pages := self.runner.capabilities.pages, No) else pages.format
 
     async def hand_out_features(self, layers: Sequence[int] = ()) -> None:
-        """Verdicts have features on request; call it before any sequence. Raises ValueError.
-
-        `layers`: by default as in tandem/checkpoints/head_config.py.
-        """
+        """Verdicts have features on request; call it before any sequence. Raises ValueError."""
         self.features = await self.batcher.on_device(hand_out, self.runner, tuple(layers))
         self.can = able(self.runner)
         sized = functools.partial(verify_sized, self.runner)
@@ -89,11 +81,7 @@ class Engine:
     async def result(
         self, result: asyncio.Future[TimedResult[Any]], sequence: KVSequence | None = None
     ) -> TimedResult[Any]:
-        """Waits for a row's result. Raises RowFailed, StepHung, or DeviceLost.
-
-        After a step that hung, `sequence` counts as empty. After a failed row, copied pages may be at fault and are
-        dropped.
-        """
+        """Waits for a row's result; a failed row is processed again. Raises RowFailed, StepHung, or DeviceLost."""
         try:
             return await result
         except StepHung:
@@ -159,11 +147,7 @@ class Engine:
             await self.structures.check(request.sampling.structure)
 
     async def processing(self, request: Request, prompt_length: int, tokens: Sequence[int] = ()) -> Processing | None:
-        """The logits processing of a request with a slot, or None.
-
-        `tokens`: known so far, prompt included. Raises InvalidField if their output does not match the structure; see
-        `check_structure`.
-        """
+        """The processing of a request with a slot and known `tokens`, prompt included, or None. Raises InvalidField."""
         sampling, matcher = request.sampling, None
         if not sampling.processed:
             return None

@@ -16,10 +16,7 @@ class TooManyWaiting(RuntimeError):
 
 
 class FairTurns:
-    """At most `most` turns at a time, each caller's last turn the longest ago first.
-
-    `what`: a turn's purpose, in errors. `waiting`: limit per caller.
-    """
+    """At most `most` turns at a time, oldest last turn first. `what`: a turn's purpose. `waiting`: limit per caller."""
 
     def __init__(self, what: str, most: int, waiting: int) -> None:
         self._what, self._most, self._each = what, most, waiting

@@ -36,14 +36,11 @@ MakeRounds = Callable[[GenerationRequest, SpeculationStats], Rounds]
 
 @dataclass(frozen=True, slots=True)
 class RequestDefaults:
-    """Defaults for unset fields. `max_new_tokens` None: up to the sequence length.
-
-    `sources`: the flag or model file of each default that is not Tandem's.
-    """
+    """Defaults for unset fields."""
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    max_new_tokens: int | None = None
-    sources: Mapping[str, str] = field(default_factory=dict)
+    max_new_tokens: int | None = None  # None: up to the sequence length
+    sources: Mapping[str, str] = field(default_factory=dict)  # by field: a flag, or a file of the model
 
     def __post_init__(self) -> None:
         if self.max_new_tokens is not None and self.max_new_tokens < 1:
@@ -83,11 +80,7 @@ class RequestDefaults:
 
 @dataclass(frozen=True, slots=True)
 class Generator:
-    """Answers requests with rounds from `make_rounds`, within the limits of `info`.
-
-    `estimate`: measurements that choose draft lengths. `encoding`: tokenizes long texts. `fallback`: for requests that
-    `answers` rejects, with its own estimate. `placement`: where the models run.
-    """
+    """Answers requests with rounds from `make_rounds`, within the limits of `info`."""
 
     info: ModelInfo
     tokenizer: Tokenizer
@@ -98,17 +91,14 @@ class Generator:
     encoding: FairThread = field(
         default_factory=partial(FairThread, "tokenizer", "their prompt to be tokenized", LONG_TEXTS)
     )
-    fallback: Generator | None = None
+    fallback: Generator | None = None  # for requests that `answers` rejects
     answers: Callable[[GenerationRequest], bool] = lambda request: True
     placement: str = ""
 
     async def generate(
         self, request: GenerationRequest, stats: SpeculationStats | None = None
     ) -> AsyncGenerator[Chunk | GenerationEnd, None]:
-        """Yields chunks as rounds commit them, then the end. Raises InvalidField or TooLong before any work.
-
-        `stats` are updated as rounds end.
-        """
+        """Yields chunks as rounds commit them, then the end. Raises InvalidField or TooLong before any work."""
         prompt = await self.prompt_tokens(request)
         request = self.defaults.complete(request, self._total(request) - len(prompt))
         if request.prediction:
@@ -144,7 +134,6 @@ class Generator:
         return prompt
 
     async def _predicted(self, text: str) -> tuple[int, ...]:
-        """A prediction's tokens, as far as they fit a sequence."""
         encode = self.tokenizer.tokens if isinstance(self.tokenizer, ChatTokenizer) else self.tokenizer.encode
         return tuple((await self._encoded(partial(encode, text, False), len(text)))[: self.info.max_sequence_length])
 

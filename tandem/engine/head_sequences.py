@@ -13,11 +13,7 @@ from tandem.speculation.types import Request
 
 
 class HeadSequence(DraftSequence):
-    """A head's sequence, with features from `inbox`.
-
-    Until a token's feature comes, the head's own state replaces it; then the token is fed again. The first `_sound`
-    tokens of `held` have features. The head does not see tokens before the first feature.
-    """
+    """A head's sequence, with features from `inbox`; until they come, the head's own states replace them."""
 
     def __init__(
         self, inbox: FeatureInbox, engine: Engine, slot: int, request: Request, target_vocab_size: int

@@ -22,10 +22,7 @@ MIB = 2**20
 
 
 class KVMemory:
-    """Bytes that sequences reserve, of at most `limit`.
-
-    `cost(tokens)`: of a sequence. `give_back(slot, tokens)` frees a slot's memory beyond that, before any later step.
-    """
+    """Bytes that sequences reserve, of at most `limit`; `give_back` runs before any later step."""
 
     def __init__(
         self, limit: int, most_tokens: int, cost: Callable[[int], int], give_back: Callable[[int, int], object]
@@ -76,10 +73,7 @@ class KVMemory:
 
 
 def limit_kv_memory(slots: SlotPool, batcher: Batcher, runners: Sequence[Runner], given: int) -> None:
-    """Bounds the memory of `slots`, before there are sequences, and logs what fits.
-
-    Raises ValueError if a runner preallocates slots, or if a sequence of full length does not fit in `given` bytes.
-    """
+    """Bounds the memory of `slots`, before there are sequences. Raises ValueError."""
     on_demand = [_on_demand(runner) for runner in runners]
     most = max(runner.limits.max_length for runner in runners)
     limit = given - sum(memory.spare_bytes for memory in on_demand)

@@ -44,10 +44,7 @@ class Loaded:
 async def load(
     config: ModelConfig, batcher: Batcher, startup: Startup | None = None, head: Checkpoint | None = None
 ) -> Loaded:
-    """Loads and warms up the target on `batcher`'s device thread. Raises ValueError, one line.
-
-    Every rank that shares it calls this, and the runner is a Leader. `head`: its EAGLE head.
-    """
+    """Loads and warms up the target on `batcher`'s device thread, in every rank. Raises ValueError, one line."""
     shared = config.backend == "torch" and config.ranks.degree > 1
     if shared and head:
         raise excluded("draft", "an EAGLE head's target", Trait.SHARED, "features_out")
@@ -60,10 +57,7 @@ async def load(
 async def load_draft(
     config: ModelConfig, batcher: Batcher, startup: Startup | None = None, target: Loaded | None = None
 ) -> Loaded | None:
-    """Loads and warms up the draft model; None for n-gram lookup. Raises ValueError, one line.
-
-    `target`: on the same device thread; without one, a head's features come from elsewhere.
-    """
+    """Loads and warms up the draft, next to `target` or alone; None for lookup. Raises ValueError, one line."""
     model, startup = config.draft_model, startup or Startup()
     if model is None:
         return None
@@ -86,7 +80,6 @@ async def _load_head(
     batcher: Batcher,
     startup: Startup,
 ) -> Loaded:
-    """Loads an EAGLE head, with a local or remote target's tokenizer."""
     request = config.load_request(verifies=False, sole_model=target is None)
     if target and isinstance(why := target.engine.can.features_out, No):
         raise refusal("draft", target.runner.identity.model_name, "features_out", why)
@@ -213,7 +206,6 @@ def _load_warm(backend: Backend, checkpoint: Checkpoint, request: LoadRequest, s
 async def _load_as_one_graph(
     config: ModelConfig, draft_model: str, batcher: Batcher, startup: Startup
 ) -> tuple[Loaded, Loaded]:
-    """Loads target and draft as one graph, seen as two engines."""
     backend, request = backend_named(config.backend), config.load_request()
     backend.require()
     if config.draft.kind == "hybrid":
@@ -240,10 +232,7 @@ class UnfusedPair:
 async def load_unfused(
     config: ModelConfig, fused: Loaded, batcher: Batcher, startup: Startup | None = None
 ) -> UnfusedPair | None:
-    """Loads a fused pair's models separately for requests that the graph rejects; None if there are none.
-
-    All engines share one device, and its loss.
-    """
+    """Loads a fused pair's models separately for requests that the graph rejects; None if there are none."""
     if config.draft_model is None or not isinstance(fused.engine.can.logits, No):
         return None
     requests = backend_named(config.backend).unfused(config.load_request())

@@ -21,17 +21,13 @@ DRAFTS = ("auto", "hybrid", "model", "eagle", "ngram")
 
 @dataclass(frozen=True, slots=True)
 class DraftChoice:
-    """The drafter's kind: "ngram" lookup, a "model", "hybrid" (lookup first), "eagle" (an EAGLE-3 head), or "auto".
+    """The drafter's kind: "ngram" lookup, a "model", "hybrid" (lookup first), "eagle" (an EAGLE-3 head), or "auto"."""
 
-    "auto" is hybrid if a model is named or shipped, else ngram. `feature_format`, `feature_context` (last positions of
-    a prompt): of the features sent to a remote head. `foreign`: the draft model may have another tokenizer.
-    """
-
-    kind: str = "auto"
+    kind: str = "auto"  # auto: hybrid if a model is named or shipped, else ngram
     model: str | None = None
-    feature_format: FeatureFormat = FeatureFormat.BFLOAT16
-    feature_context: int = DEFAULT_CONTEXT
-    foreign: bool = False
+    feature_format: FeatureFormat = FeatureFormat.BFLOAT16  # for a remote head
+    feature_context: int = DEFAULT_CONTEXT  # last positions of a prompt
+    foreign: bool = False  # the draft model may have another tokenizer
 
     def __post_init__(self) -> None:
         if self.kind not in DRAFTS:
@@ -76,23 +72,17 @@ def _shipped_head(target: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """`settings`: the backend's. `default_k`: draft tokens of a round; None: adaptive.
-
-    `adapters`, `draft_adapters`: matched by name. `hand_out_features`: layers; empty: the usual ones. `rehearsal`:
-    device whose step times are simulated.
-    """
-
     execution: Execution = field(default_factory=Execution)
     shape: Shape = field(default_factory=Shape)
     model: str | None = None
     draft: DraftChoice = field(default_factory=DraftChoice)
     backend: str = "torch"
-    default_k: int | None = 3
-    settings: BackendSettings | None = None
+    default_k: int | None = 3  # draft tokens of a round; None: adaptive
+    settings: BackendSettings | None = None  # the backend's
     adapters: tuple[AdapterChoice, ...] = ()
-    draft_adapters: tuple[AdapterChoice, ...] = ()
-    hand_out_features: tuple[int, ...] | None = None
-    rehearsal: DeviceTimes | None = None
+    draft_adapters: tuple[AdapterChoice, ...] = ()  # matched by name
+    hand_out_features: tuple[int, ...] | None = None  # layers; empty: the usual ones
+    rehearsal: DeviceTimes | None = None  # whose step times are simulated
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
@@ -121,11 +111,7 @@ class ModelConfig:
 
 
 def beside_target(models: ModelConfig, native: bool, prefill: bool = False) -> tuple[ModelConfig, str]:
-    """Chooses a fused pair's draft; returns the models and the choice with its reason.
-
-    Native steps prefer the shipped head to the shipped draft (docs/drafts.md), unless `prefill` computes prompts
-    elsewhere, without features.
-    """
+    """Chooses a fused pair's draft; returns the models and the reason. Native steps prefer heads (docs/drafts.md)."""
     if models.model is not None:
         return models, "lookup alone, since no draft model or head of this target is named (--draft_model)"
     if not native:

@@ -17,10 +17,9 @@ class Unreadable(RowFailed):
 
 
 class DraftSequence(KVSequence):
-    """A draft model's sequence; under the rejection rule it proposes only ids below `target_vocab_size`.
+    """A draft's sequence; under the rejection rule it proposes only ids below `target_vocab_size`.
 
-    `processing` is the target's, for higher acceptance. The adapter is the draft's of the same name, or none.
-    `only_grows`: each row's tokens begin with the previous row's, so only the rest is compared.
+    `processing` is the target's, for higher acceptance. `only_grows`: each row extends the previous row's tokens.
     """
 
     only_grows = False
@@ -37,7 +36,6 @@ class DraftSequence(KVSequence):
         return await super().fill(tokens)
 
     def _check(self, tokens: Sequence[int]) -> None:
-        """Raises Unreadable for an unknown token beyond the cached ones."""
         size = self.engine.runner.limits.vocab_size
         if max(tokens[len(self.held) :], default=0) >= size:
             raise Unreadable(f"a token id is outside the draft model's vocabulary of {size}")
@@ -60,10 +58,7 @@ class DraftSequence(KVSequence):
         return ProposeRow(self.slot, len(tokens) - 1, tail, k, self.request, known, processor, self.adapter)
 
     def proposed(self, tokens: Sequence[int], draft: Sequence[int]) -> None:
-        """Records a step's tokens: all but the last draft token, which was only drawn.
-
-        Keeps only `tokens` if accepted ones are reprocessed.
-        """
+        """Records a step's tokens: all but the last draft token, or only `tokens` if accepted ones are reprocessed."""
         start = min(self._followed, len(self.held))
         self.held[start:] = [*tokens[start:], *(draft[:-1] if self.keeps_drafts else ())]
         self._followed = len(tokens)
@@ -73,11 +68,7 @@ BeginDraft = Callable[[Engine, int, Request, int], DraftSequence]
 
 
 class ModelDrafter:
-    """A local draft model for one request.
-
-    Tokens that the target lacks end the draft, or are not drawn under the rejection rule. `open` waits for a slot and
-    raises NoFreeSlot after `slot_seconds` (None: no limit). `begin`: makes a slot's sequence.
-    """
+    """A local draft model for one request; `open` waits for a slot, or raises NoFreeSlot after `slot_seconds`."""
 
     def __init__(
         self,

@@ -97,10 +97,7 @@ class PageCopies:
         return [None]
 
     def agree(self, tokens: Sequence[int], adapter: int, rows: Sequence[PageRow]) -> list[bool]:
-        """A batcher step of one row: computes its run's one page here and compares the bytes.
-
-        `tokens`: the whole slot's. `adapter`: the row's.
-        """
+        """A batcher step of one row: computes its run's one page from the slot's `tokens` and compares the bytes."""
         (row,) = rows
         assert row.run is not None
         start, chunk = row.run.first * PAGE, min(PAGE, self._runner.limits.chunk)

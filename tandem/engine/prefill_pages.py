@@ -24,10 +24,7 @@ class PrefillPages:
         return self._copies.layout
 
     async def of(self, tokens: Sequence[int], first: int, request: Request) -> AsyncGenerator[PageRun, None]:
-        """Yields the pages of `tokens` (whole pages) from number `first` on, in order, one run ahead of the reader.
-
-        Raises NoFreeSlot if too many wait for a slot, InvalidField for an unknown adapter.
-        """
+        """Yields whole pages of `tokens` from number `first` on, one run ahead. Raises NoFreeSlot, InvalidField."""
         self.asked += 1
         sequence = await KVSequence.admitted(self._engine, request, len(tokens))
         runs = self._runs(sequence, tokens, first)
@@ -45,7 +42,6 @@ class PrefillPages:
                 sequence.close()
 
     async def _runs(self, sequence: KVSequence, tokens: Sequence[int], first: int) -> AsyncGenerator[PageRun, None]:
-        """Processes the tokens and yields their pages by chunk."""
         chunk, taken = self._engine.runner.limits.chunk, first
         while len(sequence.held) < len(tokens):
             await sequence.fill(tokens[: len(sequence.held) + chunk])

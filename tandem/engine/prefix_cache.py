@@ -45,10 +45,7 @@ class PrefixSharing:
 
 
 class PrefixCache:
-    """The pages of one runner's sequences. `scope_of`: scope of the current request. On the device thread by default.
-
-    `queries` and `hits` count looked-up and copied tokens of prompts, as in vLLM.
-    """
+    """One runner's pages, on the device thread. `queries` and `hits` count tokens of prompts, as in vLLM."""
 
     def __init__(self, runner: Runner, store: PageStore, pages: int, scope_of: ScopeOf = lambda: None) -> None:
         self._runner, self._store, self.scope_of = runner, store, scope_of
@@ -76,10 +73,7 @@ class PrefixCache:
         return [self.copied(scope, tokens, row, first=True)]
 
     def insert(self, scope: Hashable, tokens: Sequence[int], slot: int) -> None:
-        """Copies whole pages of `tokens`, in `slot` from position 0, unless cached.
-
-        A failed copy removes the tokens.
-        """
+        """Copies whole pages of `tokens`, in `slot` from position 0, unless cached; removes them if that fails."""
         known, added = self.tree.extend(scope, tokens)
         if added:
             try:

@@ -51,7 +51,7 @@ class PrefixTree:
         return [node.page for node in path]
 
     def extend(self, scope: Hashable, tokens: Sequence[int]) -> tuple[int, list[int]]:
-        """Adds the missing whole pages of `tokens`; returns how many existed, and the new pages, to be filled.
+        """Adds whole pages of `tokens`; returns how many existed, and those to be filled.
 
         Adds fewer if only pages of `tokens` itself could be replaced.
         """
@@ -105,7 +105,6 @@ class PrefixTree:
         return self._freed.pop() if self._freed else None
 
     def _drop(self, node: _Node) -> None:
-        """Removes a node without children."""
         del self._by_use[node]
         self._freed.append(node.page)
         parent = node.parent

@@ -15,10 +15,7 @@ log = logging.getLogger("tandem.engine")
 
 
 async def run_follower(config: ModelConfig, drafts: bool) -> int:
-    """Follows rank 0 until it stops; returns the exit code, 1 if a step fails. Raises ValueError.
-
-    `drafts`: with a draft model. Ignores SIGTERM and SIGINT: requests that rank 0 finishes need this rank.
-    """
+    """Follows rank 0 until it stops; returns the exit code. Raises ValueError."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     end_with_rank_0()

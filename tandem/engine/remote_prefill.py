@@ -54,10 +54,7 @@ class PageSource(Protocol):
 
 
 class RemotePrefill:
-    """Computes prompts elsewhere if at least `least` of their tokens are not cached.
-
-    Totals: `requests`, `pages`, `bytes`, `seconds` of waiting, `fallbacks` by reason.
-    """
+    """Computes prompts elsewhere if at least `least` of their tokens are not cached; counts totals."""
 
     def __init__(self, engine: Engine, source: PageSource, copies: PageCopies, least: int = MIN_TOKENS) -> None:
         self._engine, self.source, self._copies, self._least = engine, source, copies, least
@@ -65,10 +62,7 @@ class RemotePrefill:
         self.seconds, self.fallbacks = 0.0, Counter[str](dict.fromkeys(REASONS, 0))
 
     async def fill(self, sequence: KVSequence, tokens: Sequence[int]) -> int | None:
-        """Fills the sequence's slot with pages of `tokens` that come; raises as steps do.
-
-        Returns the number of tokens copied from cached prefixes before, or None without a lookup.
-        """
+        """Fills the slot with pages that come; returns the number of tokens from caches, None without a lookup."""
         if len(tokens) - len(sequence.held) < self._least:
             return None
         copied = await self._copy_cached(sequence, tokens)
@@ -91,7 +85,6 @@ class RemotePrefill:
         await self.source.close()
 
     async def _copy_cached(self, sequence: KVSequence, tokens: Sequence[int]) -> int | None:
-        """Copies cached pages into the sequence; returns the number of tokens, None if nothing is cached."""
         prefixes, start = self._engine.prefixes, len(sequence.held)
         if prefixes is None:
             return None

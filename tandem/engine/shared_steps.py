@@ -19,15 +19,12 @@ Feed = Callable[[Sequence[PrefillRow]], Sequence[RowFailed | None]]
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A PrefillRow's whole `tokens`, and their scope in the prefix cache.
-
-    `invalid`: cached pages are dropped first. `first`: no earlier step processed them.
-    """
+    """A PrefillRow's whole prompt, and its scope in the prefix cache."""
 
     scope: Hashable
     tokens: tuple[int, ...]
-    invalid: bool
-    first: bool
+    invalid: bool  # cached pages are dropped first
+    first: bool  # no earlier step processed them
 
 
 class SharedSteps:

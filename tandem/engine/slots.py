@@ -37,24 +37,16 @@ class NoFreeSlot(RuntimeError):
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """A place in the queue, in order of `number`. Without `turn` it is kept until `kept_until` for a retry.
-
-    `tokens`: the sequence's maximum; None: a slot's.
-    """
-
     name: Hashable
-    number: int
+    number: int  # in order of arrival
     caller: Hashable
-    tokens: int | None = None
-    turn: asyncio.Future[int] | None = None
+    tokens: int | None = None  # the sequence's maximum; None: a slot's
+    turn: asyncio.Future[int] | None = None  # None: kept for a retry
     kept_until: float = 0.0
 
 
 class SlotPool:
-    """Slots 0 to count - 1, lowest first: caches of adjacent slots are read without a copy.
-
-    `memory`: shared by the slots; None: each has its own. `caller` returns the current caller.
-    """
+    """Slots 0 to count - 1, lowest first: caches of adjacent slots are read without a copy."""
 
     def __init__(self, count: int, max_waiting: int = MAX_WAITING + reserved_places(MAX_WAITING)) -> None:
         self._free = list(range(count))
@@ -97,10 +89,7 @@ class SlotPool:
         return slot
 
     async def acquire(self, seconds: float | None = None, name: Hashable = None, tokens: int | None = None) -> int:
-        """Waits for a slot, in turn. Raises NoFreeSlot if too many wait, or after `seconds`.
-
-        A retry soon with the same `name` keeps its place. `tokens`: the sequence's maximum.
-        """
+        """Waits for a slot; retries with the same `name` keep their place. Raises NoFreeSlot."""
         self._check()
         place = self._place(name)
         place.tokens = tokens
@@ -171,13 +160,11 @@ class SlotPool:
                 timer.cancel()
 
     def _place(self, name: Hashable) -> _Place:
-        """The place kept for `name`, or a new one."""
         self._forget()
         kept = (place for place in self.queue if name is not None and place.name == name and place.turn is None)
         return next(kept, None) or _Place(name, next(self._numbers), self.caller())
 
     def _forget(self) -> None:
-        """Drops expired places."""
         now = asyncio.get_running_loop().time() if self.queue else 0.0
         for place in [place for place in self.queue if place.turn is None and place.kept_until <= now]:
             self._leave(place)
@@ -228,7 +215,6 @@ class SlotPool:
             place.turn.set_result(self._take(place))
 
     def _next(self) -> _Place | None:
-        """The next request that gets a slot."""
         if not self._free:
             return None
         having = Counter(place.caller for place in self._taken.values())

@@ -55,10 +55,7 @@ def parse_step_seconds(given: str) -> float | None:
 
 
 class StepWatch:
-    """Watches one device thread; calls `lose` once if a step that hung fails or does not return.
-
-    `changed` gets False when a step hangs, True if it returns. `clock`: monotonic seconds.
-    """
+    """Watches one device thread; calls `lose` once if a step that hung fails or does not return."""
 
     def __init__(
         self,

@@ -100,10 +100,7 @@ class StructureProcess:
 
     @classmethod
     def started(cls, given: Mapping[str, Any]) -> StructureProcess:
-        """Starts a process to fork from once `ready`; blocks for milliseconds. Raises OSError.
-
-        `given`: tokens' spelling, as Worker reads it.
-        """
+        """Starts a process to fork from once `ready`; blocks for milliseconds. Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, structure_worker.__file__, str(theirs.fileno())]
@@ -156,10 +153,7 @@ class StructureProcess:
         return taken
 
     def ask(self, question: int, back: int, tokens: Sequence[int], token: int = 0) -> None:
-        """Takes back and takes tokens, which must match, and requests a mask; may block. Raises Refused and Died.
-
-        Call `answer` before the next question.
-        """
+        """Takes tokens back and others, and requests a mask, before `answer`; may block. Raises Refused and Died."""
         last = max(0, len(tokens) - 1) // _TOKENS * _TOKENS
         for at in range(0, last, _TOKENS):
             self.ask(NOTHING, back, tokens[at : at + _TOKENS])
@@ -220,11 +214,7 @@ def _ended(own: socket.socket, process: subprocess.Popen[bytes] | None) -> None:
 
 
 class RemoteMatcher:
-    """A Matcher in a process forked from `compiled`; for one thread at a time.
-
-    An allowed token is assumed to come next: the mask after it is made while the model computes. A process killed from
-    outside is replaced; a limit, or an output that cannot go on, is final.
-    """
+    """A Matcher in a process forked from `compiled`, and again if it is killed; for one thread at a time."""
 
     def __init__(self, structure: Structure, compiled: StructureProcess, vocab_size: int) -> None:
         self._structure, self._compiled, self._vocab_size = structure, compiled, vocab_size
@@ -325,5 +315,4 @@ class RemoteMatcher:
 
 
 def _has(bits: bytes, token: int) -> bool:
-    """Whether a token is in a bit mask, which may be empty."""
     return token < 8 * len(bits) and bool(bits[token // 8] >> token % 8 & 1)

@@ -1,7 +1,4 @@
-"""Rewrites JSON schemas for llguidance; checks the rest once an output, or a call in it, is complete.
-
-structure_worker.py runs this. `compiles(pattern)`: whether llguidance supports a regular expression.
-"""
+"""Rewrites JSON schemas for llguidance, in structure_worker.py; checks the rest once an output or call is complete."""
 
 from __future__ import annotations
 
@@ -71,7 +68,6 @@ def rewritten(text: str, compiles: Compiles) -> tuple[str, str]:
 
 
 def _parts(root: Any) -> Iterator[Part]:
-    """Yields the schemas that describe an output."""
     waiting: list[tuple[str, Any, bool]] = [("#", root, False)]
     seen: set[tuple[int, bool]] = set()
     while waiting:
@@ -111,10 +107,7 @@ def _looks_nowhere(pointer: str, schema: dict[str, Any], compiles: Compiles) -> 
 
 
 def without_looking(pattern: str) -> tuple[list[str] | None, str]:
-    """A pattern without look-around, and patterns that must match too.
-
-    Those are None if others than `^(?=...)` were removed.
-    """
+    """A pattern without look-around, and further patterns; None if others than `^(?=...)` were removed."""
     ahead, rest, inside, depth, exact, begins = list[str](), "", "", 0, True, False
     for piece in _PIECES.findall(pattern):
         if depth:
@@ -141,7 +134,6 @@ def _bound(root: Any, schema: dict[str, Any]) -> None:
 
 
 def _resolved(root: Any, schema: Any) -> dict[str, Any]:
-    """The schema, with its reference resolved."""
     found = _dict(schema)
     return _dict(referred(root, found["$ref"])) if "$ref" in found else found
 
@@ -166,10 +158,7 @@ def _name_properties(root: Any, schema: dict[str, Any], compiles: Compiles) -> N
 
 
 def blamed(text: str, why: str, fault: Callable[[str], str]) -> str:
-    """`why` a schema does not compile, with its innermost part at fault.
-
-    `fault(text)`: why a schema does not compile, or "".
-    """
+    """`why` a schema does not compile, with its innermost part at fault."""
     root, why = json.loads(text), why.partition("\n  while processing")[0]
     whole = {"$defs": {"root": moved(root, "#/$defs/root")}}
     for pointer, schema, _ in reversed(list(_parts(root))):  # parts come after what they are parts of
@@ -278,8 +267,7 @@ class Rest:
 class JsonText:
     """Reads JSON output and bounds the digits of its numbers, which schemas leave unbounded.
 
-    `digits`: bit mask of tokens that begin with a digit; none may follow `most` digits in a row, or EXPONENT_DIGITS in
-    an exponent. `rest` checks a complete output; `fault`: its last result.
+    `digits`: bit mask of tokens that begin with a digit; none may follow `most` in a row.
     """
 
     def __init__(self, digits: int, most: int, text_of: TextOf, rest: Rest | Calls | None = None) -> None:
@@ -311,10 +299,7 @@ class JsonText:
 
 
 class CallText(JsonText):
-    """Reads output with tool calls; `rest` checks each before its end mark.
-
-    The mark may be a stop string, after which no mask is made.
-    """
+    """Reads output with tool calls; `rest` checks each before its end mark, which may be a stop string."""
 
     def limit(self, mask: bytearray, may_end: bool) -> None:
         if not self.complete():
@@ -322,10 +307,7 @@ class CallText(JsonText):
 
 
 def reader(schema: str, calls: bool, dropped: bool, digits: int, text_of: TextOf) -> JsonText | None:
-    """The reader of a schema's outputs or, with `calls`, of CALLS; None if it would do nothing.
-
-    `dropped`: the grammar lacks keywords of the schema.
-    """
+    """The reader of a schema's outputs, or with `calls` of CALLS; None if it would do nothing."""
     if calls:
         return CallText(0, 0, text_of, Calls(schema)) if dropped else None
     return JsonText(digits, digits_needed(schema), text_of, Rest(schema) if dropped else None)

@@ -214,7 +214,6 @@ class Worker:
         self._own.send(answer)
 
     def _compile(self, kind: str) -> bytes:
-        """Compiles the text and makes the first mask."""
         import llguidance
 
         from tandem.engine import structure_schemas
@@ -242,7 +241,6 @@ class Worker:
         return COMPILED.pack(bytes([DONE]), max(0, _address_space() - before))
 
     def _step(self, packet: memoryview) -> bytes:
-        """Takes back tokens, takes others, and answers if all were taken."""
         follower = self._follower
         assert follower is not None, "it is compiled first"
         _, question, back, token = STEP_HEADER.unpack_from(packet)
@@ -260,7 +258,7 @@ class Worker:
         return TAKEN.pack(bytes([DONE]), taken) + answer
 
     def _fork(self, fd: int | None) -> None:
-        """Forks; the child answers on `fd`, closed on failure."""
+        # the child answers on `fd`, closed on failure
         if fd is None:
             return
         given = socket.socket(fileno=fd)
@@ -306,7 +304,7 @@ class Worker:
         return size, fds[0] if fds else None
 
     def _watched(self) -> bool:
-        """Waits and kills children with closed sockets; returns whether a packet came."""
+        """Kills children with closed sockets until a packet comes; returns whether one did."""
         found = dict(self._poll.poll())
         if self._woken in found:
             self._reap()

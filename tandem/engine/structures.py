@@ -45,10 +45,7 @@ class _Compiling:
 
 
 class Structures:
-    """Makes a tokenizer's matchers, for logits of `vocab_size` tokens.
-
-    `end_ids`: the model's, besides the tokenizer's. `turns`: of callers, for compiling. `outcomes`: counts by OUTCOMES.
-    """
+    """Makes a tokenizer's matchers. `end_ids`: besides the tokenizer's. `outcomes`: counts by OUTCOMES."""
 
     def __init__(self, tokenizer: object, vocab_size: int, end_ids: Sequence[int] = ()) -> None:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
@@ -152,7 +149,6 @@ class Structures:
         raise AssertionError("the last try returns or raises")
 
     async def _first(self) -> StructureProcess:
-        """The process to fork from. Raises InvalidField if it cannot start."""
         if self._starting is None or (self._starting.done() and not _well(self._starting)):
             self._starting = asyncio.create_task(self._started(), name="structures")
         return await asyncio.shield(self._starting)

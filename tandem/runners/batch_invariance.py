@@ -108,8 +108,6 @@ def same_bits(a: Array, b: Array) -> bool:
 
 
 class _Probe:
-    """Feeds a fixed pseudo-random sequence in different shapes."""
-
     def __init__(self, model: ShapedModel, limits: Limits, widest: int) -> None:
         self.model, self.limits = model, limits
         self.count = min(widest + 1, limits.max_length // 2)

@@ -35,10 +35,7 @@ class Trait(Enum):
 
 
 class TakesAdapters(Protocol):
-    """LoRA adapters, by row; rows of different adapters share steps.
-
-    A row has the same bits in every batch; rows without an adapter have those of a runner without adapters.
-    """
+    """LoRA adapters, by row; a row has the same bits in every batch."""
 
     def put_adapter(self, number: int, adapter: Adapter) -> None:
         """Registers the adapter as `number` (above 0). Raises ValueError, one line, for a module that does not fit."""
@@ -46,55 +43,39 @@ class TakesAdapters(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """Copies of pages of keys and values, with the same bits.
+    """Copies of pages of keys and values, with the same bits."""
 
-    `bytes`: per page, features included. `format`: equal in processes whose pages have the same bits. `store(pages)`
-    allocates memory for that number of pages.
-    """
-
-    bytes: int
-    format: str
-    store: Callable[[int], PageStore]
+    bytes: int  # per page, features included
+    format: str  # equal in processes whose pages have the same bits
+    store: Callable[[int], PageStore]  # allocates a number of pages
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryOnDemand:
-    """KV slots that take memory as they are written; none has any after `warm_up`.
+    """KV slots that take memory as they are written; none has any after `warm_up`."""
 
-    `spare_bytes`: maximum outside the rows' slots, for padding. `kv_bytes(tokens)`: maximum for a slot with that many
-    tokens, drafts included. `give_back(slot, tokens)` frees memory beyond `tokens`; on the device thread.
-    """
-
-    spare_bytes: int
-    kv_bytes: Callable[[int], int]
-    give_back: Callable[[int, int], None]
+    spare_bytes: int  # maximum outside the rows' slots, for padding
+    kv_bytes: Callable[[int], int]  # maximum by tokens of a sequence, drafts included
+    give_back: Callable[[int, int], None]  # frees a slot's memory beyond tokens, on the device thread
 
 
 @dataclass(frozen=True, slots=True)
 class FeaturesOut:
-    """A target's hidden states.
-
-    After `hand_out(layers)`, every step also writes the states after those layers to the result. Call it once, on the
-    device thread. Raises ValueError, one line, if these steps cannot.
-    """
+    """A target's hidden states."""
 
     layer_count: int
     hidden_size: int
-    hand_out: Callable[[Sequence[int]], HandedOut]
+    hand_out: Callable[[Sequence[int]], HandedOut]  # once, on the device thread: later steps write these layers' states
 
 
 @dataclass(frozen=True, slots=True)
 class FeaturesIn:
-    """A remote head's input: hidden states of size `target_hidden_size` after `layers`.
-
-    `weights_revision_read`: the target whose embedding the head uses; empty: its own. `follow(slot, inbox)` connects a
-    slot to its incoming features.
-    """
+    """A remote head's input."""
 
     layers: tuple[int, ...]
     target_hidden_size: int
-    weights_revision_read: str
-    follow: Callable[[int, FeatureInbox], None]
+    weights_revision_read: str  # of the target with the embedding; empty: the head's own
+    follow: Callable[[int, FeatureInbox], None]  # connects a slot to its features
 
 
 Fuse = Callable[["Runner", "Startup"], None]
@@ -104,13 +85,7 @@ UNABLE = No("its steps cannot")
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """Final once `warm_up` has returned and features are handed out.
-
-    logits: available on the host. structures: logits can be masked. copied_drafts: verifies lookup drafts. proposals:
-    drafts for targets in other processes. fuse: makes a pair's graph at startup, on the device thread, for
-    `fused_with`. reprocess_accepted: the engine feeds accepted drafts again, since their cache entries are guesses.
-    shared_steps: a step's time is that of its tokens, and `verify` takes PrefillRows last.
-    """
+    """Final once `warm_up` has returned and features are handed out."""
 
     traits: frozenset[Trait] = frozenset()
     pages: Pages | No = UNABLE
@@ -118,10 +93,10 @@ class Capabilities:
     memory_on_demand: MemoryOnDemand | No = UNABLE
     features_out: FeaturesOut | No = UNABLE
     features_in: FeaturesIn | No = UNABLE
-    fuse: Fuse | No = UNABLE
-    logits: Yes | No = True
-    structures: Yes | No = True
-    copied_drafts: Yes | No = True
-    proposals: Yes | No = True
-    reprocess_accepted: bool = False
-    shared_steps: bool = False
+    fuse: Fuse | No = UNABLE  # at startup, on the device thread; for `fused_with`
+    logits: Yes | No = True  # on the host
+    structures: Yes | No = True  # logits can be masked
+    copied_drafts: Yes | No = True  # verifies lookup drafts
+    proposals: Yes | No = True  # drafts for remote targets
+    reprocess_accepted: bool = False  # feed accepted drafts again: their cache entries are guesses
+    shared_steps: bool = False  # a step takes the time of its tokens; `verify` takes PrefillRows last

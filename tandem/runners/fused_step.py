@@ -52,7 +52,6 @@ def fused_step(target: Runner, draft: Runner, rows: Sequence[Any]) -> list[Any]:
 
 
 def _proposals(draft: Runner, rows: Sequence[FusedRow]) -> list[Proposal | RowFailed]:
-    """Drafts for rows without a copied one; failures become RowFailed."""
     found: list[Proposal | RowFailed] = [Proposal(row.copied) for row in rows]
     asking = [i for i, row in enumerate(rows) if not row.copied and row.propose.k]
     if asking:

@@ -42,27 +42,19 @@ CHUNK = 64
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """How models run. `threads`: None: one per core. `tp_degree`: processes that share the target.
-
-    `dtype`: of activations, KV cache and dense weights. `weights`: "int8" and "q4" quantise matrices once per model,
-    "as-stored" runs a GGUF file's blocks, "auto" keeps a file's own blocks or int8. `compile`: "native" is C++ (CPU),
-    "inductor" and "neuron" are graphs, "off" is module code, "auto" the fastest available. `exact`: use one step shape
-    if kernels differ in their last bits, else all, with bit_exact false. `compiled`: folder of compiled code. `cores`:
-    such as "0-3", for all processes. `recertify`: None: check native steps; True: check and note it; False: trust a
-    note. `untested_model`: also try families not in families.py.
-    """
+    """How models run."""
 
     device: str = "auto"
-    dtype: str = "auto"
-    threads: int | None = None
-    compile: str = "auto"
-    exact: bool = True
-    compiled: str | None = None
-    cores: str | None = None
-    tp_degree: int = 1
-    weights: str = "auto"
-    recertify: bool | None = None
-    untested_model: bool = False
+    dtype: str = "auto"  # of activations, KV cache and dense weights
+    threads: int | None = None  # None: one per core
+    compile: str = "auto"  # native C++, inductor or neuron graphs, or off: module code
+    exact: bool = True  # use one step shape if kernels differ in their last bits, else all
+    compiled: str | None = None  # folder of compiled code
+    cores: str | None = None  # such as "0-3", for all processes
+    tp_degree: int = 1  # processes that share the target
+    weights: str = "auto"  # int8 and q4 quantise; as-stored runs a GGUF file's blocks; auto: a file's own format
+    recertify: bool | None = None  # None: check native steps; True: check and note it; False: trust a note
+    untested_model: bool = False  # also try families not in families.py
 
     def __post_init__(self) -> None:
         known = {"weights": WEIGHTS, "dtype": DTYPES, "device": DEVICES, "compile": COMPILE}
@@ -112,10 +104,7 @@ def load_runner(
     sole_model: bool = False,
     startup: Startup | None = None,
 ) -> Runner:
-    """Loads native steps, graphs or module code; on the device thread. Raises CheckpointError or ValueError, one line.
-
-    `sole_model`: a small model on the CPU uses one thread: a second would spin and take a core from a target.
-    """
+    """Loads native steps, graphs or module code; on the device thread. Raises CheckpointError or ValueError."""
     startup = startup or Startup()
     _refuse_heads(Path(checkpoint.folder))
     if checkpoint.gguf is None:
@@ -143,6 +132,7 @@ def load_runner(
         dtype = choose_dtype(execution.number_format, platform.name)
         module = load_model(checkpoint, dtype, platform, ranks)
     parameters = sum(each.numel() for each in module.parameters())
+    # a second thread would spin after each small product, taking a core from a target
     if sole_model and platform.packs and execution.threads is None and parameters < SMALL:
         torch.set_num_threads(1)
     chunk, vocab_size = min(shape.chunk, shape.max_length), int(module.config.vocab_size)
@@ -155,7 +145,6 @@ def load_runner(
 def _load_native(
     checkpoint: Checkpoint, execution: Execution, order: Sequence[str], shape: Shape, verifies: bool, startup: Startup
 ) -> Runner | None:
-    """Loads native steps; None if unavailable and `order` continues with module code."""
     from tandem.runners.native.checkpoint import load_checkpoint
 
     own = in_own_format(execution, checkpoint, order)

@@ -92,7 +92,6 @@ def check_dispensable(execution: Execution, error: NativeUnavailable) -> None:
 
 
 def _checked(make: Callable[..., Model], inputs: RunnerInputs, **options: Any) -> Model:
-    """Makes a model and checks it with `check_own_forward`. Raises UnsupportedModel."""
     from tandem.runners.torch.own_forward import check_own_forward
 
     limits, platform = inputs.limits, inputs.platform

@@ -33,11 +33,7 @@ def runs_native(execution: Execution) -> bool:
 def own_sizes(
     execution: Execution, shape: Shape, checkpoints: Sequence[Checkpoint], more_slots: bool, head: bool = False
 ) -> Shape:
-    """Sets the first model's length as far as memory suffices for all; on the device thread.
-
-    `more_slots`: add slots if memory suffices. `head`: with an EAGLE head. Unchanged if slots are preallocated or a
-    configuration names no length.
-    """
+    """Sets the first model's length as far as memory suffices for all; on the device thread."""
     if execution.tp_degree > 1 or not given_on_demand():
         return shape
     platform = prepared_platform(execution)
@@ -108,7 +104,6 @@ def _position_bytes(config: dict[str, Any]) -> int | None:
 
 
 def _head_bytes(config: dict[str, Any]) -> int:
-    """Maximum bytes of a position's hidden states (three layers) and the head's key and value."""
     return (3 + 2) * (_count(config, "hidden_size") or 0) * _NUMBER_BYTES
 
 

@@ -52,35 +52,28 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class PrefillRow:
-    """Feeds `tokens` (at most a chunk) to `slot` at positions `start`, start+1, ...
-
-    `adapter`: LoRA adapter number; 0: none. `prompt`: context for the prefix cache, not for runners.
-    """
+    """Feeds `tokens` (at most a chunk) to `slot` at positions `start`, start+1, ..."""
 
     slot: int
     start: int
     tokens: tuple[int, ...]
-    adapter: int = 0
-    prompt: Any = None
+    adapter: int = 0  # LoRA adapter number; 0: none
+    prompt: Any = None  # for the prefix cache, not for runners
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyRow:
-    """Feeds the last committed token at `position`, then `draft`; the request's rule decides what is committed.
-
-    `distributions`: per draft token, for the rejection rule; empty: probability 1. `processor` changes the logits.
-    `copied`: a lookup draft; not for runners.
-    """
+    """Feeds the last committed token at `position`, then `draft`; the request's rule decides what is committed."""
 
     slot: int
     position: int
     last_token: int
     draft: tuple[int, ...]
     request: Request
-    distributions: tuple[SparseDistribution, ...] = ()
-    processor: Processor | None = None
+    distributions: tuple[SparseDistribution, ...] = ()  # per draft token, for the rejection rule; empty: probability 1
+    processor: Processor | None = None  # changes the logits
     adapter: int = 0
-    copied: bool = False
+    copied: bool = False  # a lookup draft; not for runners
 
     @property
     def plain(self) -> bool:
@@ -98,20 +91,16 @@ TAIL = 8  # committed tokens that a draft model can catch up on in its first ste
 
 @dataclass(frozen=True, slots=True)
 class ProposeRow:
-    """Requests `k` draft tokens after `tail`, the last 1 to `TAIL` committed tokens, which ends at `position`.
-
-    Tails contain all tokens that the draft's cache lacks. `target_vocab_size`: set if it is below the draft's; the
-    rejection rule then draws only ids below it. `processor` changes the logits. `adapter`: the draft model's.
-    """
+    """Requests `k` draft tokens after `tail`, which ends at `position`."""
 
     slot: int
     position: int
-    tail: tuple[int, ...]
+    tail: tuple[int, ...]  # the last 1 to `TAIL` committed tokens, all that the cache lacks
     k: int
     request: Request
-    target_vocab_size: int | None = None
-    processor: Processor | None = None
-    adapter: int = 0
+    target_vocab_size: int | None = None  # if below the draft's: limit for the rejection rule
+    processor: Processor | None = None  # changes the logits
+    adapter: int = 0  # the draft model's
 
     @property
     def plain(self) -> bool:
@@ -140,14 +129,11 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class FusedRow:
-    """Proposes and verifies in one step, in the same slot number of draft and target.
-
-    `copied`: a lookup draft, verified instead of a proposal. `adapter`: the target's; `propose.adapter` is the draft's.
-    """
+    """Proposes and verifies in one step, in the same slot number of draft and target."""
 
     propose: ProposeRow
-    copied: tuple[int, ...] = ()
-    adapter: int = 0
+    copied: tuple[int, ...] = ()  # a lookup draft, verified instead of a proposal
+    adapter: int = 0  # the target's
 
     @property
     def plain(self) -> bool:
@@ -176,20 +162,16 @@ class FusedResult:
 
 @dataclass(frozen=True, slots=True)
 class StepShapes:
-    """The step shapes in use. `bit_exact`: all gave bit-identical logits for a token on this device.
+    """The step shapes in use."""
 
-    widths: tokens per row. batches: rows per step. lengths: cache positions that attention reads (empty: all). chunks,
-    prefill_lengths: the same for prefill steps. note: why bits could not be compared. ragged: steps without padding.
-    """
-
-    widths: tuple[int, ...]
-    batches: tuple[int, ...]
-    bit_exact: bool
-    lengths: tuple[int, ...] = ()
-    chunks: tuple[int, ...] = ()
-    prefill_lengths: tuple[int, ...] = ()
-    note: str = ""
-    ragged: bool = False
+    widths: tuple[int, ...]  # tokens per row
+    batches: tuple[int, ...]  # rows per step
+    bit_exact: bool  # all gave bit-identical logits for a token on this device
+    lengths: tuple[int, ...] = ()  # cache positions that attention reads; empty: all
+    chunks: tuple[int, ...] = ()  # tokens of a prefill step
+    prefill_lengths: tuple[int, ...] = ()  # lengths of prefill steps
+    note: str = ""  # why bits could not be compared
+    ragged: bool = False  # no padding
 
     def step_tokens(self, widths: Sequence[int]) -> int:
         """Tokens of a step with rows of these widths, padding included."""
@@ -304,10 +286,7 @@ def verify_row(
     logprobs_of: LogprobsOf = all_logprobs,
     best: Callable[[int], int] | None = None,
 ) -> Verdict:
-    """Applies the row's rule. `logits(i)`: float32 [vocabulary] after row.draft[:i]. `best`: see verify_draft.
-
-    Raises BadLogits.
-    """
+    """Applies the row's rule. `logits(i)`: float32 [vocabulary] after row.draft[:i]. Raises BadLogits."""
     return verify_draft(
         row.draft, row.distributions, logits, row.request, row.position + 1, row.processor, logprobs_of, best
     )

@@ -126,7 +126,6 @@ class RehearsedRunner:
         return self._model.steps.seconds(max(widths), len(widths), max(ends))
 
     def _taking(self, seconds: float, step: Callable[[], list[Result]]) -> list[Result]:
-        """Runs a step, waits until `seconds` have passed, and counts late steps."""
         due = time.monotonic() + seconds
         results = step()
         while (left := due - time.monotonic()) > 0:

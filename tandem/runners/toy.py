@@ -50,17 +50,13 @@ CHUNK = 64  # tokens of a prefill step
 
 @dataclass(frozen=True, slots=True)
 class ToyConfig:
-    """Parameters of a toy model; models of different `salt` are unrelated.
-
-    `miss`: share of positions where a draft with the target's salt disagrees. `fails`: steps before every step raises
-    (0: never). `head`: an EAGLE head (toy_head.py).
-    """
+    """Parameters of a toy model; models of different `salt` are unrelated."""
 
     salt: int = 0
-    miss: float = 0.0
+    miss: float = 0.0  # share of positions where a draft with the target's salt disagrees
     step_seconds: float = 0.0
-    fails: int = 0
-    head: bool = False
+    fails: int = 0  # steps before every step raises; 0: never
+    head: bool = False  # an EAGLE head (toy_head.py)
 
 
 def toy_digest(tokens: Sequence[int], before: int = 0) -> int:

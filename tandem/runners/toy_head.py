@@ -69,7 +69,6 @@ class ToyHead(ToyRunner):
         raise NotImplementedError("an EAGLE head drafts and verifies nothing")
 
     def _take(self, slot: int, committed: int) -> None:
-        """Takes a slot's new features; next to the target, those before position `committed`."""
         if self._inboxes is None:
             self._first[slot], self._end[slot] = -1, committed  # before the first token there is no feature to miss
             return

@@ -127,7 +127,6 @@ class HeadPropose(HeadStep):
         return torch.stack(drafts, dim=1)
 
     def _chosen(self, hidden: Tensor, i: int) -> Tensor:
-        """Draft token i, int32 [n], from states [n, 1, hidden]."""
         return self._ids.index_select(0, likeliest(self.logits(hidden)))
 
 

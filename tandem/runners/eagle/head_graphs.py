@@ -1,7 +1,4 @@
-"""Compiles an EAGLE-3 head's steps into graphs, next to a target with graphs.
-
-A greedy draft is one graph and one copy to the host. Sampled drafts run as in draft_graphs.py.
-"""
+"""Compiles an EAGLE-3 head's steps into graphs, next to a target with graphs."""
 
 from __future__ import annotations
 

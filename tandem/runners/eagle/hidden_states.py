@@ -24,10 +24,7 @@ class TargetFeatures:
     embedding: Tensor
 
     def at(self, slots: Tensor, positions: Tensor) -> Tensor:
-        """Features [rows, width, 3 * hidden] at positions [rows, width] of slots [rows]; zeros before position 0.
-
-        Values that are not finite become 0, or they would spread through the head's cache.
-        """
+        # values that are not finite become 0, or they would spread through the head's cache
         length = self.values.shape[1]
         found = self.values[slots[:, None], positions.clamp(0, length - 1)]
         return torch.where((positions >= 0)[..., None], found, 0).nan_to_num(0.0, 0.0, 0.0)

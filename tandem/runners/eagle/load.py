@@ -93,11 +93,7 @@ def _load_module_code(
 def load_remote_head(
     checkpoint: Checkpoint, target: Checkpoint, execution: Execution, shape: Shape, startup: Startup
 ) -> Runner:
-    """Loads a head alone; on the device thread. Raises ValueError, one line.
-
-    Without an embedding it uses the target's. If available, native steps run it in the format of `execution`; by
-    default int8 if the target runs in blocks.
-    """
+    """Loads a head alone, native if available, on the device thread. Raises ValueError, one line."""
     folder, platform = Path(checkpoint.folder), prepared_platform(execution)
     with startup.stage("loading"):
         head, embedding = read_head_weights(folder)
@@ -135,7 +131,6 @@ def load_remote_head(
 
 
 def _target_embedding(folder: Path, target: Checkpoint) -> Stored:
-    """The target's embedding [vocabulary, hidden]. Raises CheckpointError."""
     needs = f"{folder} has no embed_tokens, so the draft side needs the target's: name its folder with --target_model"
     try:
         if target.gguf_file:
@@ -150,7 +145,6 @@ def _target_embedding(folder: Path, target: Checkpoint) -> Stored:
 
 
 def _layer_count(target: Checkpoint) -> int:
-    """Raises CheckpointError."""
     file = target.gguf_file or Path(target.folder) / "config.json"
     try:
         values = StoredWeights(file).header.values if target.gguf_file else read_object(file)

@@ -68,13 +68,10 @@ class HeadLayer(nn.Module):
 
 
 class EagleHead(nn.Module):
-    """The head without attention, which `runner.py` computes over slots and training over a sequence.
+    """The head without attention, which `runner.py` computes over slots and training over a sequence."""
 
-    d2t int64 [draft vocabulary]: logits column c is token c + d2t[c]. t2d bool [vocabulary]: tokens with a column.
-    """
-
-    d2t: Tensor
-    t2d: Tensor
+    d2t: Tensor  # int64 [draft vocabulary]: logits column c is token c + d2t[c]
+    t2d: Tensor  # bool [vocabulary]: tokens with a column
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()

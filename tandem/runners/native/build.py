@@ -1,7 +1,4 @@
-"""Compiles this folder's C++ for this CPU once and caches the library, unless one is installed.
-
-Needs only a C++20 compiler ($CXX, g++ or clang++) and its standard library.
-"""
+"""Compiles this folder's C++ for this CPU once, with any C++20 compiler, unless a library is installed."""
 
 from __future__ import annotations
 

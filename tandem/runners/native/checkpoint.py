@@ -75,7 +75,6 @@ def family_weights(checkpoint: Checkpoint) -> FamilyWeights:
 
 
 def _blocks(checkpoint: Checkpoint, weights: FamilyWeights, form: str) -> BlockSource | None:
-    """Matrices in the blocks of `--weights`, from the cache or quantised now."""
     if form in WHEN_LOADED:
         return quantised(checkpoint, weights, form)
     return weights if form == "as-stored" and isinstance(weights, GgufWeights) else None

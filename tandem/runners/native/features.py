@@ -17,14 +17,11 @@ from tandem.runners.feature_rows import FeatureRow
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NativeFeatures:
-    """stored: [slots, length, 3 * hidden], float32 or bfloat16, in `memory` taken as it is written.
+    """Features in `memory` taken as it is written; pages shared by two slots are never freed."""
 
-    embedding: the target's, [vocabulary, hidden]. `spare_bytes`: pages shared by two slots, which are never freed.
-    """
-
-    stored: Stored
+    stored: Stored  # [slots, length, 3 * hidden], float32 or bfloat16
     memory: mmap.mmap
-    embedding: Stored
+    embedding: Stored  # the target's, [vocabulary, hidden]
 
     @property
     def values(self) -> NDArray[Any]:

@@ -73,10 +73,7 @@ class NativeHead(NativeSteps):
 
 
 class NativeHeadRunner(NativeRunner):
-    """Runs a head as a draft. Its keys lie one position before their tokens, so it has no pages of its own.
-
-    `away`: of a remote target's head; features come by inbox, and the head's own states replace missing ones.
-    """
+    """Runs a head as a draft. Its keys lie one position before their tokens, so it has no pages of its own."""
 
     def __init__(
         self, model: NativeHead, limits: Limits, identity: RunnerIdentity, away: RemoteHead | None = None
@@ -120,7 +117,6 @@ class NativeHeadRunner(NativeRunner):
         return RowBatch(slots, own, fed, feature_counts=[end - first for first, end in seen])
 
     def _take(self, slot: int) -> tuple[int, int]:
-        """Stores a slot's new features; returns the range that the next step reads."""
         inbox = self._inboxes.get(slot)
         if inbox is None:
             return 0, 0

@@ -51,10 +51,7 @@ def each_within(rows: Sequence[Row], step: Callable[[Sequence[Row]], Sequence[Re
 
 
 class ModelShape(ctypes.Structure):
-    """Shape of transformer.h. `outputs`, `vocabulary`: rows of head and embedding. `length`: positions of a slot.
-
-    Fields after `scale`: form of the layers; zeros are a Llama's.
-    """
+    """Shape of transformer.h. `outputs`, `vocabulary`: rows of head and embedding. Zeros after `scale`: a Llama."""
 
     _fields_ = (
         *((name, c_int32) for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate")),
@@ -196,7 +193,7 @@ _INTS, _FLOATS = POINTER(c_int32), POINTER(c_float)
 
 
 class _Status:
-    """A c_int of calls that return faults."""
+    pass
 
 
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -240,10 +237,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 def load_library(path: Path) -> Any:
-    """Loads the library; a model and its pool allow one thread at a time.
-
-    Calls raise OutOfBounds for rows, pages and counts that the models lack.
-    """
+    """Loads the library; a model and its pool allow one thread at a time. Calls raise OutOfBounds."""
     library = ctypes.CDLL(str(path))
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)
@@ -256,7 +250,6 @@ def load_library(path: Path) -> Any:
 
 
 def _checked(status: int, function: Any, arguments: Any) -> int:
-    """Raises OutOfBounds or MemoryError for a fault."""
     if status:
         raise OutOfBounds(function.__name__, status) if status > 0 else MemoryError(function.__name__)
     return status

@@ -56,10 +56,7 @@ def load_native(
     packing: Packing = UNQUANTISED,
     recertify: bool | None = None,
 ) -> NativeRunner:
-    """Compiles the library if necessary, packs weights, checks logits. `recertify`: see Execution.
-
-    Raises NativeUnavailable.
-    """
+    """Compiles the library if necessary, packs weights, checks logits. Raises NativeUnavailable."""
     try:
         check(weights.config, dtype)
         check_fits(weights.config, limits.max_length)
@@ -84,17 +81,12 @@ def load_native(
 
 
 def _say_ropes(config: FamilyConfig, longest: int) -> None:
-    """Logs the frequencies of rotary embeddings that depend on the length."""
     for kind in sorted({rope["rope_type"] for rope in config.ropes} & set(BY_LENGTH)):
         log.info("rotary embedding %s: its frequencies are those of sequences of %d positions, always", kind, longest)
 
 
 def check_steps(model: NativeModel, weights: FamilyWeights) -> Distances:
-    """Compares packed matrices and the logits of a few tokens with the reference.
-
-    Raises NotNative beyond the rounding error. One of a few sequences suffices: rounding may decide between equal
-    scores of attention, but a wrong formula fails on all.
-    """
+    """Compares matrices and logits with the reference. Raises NotNative beyond the rounding error."""
     least = QUANTISED if model.packing.quantises else TOLERANCE[model.dtype]
     for seed in range(_PROBES):
         found = _compared(model, weights, np.random.default_rng(seed))
@@ -134,7 +126,6 @@ def _product_distance(
     names: Sequence[str],
     chance: np.random.Generator,
 ) -> float:
-    """The distance of packed from dense products, relative to their size; 0 if dense."""
     if not model.packing.quantises:
         return 0.0
     x = chance_inputs(chance, made[0].inputs, model.dtype)

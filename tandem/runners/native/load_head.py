@@ -47,10 +47,7 @@ def load_native_head(
     execution: Execution,
     identity: RunnerIdentity,
 ) -> NativeHeadRunner:
-    """Packs the head, on the target's threads, and checks its logits. Raises NativeUnavailable.
-
-    Overwrites features: call it before the target's first request.
-    """
+    """Packs the head and checks its logits, before the target's first request. Raises NativeUnavailable."""
     dtype, packed = head_format(execution, _in_blocks(target))
     limits, threads = target.limits, target.model.threads
     try:
@@ -117,7 +114,6 @@ def check_logits(model: NativeHead, head: HeadWeights) -> float:
 
 
 def _rounded(model: NativeHead, table: Stored, which: NDArray[Any]) -> Floats:
-    """A table's rows in the head's dtype."""
     return rounding(model.dtype)(Stored(table.dtype, table.values[which]).floats())
 
 
@@ -126,8 +122,6 @@ def _rounded_all(model: NativeHead, values: NDArray[Any]) -> Floats:
 
 
 class _Reference:
-    """A head in numpy: the formulas of tandem/runners/eagle/module.py."""
-
     def __init__(self, head: HeadWeights, model: NativeHead) -> None:
         self.config, self._round = head.config, rounding(model.dtype)
         self._dtype = model.dtype

@@ -23,10 +23,7 @@ ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "gelu")  # numbered as in vectors.h
 
 
 class NativeModel(NativeSteps):
-    """A model's steps in `dtype`; weights are copied, the embedding is shared.
-
-    `most_tokens`: per step. `configured`: a sequence's maximum length.
-    """
+    """A model's steps in `dtype`; weights are copied, the embedding is shared. `configured`: maximum length."""
 
     def __init__(
         self,
@@ -62,7 +59,6 @@ class NativeModel(NativeSteps):
         self.done(self.library.tandem_set_head(self.handle, norm.ctypes.data, ctypes.byref(head)))
 
     def _layer(self, weights: FamilyWeights, index: int, packing: Packing) -> tuple[LayerWeights, object]:
-        """A layer for the library, and the owner of its memory."""
         config, of = weights.config, f"model.layers.{index}."
         norms = {
             place: norm_weight(weights, f"{of}{name}.weight", self.dtype) for place, name in norms_of(config).items()

@@ -32,7 +32,6 @@ class NativeAdapters:
 
 
 def _by_layer(adapter: Adapter, sizes: ModelShape) -> dict[int, dict[str, LowRank]]:
-    """The adapter's parts by layer and matrix. Raises ValueError for one that does not fit."""
     layers: dict[int, dict[str, LowRank]] = {}
     for path, part in adapter.parts.items():
         match = _PATH.fullmatch(path)

@@ -49,10 +49,7 @@ class QuantisedWeights:
 
 
 def quantised(checkpoint: Checkpoint, source: FamilyWeights, weights: str) -> QuantisedWeights | None:
-    """The matrices in blocks of int8 or q4; None if some are missing, or without compiler or writable cache.
-
-    Raises CheckpointError.
-    """
+    """The matrices in blocks of int8 or q4; None without compiler or writable cache. Raises CheckpointError."""
     wanted = _wanted(source, weights)
     if any(place not in source for place, _ in wanted.values()):
         return None
@@ -77,7 +74,6 @@ def quantised(checkpoint: Checkpoint, source: FamilyWeights, weights: str) -> Qu
 
 
 def _wanted(source: FamilyWeights, weights: str) -> dict[str, tuple[str, str]]:
-    """Each matrix's weight and format."""
     packed, config = packing(weights), source.config
     names = {form.kind: name for name, form in FORMATS.items()}
     layers = [matrix_name(layer, name) for layer in range(config.num_hidden_layers) for name in MATRICES]

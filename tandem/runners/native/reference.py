@@ -46,7 +46,6 @@ class Product:
         self._blocks = blocks or encoded(library, linear.weight().floats(), name)
 
     def __call__(self, x: Floats) -> Floats:
-        """float32 [.., outputs] of x float32 [.., inputs]."""
         x = rounded(x) if self.in_blocks else x
         count = len(self._weights.values) if self._weights else len(self._blocks.rows)  # type: ignore[union-attr]
         made = np.concatenate([x @ self._part(at).T for at in range(0, count, _ROWS)], axis=-1)

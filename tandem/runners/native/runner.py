@@ -245,7 +245,6 @@ def _fed(rows: Sequence[VerifyRow | PrefillRow]) -> RowBatch:
 
 
 def _verdict(said: Ints, begin: int, accepted: int) -> Verdict | RowFailed:
-    """Parses a plain row's verdict from `said[begin:]`."""
     return RowFailed(_UNSOUND) if accepted < 0 else Verdict(tuple(said[begin : begin + accepted + 1]), accepted)
 
 

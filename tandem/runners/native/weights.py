@@ -55,16 +55,10 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How a model's matrices are packed.
-
-    `layers`, `head`: GGML formats for dense weights (0: dense), together called `name`. `stored`: blocks packed as they
-    are.
-    """
-
-    name: str = ""
-    layers: int = DENSE
-    head: int = DENSE
-    stored: BlockSource | None = None
+    name: str = ""  # of the formats
+    layers: int = DENSE  # GGML format for dense weights; 0: dense
+    head: int = DENSE  # the same
+    stored: BlockSource | None = None  # blocks packed as they are
 
     def describe(self, dtype: str) -> str:
         """The weights' format, then the dtype of all else: "int8/float32"."""
@@ -167,6 +161,5 @@ def decoded(blocks: Blocks, inputs: int) -> Floats:
 
 
 def _halves(rows: NDArray[np.uint8], at: int) -> Floats:
-    """The float16 at byte `at` of each block, as float32 [outputs, blocks, 1]."""
     made: Floats = np.ascontiguousarray(rows[..., at : at + 2]).view("<f2").astype(np.float32)
     return made

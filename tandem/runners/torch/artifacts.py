@@ -1,8 +1,4 @@
-"""Compiles graphs for the CPU ahead of time with inductor, and keeps them on disk.
-
-Freezing packs weights into the graph, which inductor's caches refuse, so torch.compile would compile at every start. An
-AOTInductor package holds them, loads in half a second, and cannot recompile.
-"""
+"""Compiles CPU graphs ahead of time into AOTInductor packages: inductor's own caches refuse frozen weights."""
 
 from __future__ import annotations
 

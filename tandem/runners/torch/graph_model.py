@@ -1,7 +1,4 @@
-"""Runs a model's steps as graphs, one per bucket, compiled at warm-up.
-
-The host packs rows, so a step copies once to the device and once back.
-"""
+"""Runs a model's steps as graphs, one per bucket, compiled at warm-up; a step copies to the device and back once."""
 
 from __future__ import annotations
 

@@ -66,7 +66,6 @@ class ProposeModule(nn.Module):
         return torch.stack(drafts, dim=1)
 
     def _first(self, buffers: Buffers, slots: Tensor, tail: Tensor, starts: Tensor, count: Tensor) -> Tensor:
-        """The token after the tail, int32 [n]."""
         hidden = self._hidden(buffers, slots, tail, starts)
         at = (count - 1)[:, None, None].expand(-1, 1, hidden.shape[2])
         return self._chosen(hidden.gather(1, at)[:, 0], 0)

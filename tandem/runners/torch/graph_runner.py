@@ -148,7 +148,6 @@ class GraphRunner(TorchRunner):
         return self._verified(rows)[0]
 
     def _verified(self, rows: Sequence[VerifyRow]) -> tuple[Tensor, Tensor]:
-        """Verifies in a batch size that passed the invariance check."""
         packed = [verify_row(row, self.model.buckets.width) for row in rows]
         return self.model.verified(self.model.idle_rows(packed, self.shapes.batch(len(rows)), len(packed[0])))
 

@@ -1,7 +1,4 @@
-"""The devices that models run on; no other module distinguishes them.
-
-Device software is imported late: on Trainium the first query reserves cores.
-"""
+"""The devices that models run on; no other module distinguishes them."""
 
 from __future__ import annotations
 
@@ -29,38 +26,29 @@ AWS_INDEX = "https://pip.repos.neuron.amazonaws.com"
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """How one kind of device is used.
+    """How one kind of device is used."""
 
-    name: as in --device. device: torch's name. compilers: supported values of --compile; `automatic`, or `shared` if
-    ranks share a model: the defaults to try, in order. graphs: how steps are compiled (graphs.py), with dynamo's
-    `backend` and `options`. collectives: torch.distributed's backend. absent: why the device is unavailable, or None.
-    cores: the variable for a process's cores (None: CPU affinity). core_per_rank: a rank sees one core. code: the
-    variable for the folder of compiled code, named `folder` in Tandem's cache. environment: variables set before first
-    use. every_bucket: graphs are cheap, so every power of two of rows and every draft length has one. only_graphs: no
-    module code between graphs. packs: uses oneDNN's prepacked products and moves 16-bit floats as integers.
-    """
-
-    name: str
-    device: str
-    compilers: tuple[str, ...]
-    automatic: tuple[str, ...]
-    shared: tuple[str, ...]
-    graphs: str
-    collectives: str
-    absent: Callable[[], str | None]
+    name: str  # as in --device
+    device: str  # torch's name
+    compilers: tuple[str, ...]  # supported values of --compile
+    automatic: tuple[str, ...]  # those to try, in order
+    shared: tuple[str, ...]  # those to try if ranks share a model
+    graphs: str  # how steps are compiled (graphs.py)
+    collectives: str  # torch.distributed's backend
+    absent: Callable[[], str | None]  # why the device is unavailable
     has_bfloat16: Callable[[], bool]
     memory: Callable[[], int]
     synchronize: Callable[[], None]
-    backend: str = "inductor"
+    backend: str = "inductor"  # dynamo's, with `options`
     options: Mapping[str, object] = field(default_factory=dict)
-    cores: str | None = None
-    core_per_rank: bool = False
-    code: str | None = None
-    folder: str = "compiled"
-    environment: Mapping[str, str] = field(default_factory=dict)
-    every_bucket: bool = False
-    only_graphs: bool = False
-    packs: bool = False
+    cores: str | None = None  # variable for a process's cores; None: CPU affinity
+    core_per_rank: bool = False  # a rank sees one core
+    code: str | None = None  # variable for the folder of compiled code
+    folder: str = "compiled"  # its name in Tandem's cache
+    environment: Mapping[str, str] = field(default_factory=dict)  # set before first use
+    every_bucket: bool = False  # graphs are cheap
+    only_graphs: bool = False  # no module code between graphs
+    packs: bool = False  # uses oneDNN's prepacked products; moves 16-bit floats as integers
 
     def require(self) -> None:
         """Raises ValueError, one line, if the device cannot be used."""
@@ -72,11 +60,7 @@ class Platform:
         return Path(folder).expanduser() if folder else cache_root() / self.folder
 
     def prepare(self, folder: str | None = None, cores: str | None = None, rank: int = 0, degree: int = 1) -> None:
-        """Sets variables and this process's cores before the device is first used. Raises ValueError.
-
-        `cores`: such as "0-3", of all ranks on this host. `rank` and `degree` count all hosts. Ranks with a core each
-        have a folder each.
-        """
+        """Sets variables and this process's `cores` ("0-3", of all ranks here) before first use. Raises ValueError."""
         for name, value in self.environment.items():
             os.environ.setdefault(name, value)
         if self.code is not None and (folder or self.code not in os.environ):
@@ -140,7 +124,6 @@ def _either(names: tuple[str, ...]) -> str:
 
 
 def _on_this_host(rank: int, degree: int) -> tuple[int, int]:
-    """This process's rank and number of ranks on its host, by torchrun's variables."""
     here = (os.environ.get("LOCAL_RANK"), os.environ.get("LOCAL_WORLD_SIZE"))
     return (int(here[0]), int(here[1])) if degree > 1 and here[0] and here[1] else (rank, degree)
 
@@ -151,7 +134,6 @@ def _several(cores: str) -> str | None:
 
 
 def _pin(cores: tuple[int, ...]) -> None:
-    """Restricts the process to these CPUs. Raises ValueError."""
     if not hasattr(os, "sched_setaffinity"):
         raise ValueError("cores: this system cannot restrict a process to some of its CPUs")
     try:
@@ -163,7 +145,7 @@ def _pin(cores: tuple[int, ...]) -> None:
 
 
 def _nothing() -> None:
-    """The CPU's `absent` and `synchronize`: always available, never pending."""
+    """The CPU's `absent` and `synchronize`."""
 
 
 def _cpu_bfloat16() -> bool:

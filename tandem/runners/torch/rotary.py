@@ -19,7 +19,7 @@ def fix_rotary(module: Any, length: int) -> None:
 
 
 def _fixed(part: Any, kind: str, length: int, layer: str | None = None) -> str:
-    """Fixes frequencies of `kind`; returns a kind that transformers does not update."""
+    # returns a kind that transformers does not update
     if kind != "longrope" and "dynamic" not in kind:
         return kind
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS

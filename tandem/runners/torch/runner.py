@@ -1,7 +1,4 @@
-"""Implements Runner on a TorchModel, for CPU and CUDA.
-
-Shapes are fixed, and a step copies once to the host: token ids if all rows are greedy, else logits.
-"""
+"""Implements Runner on a TorchModel, for CPU and CUDA; a step copies token ids or logits to the host once."""
 
 from __future__ import annotations
 

@@ -21,17 +21,13 @@ from tandem.runners.torch.platforms import Platform
 
 @dataclass(slots=True)
 class StepPlan:
-    """Where a step's rows write and read, for every layer.
+    """Where a step's rows write and read, for every layer."""
 
-    write: flat cache positions [1, rows * width, 1] int64. slots: [rows] int64. first: the first slot of neighbors
-    (read as a view), else None. length: positions that attention reads.
-    """
-
-    write: Tensor
-    slots: Tensor
-    first: int | None
+    write: Tensor  # flat cache positions [1, rows * width, 1] int64
+    slots: Tensor  # [rows] int64
+    first: int | None  # first slot of neighbors, read as a view
     rows: int
-    length: int
+    length: int  # positions that attention reads
 
 
 class SlotLayer(CacheLayerMixin):

@@ -187,10 +187,7 @@ def follow(link: RankLink, runners: Sequence[Runner]) -> None:
 
 
 def sharding(source: Mapping[str, object], degree: int) -> dict[str, object]:
-    """from_pretrained's arguments for this rank's share.
-
-    The input embedding and a tied head stay whole, or every rank would compile another graph.
-    """
+    # the input embedding and a tied head stay whole, or every rank would compile another graph
     if degree == 1:
         return {}
     from transformers import AutoConfig
