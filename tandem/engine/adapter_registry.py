@@ -46,12 +46,10 @@ class Adapters:
 
     @property
     def revisions(self) -> dict[str, str]:
-        """By name."""
         return {name: entry.revision for name, entry in self._by_name.items()}
 
     @property
     def loaded(self) -> dict[str, LoadedAdapter]:
-        """The adapters that requests may name."""
         return dict(self._by_name)
 
     @property
@@ -61,7 +59,6 @@ class Adapters:
 
     @property
     def waiting(self) -> list[str]:
-        """Adapters of requests and sessions that wait for a slot."""
         return [name for name, entry in self._by_name.items() if entry.waiting]
 
     def committed(self, number: int, drafted: int, verdict: Verdict) -> None:
@@ -103,7 +100,6 @@ class Adapters:
         return next(((name, it.revision) for name, it in self._by_name.items() if it.number == number), ("", ""))
 
     def give_back(self, number: int) -> None:
-        """Ends a use that `take` began."""
         if number:
             self._by_number[number].users -= 1
 

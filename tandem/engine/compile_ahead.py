@@ -38,7 +38,6 @@ class CompileConfig:
 
     @property
     def head(self) -> Checkpoint | None:
-        """The draft model if it is an EAGLE head."""
         draft = self.models.draft_model
         checkpoint = find(draft) if draft and self.models.backend == "torch" else None
         return checkpoint if checkpoint and backend_named("torch").is_head(checkpoint) else None

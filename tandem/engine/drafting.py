@@ -34,7 +34,6 @@ class Drafting:
 
     @property
     def head(self) -> FeaturesIn | None:
-        """A drafting head's input."""
         reads = self.draft.engine.can.features_in if self.draft else None
         return None if isinstance(reads, No) else reads
 

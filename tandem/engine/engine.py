@@ -101,7 +101,6 @@ class Engine:
             raise
 
     def check_lost(self) -> None:
-        """Raises DeviceLost if the engine is lost."""
         if self.lost.is_set():
             raise DeviceLost(self._cause)
 

@@ -73,6 +73,5 @@ class FairThread:
         self._thread = ThreadPoolExecutor(1, name)
 
     async def run(self, function: Callable[..., Result], *args: Any) -> Result:
-        """Runs `function` in its turn. Raises TooManyWaiting."""
         async with self.turns.turn():
             return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)

@@ -47,7 +47,6 @@ class HandedFeatures:
         return verdicts
 
     def read(self, rows: Sequence[FeatureRow]) -> list[bytes]:
-        """Each row's bytes."""
         chosen = []
         for row, values in zip(rows, self.source.read(rows) if rows else (), strict=True):
             by_layer = values.reshape(row.count, len(self.layers), self.hidden_size)

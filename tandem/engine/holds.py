@@ -1,8 +1,4 @@
-"""Bounds how long a request that waits for memory holds back later ones. Pure; times are arguments, in seconds.
-
-A hold lasts FIRST seconds, doubled each time for the same request, up to LONGEST; then none begins for REST times as
-long. So holds take at most a quarter of the time, and a request gets its turn once a hold outlasts its competitors.
-"""
+"""Bounds how long a request that waits for memory holds back later ones: at most a quarter of the time."""
 
 from __future__ import annotations
 
@@ -35,6 +31,5 @@ class Holds:
         return now < self.until
 
     def over(self, who: object, now: float) -> None:
-        """Ends the hold for `who`."""
         if who is self._who and now < self.until:
             self.until, self._rests_until = now, now + REST * (now - self._began)

@@ -43,7 +43,6 @@ class KVMemory:
         return self._cost(self._bounded(tokens))
 
     def reserved_by(self, slot: int) -> int:
-        """Bytes that the sequence in `slot` reserved."""
         return self._reserved.get(slot, 0)
 
     def fits(self, tokens: int | None) -> bool:

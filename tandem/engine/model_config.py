@@ -55,7 +55,6 @@ class DraftChoice:
 
     @property
     def looks_up(self) -> bool:
-        """Whether lookup may draft."""
         return self.kind not in ("model", "eagle")
 
 
@@ -104,7 +103,6 @@ class ModelConfig:
 
     @property
     def draft_model(self) -> str | None:
-        """The draft model's checkpoint, or None for lookup."""
         if self.backend == "toy" and self.draft.model is None:  # checkpoints are not for it
             return "head" if self.draft.kind == "eagle" else None
         return self.draft.resolve(self.model)

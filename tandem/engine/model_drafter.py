@@ -17,10 +17,7 @@ class Unreadable(RowFailed):
 
 
 class DraftSequence(KVSequence):
-    """A draft's sequence; under the rejection rule it proposes only ids below `target_vocab_size`.
-
-    `processing` is the target's, for higher acceptance. `only_grows`: each row extends the previous row's tokens.
-    """
+    """A draft's sequence, without ids from `target_vocab_size` on. `only_grows`: rows extend the previous tokens."""
 
     only_grows = False
 

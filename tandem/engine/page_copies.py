@@ -47,7 +47,6 @@ class PageRun:
 
     @property
     def end(self) -> int:
-        """The number of the page after the last."""
         return self.first + len(self.pages)
 
 

@@ -41,7 +41,6 @@ class PrefixTree:
 
     @property
     def scopes(self) -> list[Hashable]:
-        """Scopes with pages."""
         return list(self._roots)
 
     def match(self, scope: Hashable, tokens: Sequence[int]) -> list[int]:
@@ -51,10 +50,7 @@ class PrefixTree:
         return [node.page for node in path]
 
     def extend(self, scope: Hashable, tokens: Sequence[int]) -> tuple[int, list[int]]:
-        """Adds whole pages of `tokens`; returns how many existed, and those to be filled.
-
-        Adds fewer if only pages of `tokens` itself could be replaced.
-        """
+        """Adds whole pages of `tokens`, as far as others are free; returns how many existed, and those to be filled."""
         path = self._path(scope, tokens)
         known, added = len(path), list[int]()
         self._use(path)

@@ -1,8 +1,4 @@
-"""Fills slots with pages that another process computes, while other rows' steps go on.
-
-A prompt's last tokens and all that does not arrive are processed here, so no request fails because of the other
-process. Pages with other bits are refused (PageLayout).
-"""
+"""Fills slots with pages from another process; processes here whatever does not arrive or has other bits."""
 
 from __future__ import annotations
 

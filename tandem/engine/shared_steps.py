@@ -1,7 +1,4 @@
-"""Steps shared by chunks of several prompts and by decoding rows, if the runner can.
-
-Chunks of a step have at most one whole chunk's tokens, so decoding rows wait no longer than for one prompt's.
-"""
+"""Steps shared by decoding rows and by prompts' chunks, which have at most one whole chunk's tokens together."""
 
 from __future__ import annotations
 

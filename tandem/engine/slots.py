@@ -66,7 +66,6 @@ class SlotPool:
 
     @property
     def waiting(self) -> int:
-        """Number of requests that wait."""
         return sum(place.turn is not None for place in self.queue)
 
     @property

@@ -34,12 +34,10 @@ class StepBound:
         self.looks_every = LOOKS_EVERY if fixed is None else min(LOOKS_EVERY, fixed / 4)
 
     def learn(self, kind: type, seconds: float) -> None:
-        """Records a step's time."""
         longest = self._longest.get(kind, 0.0) * FADES
         self._longest[kind] = seconds if seconds > longest else longest
 
     def seconds(self, kind: type) -> float:
-        """The bound of the next step of this kind."""
         if self._fixed is not None:
             return self._fixed
         longest = self._longest.get(kind)
@@ -71,7 +69,6 @@ class StepWatch:
         batcher.learn, batcher.came_back = bound.learn, self._came_back
 
     async def forever(self) -> None:
-        """Checks periodically, until cancelled."""
         while True:
             await asyncio.sleep(self._bound.looks_every)
             self.look()

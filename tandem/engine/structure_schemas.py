@@ -265,10 +265,7 @@ class Rest:
 
 
 class JsonText:
-    """Reads JSON output and bounds the digits of its numbers, which schemas leave unbounded.
-
-    `digits`: bit mask of tokens that begin with a digit; none may follow `most` in a row.
-    """
+    """Reads JSON output; masks `digits` (tokens that begin with one) after `most` digits in a row."""
 
     def __init__(self, digits: int, most: int, text_of: TextOf, rest: Rest | Calls | None = None) -> None:
         self._digits, self._most, self._text_of, self._rest = digits, most, text_of, rest
@@ -293,7 +290,6 @@ class JsonText:
             mask[:] = left.to_bytes(len(mask), "little")
 
     def complete(self) -> bool:
-        """Whether an output that may end is valid."""
         self.fault = self._rest.fault(b"".join(self._texts).decode(errors="replace")) if self._rest else ""
         return not self.fault
 

@@ -161,7 +161,6 @@ def json_grammar(schema: str) -> str:
 
 
 def compiles(pattern: str) -> bool:
-    """Whether llguidance supports a regular expression, in a schema."""
     return not fault(json.dumps({"type": "string", "pattern": pattern}))
 
 

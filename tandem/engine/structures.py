@@ -1,7 +1,4 @@
-"""Compiles structures (JSON schemas, regular expressions, choices, grammars) for a tokenizer, with llguidance.
-
-llguidance bounds neither time nor memory of a step (docs/security.md), so it runs in processes that can be killed.
-"""
+"""Compiles structures for a tokenizer, with llguidance in processes that can be killed (docs/security.md)."""
 
 from __future__ import annotations
 

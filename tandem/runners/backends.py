@@ -109,7 +109,6 @@ class Backend(ABC):
 
 
 def backend_named(name: str) -> Backend:
-    """Raises ValueError for an unknown backend."""
     if name not in MODULES:
         raise ValueError(f"backend: {name!r} is not one of {', '.join(BACKENDS)}")
     try:

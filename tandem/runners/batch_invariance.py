@@ -135,7 +135,6 @@ class _Probe:
         return same_bits(self._window(last, 1, width, batch)[0, 0], reference[-1])
 
     def same_at(self, end: int, length: int | None, shapes: list[tuple[int, int]]) -> bool:
-        """Like `agree_at`, after a prefill up to `end`."""
         self.fill(end)
         return self.agree_at(end, length, shapes)
 

@@ -51,7 +51,6 @@ class RunnerInputs:
 
     @property
     def widest(self) -> int:
-        """Tokens per row of the widest step."""
         return max(self.limits.max_draft + 1, self.limits.chunk, TAIL)
 
     @property

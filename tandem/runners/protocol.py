@@ -203,7 +203,6 @@ class StepShapes:
 
     @property
     def count(self) -> int:
-        """Number of verification shapes."""
         return len(self.widths) * len(self.batches) * (len(self.lengths) + 1)
 
 

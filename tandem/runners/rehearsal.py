@@ -51,7 +51,6 @@ def rehearsed(runner: Runner, device: DeviceTimes | None, verifies: bool) -> Run
 
 
 def bare(runner: Runner) -> Runner:
-    """The runner below a rehearsal."""
     return runner.inner if isinstance(runner, RehearsedRunner) else runner
 
 

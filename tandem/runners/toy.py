@@ -1,8 +1,4 @@
-"""A runner with deterministic pseudo-random logits instead of a model, for tests.
-
-Logits depend on every cached token before them, so a wrong, stale or missing cache entry shows as wrong tokens. Token
-ids are the 256 bytes, then begin and end of sequence.
-"""
+"""A test runner whose pseudo-random logits depend on every cached token."""
 
 from __future__ import annotations
 
@@ -140,7 +136,6 @@ class ToyRunner:
         self._cache[slot, self._positions(tokens) if tokens else 0 :] = -1
 
     def taken(self) -> int:
-        """Bytes of the pages written and not given back."""
         written = np.pad(self._cache >= 0, ((0, 0), (0, -self._cache.shape[1] % PAGE)))
         return int(written.reshape(len(written), -1, PAGE).any(2).sum()) * PAGE * self._cache.itemsize
 
@@ -251,7 +246,6 @@ class ToyTokenizer:
         return list(text.encode())
 
     def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-        """The messages' contents, then the options that are set."""
         said = {name: value for name, value in options.items() if value and name != "add_generation_prompt"}
         messages, _ = with_tools(Shown(False, False, ""), messages, None, system=True)
         return "".join(each["content"] for each in messages) + (json.dumps(said) if said else "")

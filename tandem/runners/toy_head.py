@@ -1,9 +1,4 @@
-"""A toy EAGLE head: an oracle for how features are handed out, sent, taken and fed again.
-
-A feature is the target's digest of all tokens up to a position. With the right features and a whole cache the head
-knows the target's logits, so a wrong, stale or missing one shows as rejected drafts. Without features it continues from
-its own guesses, right only for its own drafts.
-"""
+"""A toy EAGLE head: an oracle for features; wrong, stale or missing ones show as rejected drafts."""
 
 from __future__ import annotations
 

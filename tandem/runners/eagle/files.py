@@ -15,7 +15,6 @@ from tandem.runners.torch.from_tensors import stored_of, tensor_of
 
 
 def read_head(folder: Path) -> tuple[EagleHead, Tensor | None]:
-    """`read_head_weights`, as a module and a tensor."""
     weights, embedding = read_head_weights(folder)
     return head_module(folder, weights), None if embedding is None else tensor_of(embedding)
 

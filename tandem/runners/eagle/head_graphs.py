@@ -54,7 +54,6 @@ class HeadGraphs(DraftGraphs):
 
     @property
     def shapes(self) -> StepShapes:
-        """The shapes of the graphs."""
         return StepShapes(tail_buckets(), self.buckets.batches, False, chunks=(self.buckets.chunk,))
 
     def compile(self, startup: Startup) -> CompileStatistics:

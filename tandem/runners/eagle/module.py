@@ -17,7 +17,6 @@ from tandem.checkpoints.head_config import TAPS, HeadConfig
 
 
 def llama_config(head: HeadConfig) -> LlamaConfig:
-    """The configuration of the head's decoder layer."""
     return LlamaConfig(
         vocab_size=head.vocab_size,
         hidden_size=head.hidden_size,
@@ -106,10 +105,7 @@ class EagleHead(nn.Module):
         return fused
 
     def project(self, embeds: Tensor, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Residual [rows, width, hidden], and queries, keys and values [rows, heads, width, head_dim].
-
-        embeds and hidden [rows, width, hidden], positions [rows, width].
-        """
+        """Residual [rows, width, hidden]; queries, keys, values [rows, heads, width, head_dim]."""
         layer, attention = self.midlayer, self.midlayer.self_attn
         normed = layer.hidden_norm(hidden)
         x = torch.cat((layer.input_layernorm(embeds), normed), dim=-1)

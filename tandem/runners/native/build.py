@@ -42,7 +42,6 @@ def library_path() -> Path:
 
 
 def find_compiler() -> str:
-    """Raises CannotBuild."""
     for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
         if name and (found := shutil.which(name)):
             return found
@@ -70,7 +69,6 @@ def _sources() -> list[str]:
 
 
 def cpu_features() -> str:
-    """This CPU's features, as the kernel names them."""
     return _cpu_line("flags", "features")
 
 

@@ -29,7 +29,6 @@ class Certificate:
         self.holds = not again and self._is_kept()
 
     def keep(self) -> None:
-        """Writes the note, after the check."""
         if self.holds:
             return
         try:

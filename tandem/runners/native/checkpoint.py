@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 def load_checkpoint(
     checkpoint: Checkpoint, execution: Execution, dtype: str, shape: Shape, verifies: bool, startup: Startup
 ) -> NativeRunner:
-    """Raises CheckpointError or NativeUnavailable."""
     with startup.stage("loading"):
         weights = family_weights(checkpoint)
     with startup.stage("quantising"):

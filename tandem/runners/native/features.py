@@ -29,7 +29,6 @@ class NativeFeatures:
         return self.stored.values
 
     def read(self, rows: Sequence[FeatureRow]) -> list[Floats]:
-        """Copies each row's features [count, 3 * hidden]."""
         return [
             Stored(self.stored.dtype, self.values[row.slot, row.start : row.start + row.count].copy()).floats()
             for row in rows

@@ -22,11 +22,7 @@ from tandem.speculation.features import FeatureInbox
 
 
 class NativeHead(NativeSteps):
-    """A head's steps in `dtype`, with its target's slots.
-
-    Weights are copied; features and `embedding` [vocabulary, hidden], float32 or bfloat16, are shared. `most_tokens`:
-    per step. `kept_states`: positions whose own states a slot keeps; with 1 each step continues the previous one.
-    """
+    """A head's steps in `dtype`, in its target's slots. `kept_states`: positions with own states; 1: the last."""
 
     def __init__(
         self,
@@ -133,7 +129,6 @@ class NativeHeadRunner(NativeRunner):
 
 
 def linear(head: HeadWeights, module: str, dtype: str) -> Linear:
-    """A head's linear layer, by name."""
     return Linear(head.shape(module), lambda: head.weight(module, dtype), head.bias(module, dtype))
 
 

@@ -96,11 +96,7 @@ class LayerAdapter(ctypes.Structure):
 
 
 class Rows(ctypes.Structure):
-    """A ragged batch: row r feeds tokens[begins[r] : begins[r + 1]] to slot slots[r] from position starts[r].
-
-    `adapters`: by row; None: no adapters. `feature_counts`: positions of a head's row with features; None: all.
-    `silent`: how many last rows want no results.
-    """
+    """A ragged batch: row r feeds tokens[begins[r] : begins[r + 1]] to slot slots[r] from position starts[r]."""
 
     _fields_ = (
         ("count", c_int32),
@@ -148,12 +144,10 @@ class Drawing(ctypes.Structure):
 
 
 def ints(values: Sequence[int]) -> Ints:
-    """The values as an int32 array [n]."""
     return (c_int32 * len(values))(*values)
 
 
 def zeros(count: int) -> Ints:
-    """An int32 array [count]."""
     return (c_int32 * count)()
 
 

@@ -87,7 +87,6 @@ class NativeModel(NativeSteps):
 
 
 def linear(weights: FamilyWeights, name: str, dtype: str, matrix: str = "") -> Linear:
-    """The linear layer with weight `name`; `matrix`: its name in a layer."""
     config, bias = weights.config, name.removesuffix("weight") + "bias"
     shape = config.shape(matrix) if matrix else (config.vocab_size, config.hidden_size)
     own = weights.stored(bias).to(dtype) if matrix in config.biases else None

@@ -28,7 +28,6 @@ LEVELS = (
 
 
 def file_name(level: Level, sources: str) -> str:
-    """The library's name for a level and sources of this hash."""
     return f"{level.name}-{sources[:16]}.so"
 
 

@@ -1,8 +1,4 @@
-"""Computes in numpy what native steps compute, to check them at their first start.
-
-tests/runners/test_reference.py compares the formulas with transformers. Activations are rounded like transformers',
-inputs of blocks to 8 bits as in activations.h; one layer at a time is dequantised.
-"""
+"""Computes in numpy what native steps compute, to check them; test_reference.py checks these formulas."""
 
 from __future__ import annotations
 
@@ -70,11 +66,9 @@ class Reference:
         self.round = rounding(dtype)
 
     def layer(self, index: int) -> Mapping[str, Product]:
-        """The matrices of a layer."""
         return {name: self._product(index, name) for name in MATRICES}
 
     def head(self, embedding: Stored) -> Product:
-        """The output matrix, which may be the embedding."""
         config, stored = self.config, self._packing.stored
         if config.tie_word_embeddings:
             made = Linear((config.vocab_size, config.hidden_size), lambda: embedding)
@@ -162,7 +156,6 @@ def attended(
 
 
 def split(x: Floats, head_dim: int) -> Floats:
-    """[heads, tokens, head_dim] of x [tokens, heads * head_dim]."""
     return x.reshape(len(x), -1, head_dim).swapaxes(0, 1)
 
 
@@ -179,7 +172,6 @@ def normed(x: Floats, weight: Floats, epsilon: float, round: Round) -> Floats:
 
 
 def gated(gate: Floats, up: Floats, round: Round, activation: str = "silu") -> Floats:
-    """The gate's activation times up."""
     if activation == "gelu":
         tails = np.vectorize(math.erfc, otypes=[np.float32])
         return round(round(gate * tails(gate * np.float32(-(0.5**0.5))) / 2) * up)

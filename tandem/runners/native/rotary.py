@@ -1,7 +1,4 @@
-"""Rotary tables by transformers' formulas, each step rounded to float32.
-
-Cosines and sines are rounded once from float64, the same on every machine; torch's vary by CPU.
-"""
+"""Rotary tables by transformers' formulas in float32, with the same bits on every machine."""
 
 from __future__ import annotations
 

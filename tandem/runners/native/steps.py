@@ -107,7 +107,6 @@ class NativeSteps:
 
     @property
     def spare_bytes(self) -> int:
-        """Bytes outside slots."""
         return self.own_features.spare_bytes if self.own_features else 0
 
     def give_back(self, slot: int, positions: int = 0) -> None:
@@ -191,11 +190,9 @@ class NativeSteps:
         return wide
 
     def tensor(self, values: Sequence[Sequence[int]] | Sequence[int]) -> Ids:
-        """The values as int64: [n] or [n, m]."""
         return np.array(values, dtype=np.int64)
 
     def done(self, failed: int) -> None:
-        """Raises NotNative if packing failed."""
         if failed:
             raise NotNative(_FAILED.get(failed, "a layer that the model does not have"))
 

@@ -43,8 +43,6 @@ class Linear:
     bias: Stored | None = None
 
     def only(self, which: NDArray[np.int64]) -> Linear:
-        """The layer with these outputs alone."""
-
         def weight() -> Stored:
             whole = self.weight()
             return Stored(whole.dtype, whole.values[which])
@@ -66,7 +64,6 @@ class Packing:
 
     @property
     def quantises(self) -> bool:
-        """Whether any matrix is packed in blocks."""
         return bool(self._names())
 
     def _names(self) -> tuple[str, ...]:

@@ -18,11 +18,9 @@ class Buckets:
     drafts: tuple[int, ...]
 
     def batch(self, rows: int) -> int:
-        """The smallest batch of at least `rows`. Raises StopIteration."""
         return next(b for b in self.batches if b >= rows)
 
     def draft(self, k: int) -> int:
-        """The smallest draft of at least `k`. Raises StopIteration."""
         return next(d for d in self.drafts if d >= k)
 
 

@@ -40,7 +40,6 @@ class DraftGraphs(ABC):
 
     @property
     def graph_names(self) -> list[str]:
-        """Such as verify-2x4."""
         return [f"{name}-{batch}x{size}" for name, batch, size in self._graphs]
 
     def _make(

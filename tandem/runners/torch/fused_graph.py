@@ -60,7 +60,6 @@ class FusedGraph:
 
     @property
     def shapes(self) -> Sequence[tuple[int, int]]:
-        """(rows, draft tokens) of each graph."""
         return list(self._graphs)
 
     def probe(self, token: int, position: int, batch: int, k: int) -> tuple[Tensor, list[list[int]]]:

@@ -48,10 +48,7 @@ class VerifyModule(nn.Module):
 
 
 class ProposeModule(nn.Module):
-    """Drafts k tokens greedily: [n, k].
-
-    rows [n, 3 + TAIL], int32: slot, position of the tail's last token, tail length, tail (padded).
-    """
+    """Drafts k tokens greedily: [n, k]. rows [n, 3 + TAIL], int32: slot, position, tail length, tail (padded)."""
 
     def __init__(self, model: TorchModel, length: int, k: int) -> None:
         super().__init__()
@@ -128,7 +125,6 @@ def verify_greedy(logits: Tensor, drafts: Tensor, counts: Tensor, order: Tensor)
 
 
 def likeliest(logits: Tensor) -> Tensor:
-    """Argmax: [..., vocabulary] to int32 [...]."""
     return logits.argmax(-1).to(torch.int32)
 
 
@@ -144,15 +140,12 @@ def padded(tokens: Sequence[int], width: int) -> list[int]:
 
 
 def verify_row(row: VerifyRow, width: int) -> list[int]:
-    """Packs a row for VerifyModule."""
     return [row.slot, row.position, len(row.draft), *padded((row.last_token, *row.draft), width)]
 
 
 def propose_row(row: ProposeRow) -> list[int]:
-    """Packs a row for ProposeModule."""
     return [row.slot, row.position, len(row.tail), *padded(row.tail, TAIL)]
 
 
 def fused_row(row: ProposeRow) -> list[int]:
-    """Packs a row for FusedModule."""
     return [row.slot, row.position, len(row.tail), row.k, *padded(row.tail, TAIL)]

@@ -80,7 +80,6 @@ class GraphRunner(TorchRunner):
 
     @property
     def buckets(self) -> Buckets:
-        """The shapes of the graphs."""
         return self._buckets
 
     def compiler_for(self, purpose: str) -> GraphCompiler:

@@ -34,7 +34,6 @@ class CompileStatistics:
     before: float = 0.0
 
     def line(self) -> str:
-        """Formats a log line."""
         parts = []
         if self.compiled:
             parts.append(f"{self.compiled} compiled in {self.compile_seconds:.1f} s")

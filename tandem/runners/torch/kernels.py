@@ -48,7 +48,6 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 
 def pack_linears(module: nn.Module) -> None:
-    """Packs every nn.Linear below `module`."""
     for name, child in module.named_children():
         if type(child) is nn.Linear:
             setattr(module, name, PackedLinear(child))
@@ -111,7 +110,6 @@ def _windowed(mask: Tensor, window: int) -> Tensor:
 
 
 def register_attention() -> None:
-    """Registers `slot_attention` with transformers."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION, slot_attention)

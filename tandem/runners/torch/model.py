@@ -92,7 +92,6 @@ class TorchModel:
 
     @property
     def hands_out(self) -> bool:
-        """Whether `hand_out` was called."""
         return self._taps is not None
 
     @property
@@ -115,7 +114,6 @@ class TorchModel:
         return features
 
     def new_features(self, layers: Sequence[int]) -> TargetFeatures:
-        """Zeroed features for `layers`."""
         embedding = self.module.get_input_embeddings().weight
         shape = (self.slots.spare + 1, self.slots.length, len(layers) * embedding.shape[1])
         return TargetFeatures(torch.zeros(shape, dtype=self.dtype, device=self.device), embedding)
@@ -169,7 +167,6 @@ class TorchModel:
         return full.index_copy_(-1, self.draft_vocab.to(logits.device, torch.int64), logits.float())
 
     def tensor(self, values: Sequence[Sequence[int]] | Sequence[int]) -> Tensor:
-        """Integers [n] or [n, m] on the device."""
         return torch.tensor(values, dtype=self.ids, device=self.device)
 
 

@@ -1,7 +1,4 @@
-"""Applies LoRA adapters to linear layers, by row.
-
-Products are multiplications and additions in fixed pairs, so bits depend neither on width, row nor threads.
-"""
+"""LoRA adapters of linear layers, added in fixed pairs, so bits depend neither on width, row nor threads."""
 
 from __future__ import annotations
 

@@ -90,7 +90,6 @@ class Platform:
 
 
 def platform_of(device: str) -> Platform:
-    """Raises ValueError for an unknown platform."""
     try:
         return PLATFORMS[device]
     except KeyError:

@@ -114,7 +114,6 @@ class TorchRunner:
         self.model.adapters.put(number, adapter)
 
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
-        """Feeds one row at a time."""
         for row in rows:
             tokens = self.model.tensor([_padded(row.tokens, self.shapes.chunk(len(row.tokens)))])
             length = self.shapes.prefill_length(row.start + len(row.tokens))
@@ -211,7 +210,6 @@ class DraftVocabulary(Protocol):
 def draft_each(
     model: DraftVocabulary, rows: Sequence[ProposeRow], logits: Tensor, drafts: Sequence[Sequence[DraftedToken]]
 ) -> list[DraftedToken]:
-    """The next draft token of each row."""
     if all(row.plain for row in rows):
         return [DraftedToken(token) for token in model.tokens_of(logits.argmax(-1)).tolist()]
     host = model.widened(logits).cpu().numpy()

@@ -26,10 +26,7 @@ EVERY = 2.0**30  # a top-k that keeps all tokens
 
 
 class LogitsModule(nn.Module):
-    """A draft's logits [n, head] after each row's last token.
-
-    rows [n, 3 + width], int32: slot, first position, token count, tokens (padded).
-    """
+    """A draft's logits [n, head] after each row. rows [n, 3 + width], int32: slot, position, count, tokens."""
 
     def __init__(self, model: TorchModel, length: int) -> None:
         super().__init__()
@@ -43,10 +40,7 @@ class LogitsModule(nn.Module):
 
 
 class SampledProposeModule(ProposeModule):
-    """Drafts k tokens: [n, k].
-
-    noise [n, k, head] float32, warping [n, WARPING] float32, rows as ProposeModule's.
-    """
+    """Drafts k tokens: [n, k]. noise [n, k, head] and warping [n, WARPING], float32; ProposeModule's rows."""
 
     def forward(self, buffers: Buffers, noise: Tensor, warping: Tensor, rows: Tensor) -> Tensor:  # type: ignore[override]
         self._noise, self._warping = noise, warping
@@ -58,10 +52,7 @@ class SampledProposeModule(ProposeModule):
 
 
 def drawn(logits: Tensor, noise: Tensor, warping: Tensor, order: Tensor) -> Tensor:
-    """Gumbel-max draws, int32 [n], approximating `draws.draw`. order: 0, 1, ..., int32.
-
-    logits and noise [n, head], warping [n, WARPING], float32.
-    """
+    """Gumbel-max draws, int32 [n], like `draws.draw`. logits, noise [n, head], warping [n, WARPING], float32."""
     temperature, top_k, top_p, min_p, whole = (warping[:, i : i + 1] for i in range(WARPING))
     scores = logits.float() / temperature
     best, ids = scores.topk(min(CANDIDATES, scores.shape[1]), dim=-1)

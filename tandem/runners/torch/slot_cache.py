@@ -130,7 +130,6 @@ class SlotCache:
 
     @property
     def on_demand(self) -> bool:
-        """Whether slots take memory as they are written."""
         return bool(self.layers[0].memory)
 
     def taken(self, positions: int) -> int:

@@ -97,7 +97,6 @@ class RankLink:
         self._broadcast([message])
 
     def hear(self) -> Any:
-        """Waits for rank 0's next message."""
         return self._broadcast([None])
 
     def _broadcast(self, slot: list[object]) -> object:
@@ -137,7 +136,6 @@ class Leader:
         return replace(own, traits=own.traits | {Trait.SHARED}, fuse=fuse)
 
     def warm_up(self, startup: Startup | None = None) -> None:
-        """Every rank warms up by itself."""
         self.runner.warm_up(startup)
 
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
@@ -153,7 +151,6 @@ class Leader:
         return self.runner.propose(rows)
 
     def fuse(self, draft: Runner, startup: Startup) -> None:
-        """Every rank makes the pair's graph by itself."""
         fuse = self.runner.capabilities.fuse
         if isinstance(draft, Leader) and not isinstance(fuse, No):
             fuse(draft.runner, startup)
