@@ -1,8 +1,7 @@
-"""Runs sessions of the TargetVerifier whose client asked it never to wait, over VerifyStream."""
+"""Runs sessions of the TargetVerifier that never wait, over VerifyStream."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections import deque
@@ -30,7 +29,6 @@ from tandem.speculation.types import (
     InvalidField,
     ModelInfo,
     Rule,
-    SparseDistribution,
     SpeculationStats,
     TooLong,
     Verdict,
@@ -66,13 +64,11 @@ class Run(Duplex[pb.VerifyRequest, pb.VerifyResponse]):
         self.run, self._check, self._step, self._together = run, check, step, together
         self.received = 0.0
         self._waiting: deque[pb.VerifyResponse] = deque()
-        self._news = asyncio.Event()
 
     def receive(self, message: RunMessage, arrived: float) -> None:
         """Takes a checked message that was read at `arrived`."""
         self.run.receive(message)
         self.received = arrived
-        self._news.set()
 
     def _hear(self, request: pb.VerifyRequest, arrived: float) -> None:
         self.receive(self._check(request), arrived)
@@ -80,13 +76,13 @@ class Run(Duplex[pb.VerifyRequest, pb.VerifyResponse]):
     async def _work(self, incoming: Incoming[pb.VerifyRequest]) -> None:
         with contextlib.suppress(Superseded):
             while not self.ended:
-                self._news.clear()
+                self.run.news.clear()
                 if reply := await self._step():
                     self._waiting.append(reply)
                     self.ready()
                 else:
                     incoming.busy(False)
-                    await self._news.wait()
+                    await self.run.news.wait()
                     incoming.busy(True)
 
     def _next_reply(self) -> pb.VerifyResponse | None:
@@ -121,14 +117,6 @@ class VerifyResources:
 
 
 VerifySession = Session[VerifyResources, pb.VerifyResponse]
-
-
-async def committed(
-    session: VerifySession, draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()
-) -> pb.VerifyResponse:
-    """Verifies a draft and commits what the target says. Returns the reply, which is recorded."""
-    session.resources.steps += 1
-    return commit(session, draft, await session.resources.sequence.verify(session.tokens, draft, distributions))
 
 
 def commit(session: VerifySession, draft: Sequence[int], verdict: Verdict) -> pb.VerifyResponse:

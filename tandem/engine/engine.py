@@ -19,7 +19,7 @@ from tandem.engine.prefix_cache import PrefixCache
 from tandem.engine.remote_prefill import RemotePrefill
 from tandem.engine.shared_steps import SharedSteps
 from tandem.engine.slots import SlotPool
-from tandem.engine.stepper import Step, SteppedRows
+from tandem.engine.stepper import Step, Stepper
 from tandem.engine.structures import Structures
 from tandem.runners.capabilities import No
 from tandem.runners.protocol import RowFailed, Runner, verify_sized
@@ -72,11 +72,11 @@ class Engine:
         return await self.result(self.begin(step, row, prefill), sequence)
 
     def begin(
-        self, step: Step, row: Any, prefill: bool = False, stepped: SteppedRows | None = None
+        self, step: Step, row: Any, prefill: bool = False, stepper: Stepper | None = None
     ) -> asyncio.Future[TimedResult[Any]]:
-        """Queues `row` for the next `step` with room. `stepped`: its stepper's rows. Raises DeviceLost."""
+        """Queues `row`, made by `stepper`, for the next `step` with room. Raises DeviceLost."""
         self.check_lost()
-        return self.batcher.run(step, row, *self.shared.room(row, prefill), prefill, stepped)
+        return self.batcher.run(step, row, *self.shared.room(row, prefill), prefill, stepper)
 
     async def result(
         self, result: asyncio.Future[TimedResult[Any]], sequence: KVSequence | None = None

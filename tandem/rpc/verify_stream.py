@@ -1,4 +1,4 @@
-"""Implements speculation's Verifier and FlightVerifier over the RPC VerifyStream.
+"""Implements speculation's Verifier over the RPC VerifyStream.
 
 If a stream breaks, or its verifier hangs and there is another, only what was not answered is lost: the session is
 reopened with the committed tokens. run_stream.py shares this. A call for each round (Verify) would cost 0.3 ms more.
@@ -18,8 +18,8 @@ from tandem.rpc.errors import TandemError
 from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.wire_sessions import answer_from_wire
 from tandem.speculation.outcomes import LOST
-from tandem.speculation.pipeline import ATTEMPTS, Answer, OutOfStep, RoundsLost
-from tandem.speculation.types import Draft, InvalidField, SparseDistribution, SpeculationStats, Verdict
+from tandem.speculation.rounds import Answer, RoundsLost
+from tandem.speculation.types import Draft, InvalidField, SpeculationStats
 from tandem.v1 import target_verifier_pb2 as pb
 
 
@@ -76,30 +76,11 @@ class StreamedSession(Generic[Stream]):
 class RemoteVerifier(StreamedSession["RoundStream"]):
     """One session of a TargetVerifier, for one request, and the stream of its rounds. Counts bytes into `stats`."""
 
-    def send(self, base_length: int, last_token: int, draft: Draft) -> asyncio.Future[Answer]:
-        request = self._session.request(base_length, last_token, draft.token_ids, draft.distributions)
+    def send(self, tokens: Sequence[int], draft: Draft) -> asyncio.Future[Answer]:
+        request = self._session.request(len(tokens), tokens[-1], draft.token_ids, draft.distributions)
         if self._stream is None:
             self._stream = RoundStream(self._session, self._stats)
         return self._stream.send(request)
-
-    async def verify(
-        self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()
-    ) -> Verdict:
-        stale, sent = 0, Draft(tuple(draft), distributions=tuple(distributions))
-        while True:
-            try:
-                answer = await self.send(len(tokens), tokens[-1], sent)
-            except (RoundsLost, TandemError) as error:
-                await self.resume(tokens, error.cause if isinstance(error, RoundsLost) else error)
-                continue
-            self._stats.network_seconds += answer.network_seconds
-            if answer.verdict is not None:
-                return answer.verdict
-            stale += 1
-            why = f"round at {len(tokens)} is stale: the verifier holds {answer.committed_length} tokens"
-            if stale == ATTEMPTS:
-                raise TandemError("ABORTED", why, produced=self._session.produced(tokens))
-            await self.resume(tokens, OutOfStep(why))
 
 
 @dataclass(slots=True)

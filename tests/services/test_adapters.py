@@ -22,7 +22,6 @@ from tandem.rpc import wire
 from tandem.rpc.errors import TandemError
 from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.verifier_client import VerifierClient
-from tandem.rpc.verify_stream import RemoteVerifier
 from tandem.runners.toy import BACKEND, ToyConfig, ToyTokenizer
 from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.depth import Pipeline
@@ -36,6 +35,7 @@ from tests.services.test_target_verifier import opening, verifying
 from tests.support import (
     GREEDY,
     SAMPLED,
+    RemoteRounds,
     Site,
     engine_of,
     fused_site,
@@ -240,7 +240,7 @@ def test_a_session_that_is_lost_goes_on_elsewhere_with_the_same_adapter_alone(sa
             await client.model_info()
             client.pool.current = first.address
             session = RemoteSession(client, Request(sampling, adapter="red"), SpeculationStats())
-            verifier, tokens = RemoteVerifier(session, SpeculationStats()), list(PROMPT)
+            verifier, tokens = RemoteRounds(session, SpeculationStats()), list(PROMPT)
             try:
                 await verifier.open(PROMPT)
                 tokens += (await verifier.verify(tokens, ())).token_ids
