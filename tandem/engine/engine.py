@@ -81,7 +81,7 @@ class Engine:
     async def result(
         self, result: asyncio.Future[TimedResult[Any]], sequence: KVSequence | None = None
     ) -> TimedResult[Any]:
-        """Waits for a row's result; a failed row is processed again. Raises RowFailed, StepHung, or DeviceLost."""
+        """Waits for a row's result; a failed row invalidates `sequence`. Raises RowFailed, StepHung, or DeviceLost."""
         try:
             return await result
         except StepHung:

@@ -1,7 +1,7 @@
 """Admits sequences by the memory of their KV slots: an admitted sequence never runs out of it.
 
-Slots take memory as they are written, so their total may exceed it. A sequence reserves its maximum with its slot. A
-freed slot keeps its pages until another sequence needs them; they are freed between steps.
+Slots take memory as they are written, so all slots at full length may exceed the limit. A sequence reserves its
+maximum with its slot. A freed slot keeps its pages until another sequence needs them, between steps.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class KVMemory:
 
 
 def limit_kv_memory(slots: SlotPool, batcher: Batcher, runners: Sequence[Runner], given: int) -> None:
-    """Bounds the memory of `slots`, before there are sequences. Raises ValueError."""
+    """Bounds the memory of `slots` to `given` bytes, before there are sequences. Raises ValueError."""
     on_demand = [_on_demand(runner) for runner in runners]
     most = max(runner.limits.max_length for runner in runners)
     limit = given - sum(memory.spare_bytes for memory in on_demand)

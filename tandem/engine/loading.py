@@ -151,7 +151,7 @@ async def load_pair(
 
 
 def foreign(draft: Loaded | None, choice: DraftChoice, target: Tokenizer) -> Loaded | None:
-    """The draft, wrapped if it has another tokenizer and may. Raises ValueError."""
+    """The draft, with a translation if it may have another tokenizer. Raises ValueError."""
     if draft is None or not choice.foreign:
         return draft
     return replace(draft, tokenizer=target, translation=translated(target, draft.tokenizer))

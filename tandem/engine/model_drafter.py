@@ -17,7 +17,7 @@ class Unreadable(RowFailed):
 
 
 class DraftSequence(KVSequence):
-    """A draft's sequence, without ids from `target_vocab_size` on. `only_grows`: rows extend the previous tokens."""
+    """A draft's sequence; rejection needs ids below `target_vocab_size`. `only_grows`: rows extend earlier tokens."""
 
     only_grows = False
 
@@ -38,7 +38,7 @@ class DraftSequence(KVSequence):
             raise Unreadable(f"a token id is outside the draft model's vocabulary of {size}")
 
     def lacks(self, tokens: Sequence[int]) -> bool:
-        """Drops cached tokens that differ; returns whether all but two must be filled first. Raises Unreadable."""
+        """Drops cached tokens that differ; returns whether too many are missing for a tail. Raises Unreadable."""
         held = self.truncate_to(tokens, self._followed if self.only_grows else 0)
         self._check(tokens)
         return len(tokens) - held > TAIL

@@ -96,7 +96,7 @@ class PageCopies:
         return [None]
 
     def agree(self, tokens: Sequence[int], adapter: int, rows: Sequence[PageRow]) -> list[bool]:
-        """A batcher step of one row: computes its run's one page from the slot's `tokens` and compares the bytes."""
+        """A batcher step of one row: computes its run's one page from the slot's `tokens` and compares bytes."""
         (row,) = rows
         assert row.run is not None
         start, chunk = row.run.first * PAGE, min(PAGE, self._runner.limits.chunk)

@@ -43,7 +43,7 @@ class RankProcesses:
             threading.Thread(target=self._watch, args=(rank, process), name=f"rank-{rank}", daemon=True).start()
 
     def serve(self, tell: Callable[[], object]) -> None:
-        """Lets ranks end by themselves from now on; calls `tell`, thread-safe, if one died before."""
+        """From now on `end` waits for ranks, and the death of one calls `tell`, which is thread-safe."""
         self._tell = tell
         if self.died.is_set():
             tell()

@@ -107,7 +107,7 @@ def _looks_nowhere(pointer: str, schema: dict[str, Any], compiles: Compiles) -> 
 
 
 def without_looking(pattern: str) -> tuple[list[str] | None, str]:
-    """A pattern without look-around, and further patterns; None if others than `^(?=...)` were removed."""
+    """Patterns to match too (None: the meaning changes), and the pattern without look-around."""
     ahead, rest, inside, depth, exact, begins = list[str](), "", "", 0, True, False
     for piece in _PIECES.findall(pattern):
         if depth:

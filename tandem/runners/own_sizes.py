@@ -33,7 +33,7 @@ def runs_native(execution: Execution) -> bool:
 def own_sizes(
     execution: Execution, shape: Shape, checkpoints: Sequence[Checkpoint], more_slots: bool, head: bool = False
 ) -> Shape:
-    """Sets the first model's length as far as memory suffices for all; on the device thread."""
+    """Sets length and, if `more_slots`, slots by free memory; keeps `shape` if slots are preallocated."""
     if execution.tp_degree > 1 or not given_on_demand():
         return shape
     platform = prepared_platform(execution)
