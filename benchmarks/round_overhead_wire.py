@@ -14,7 +14,7 @@ from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.verifier_client import VerifierClient
 from tandem.rpc.verify_stream import RemoteVerifier
 from tandem.runners.toy import VOCAB_SIZE
-from tandem.speculation.types import ModelInfo, Request, SpeculationStats
+from tandem.speculation.types import Draft, ModelInfo, Request, SpeculationStats
 from tandem.v1 import target_verifier_pb2 as pb
 
 PROMPT_TOKENS = 64
@@ -92,8 +92,9 @@ async def rounds_over(address: str, info: ModelInfo, count: int, k: int) -> list
             for _ in range(SESSION_ROUNDS):
                 draft = tuple(noise.randrange(VOCAB_SIZE) for _ in range(k))
                 began = time.perf_counter()
-                verdict = await verifier.verify(tokens, draft)
+                verdict = (await verifier.send(tokens, Draft(draft))).verdict
                 wall = time.perf_counter() - began
+                assert verdict is not None
                 tokens += verdict.token_ids
                 reply = session.reply
                 found.append(
@@ -115,7 +116,7 @@ async def empty_calls(address: str, count: int) -> list[float]:
 def round_rows(rounds: Sequence[Round]) -> list[Row]:
     """Splits a round into four parts that add up to the whole in every round."""
     return [
-        direct("whole round", [r.wall for r in rounds], "RemoteVerifier.verify, from call to Verdict"),
+        direct("whole round", [r.wall for r in rounds], "RemoteVerifier.send, from call to Verdict"),
         difference(
             "client, around the call", [r.wall - r.call for r in rounds], "build the request, take the reply apart"
         ),

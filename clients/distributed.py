@@ -21,12 +21,12 @@ from tandem.speculation.depth import Depth, Pipeline
 from tandem.speculation.estimate import Estimate
 from tandem.speculation.features import FeatureInbox, FeatureSpec
 from tandem.speculation.lookahead import LookaheadPolicy
-from tandem.speculation.loop import DraftThenVerify, Rounds
+from tandem.speculation.loop import Rounds
 from tandem.speculation.never_waiting import NeverWaitingRounds
-from tandem.speculation.pipeline import MAX_IN_FLIGHT, PipelinedRounds
 from tandem.speculation.prediction import PredictionDrafter
 from tandem.speculation.request import Drafts
 from tandem.speculation.retry import Persistence
+from tandem.speculation.rounds import MAX_IN_FLIGHT, DraftedRounds
 from tandem.speculation.types import GenerationRequest, ModelInfo, Rule, SpeculationStats
 from tandem.speculation.verification_mode import ChosenRounds, never_waits
 
@@ -73,18 +73,18 @@ def _rounds(
         drafter = traced(own or PredictionDrafter(request.predicted), "open draft")
         # Under rejection tokens depend on drafts, and a head's drafts on which features have come: it waits for them.
         if pipeline is Pipeline.OFF or (inbox and request.rule is Rule.REJECTION):
-            return DraftThenVerify(traced(RemoteVerifier(session, stats)), drafter)
+            return DraftedRounds(traced(RemoteVerifier(session, stats)), drafter, stats=stats)
         total, new = request.max_total_tokens or info.max_sequence_length, request.max_new_tokens
         streamed = traced(RemoteVerifier(session, stats), "open" if pipeline is Pipeline.ON else "")
         depth = Depth(pipeline, MAX_IN_FLIGHT, estimate)
-        pipelined = PipelinedRounds(streamed, drafter, depth, stats, total, new)
+        pipelined = DraftedRounds(streamed, drafter, depth, stats, total, new)
         if pipeline is Pipeline.ON:
             return pipelined
-        reach = LookaheadPolicy(info.max_speculation_length, estimate, fixed_length(request, info))
+        lookahead = LookaheadPolicy(info.max_speculation_length, estimate, fixed_length(request, info))
         stepping = traced_run(RunningVerifier(session, stats, stop_tokens(request, info)))
         chunk = max(1, info.max_speculation_length)
         copies = request.drafts in (Drafts.AUTO, Drafts.LOOKUP) and drafting.choice.looks_up and not request.predicted
-        running = NeverWaitingRounds(stepping, drafter, reach, stats, total, chunk, new, copies=copies)
+        running = NeverWaitingRounds(stepping, drafter, lookahead, stats, total, chunk, new, copies=copies)
 
         async def opens(prompt: Sequence[int]) -> bool:
             if begins := runs():
@@ -96,9 +96,9 @@ def _rounds(
             return begins and session.max_unread > 0
 
         def runs() -> bool:
-            return session.max_unread > 0 and never_waits(pipeline, reach.most, estimate, session.opening_rtt)
+            return session.max_unread > 0 and never_waits(pipeline, lookahead.most, estimate, session.opening_rtt)
 
-        return ChosenRounds(opens, runs, pipelined, running, reach)
+        return ChosenRounds(opens, runs, pipelined, running, lookahead)
 
     return rounds
 

@@ -16,12 +16,14 @@ from tandem.engine.generator import Generator
 from tandem.rpc.channel import TARGET
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.endpoint_pool import parse_addresses
+from tandem.rpc.errors import TandemError
 from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.verifier_client import VerifierClient
 from tandem.rpc.verify_stream import RemoteVerifier
 from tandem.speculation.errors import InvalidField, WrongType
-from tandem.speculation.loop import DraftThenVerify, Rounds
+from tandem.speculation.loop import Rounds
 from tandem.speculation.retry import Persistence
+from tandem.speculation.rounds import DraftedRounds, OutOfStep
 from tandem.speculation.stopping import NoText, TextStream
 from tandem.speculation.types import (
     Chunk,
@@ -163,9 +165,18 @@ class DraftSession:
 
         def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
             verifier = RemoteVerifier(RemoteSession(self._client, request.of_models, stats), stats)
-            return DraftThenVerify(verifier, _Drafter(self._drafter, self.target.vocab_size))
+            return DraftedRounds(verifier, _Drafter(self._drafter, self.target.vocab_size), stats=stats)
 
-        return Generator(self.target, _Tokenizer(self._tokenizer, self.target), rounds).generate(request)
+        return _in_step(Generator(self.target, _Tokenizer(self._tokenizer, self.target), rounds).generate(request))
+
+
+async def _in_step(events: Events) -> Events:
+    """Yields the events. Raises TandemError if the target keeps other tokens than were committed."""
+    try:
+        async for event in events:
+            yield event
+    except OutOfStep as error:
+        raise TandemError("ABORTED", str(error)) from None
 
 
 class _Drafter:

@@ -170,7 +170,7 @@ async def _run_prompt(screen: _Screen, generate: Generate, request: GenerationRe
     from tandem.engine.batcher import DeviceLost
     from tandem.rpc.errors import TandemError
     from tandem.runners.protocol import RowFailed
-    from tandem.speculation.pipeline import OutOfStep
+    from tandem.speculation.rounds import OutOfStep
 
     known = current()
     outcome, started = Outcome(request_id=known.id if known else ""), time.perf_counter()

@@ -27,7 +27,7 @@ from tandem.services.layers import Call, Layer
 from tandem.services.security.limits import LimitReached
 from tandem.services.sessions.table import SessionConflict, SessionExpired, SessionNotFound
 from tandem.speculation.outcomes import Outcome, outcome_of
-from tandem.speculation.pipeline import OutOfStep
+from tandem.speculation.rounds import OutOfStep
 from tandem.speculation.types import InvalidField, TooLong
 from tandem.v1 import generation_pb2
 

@@ -28,7 +28,7 @@ from tandem.services.verify_runs import (
     VerifyResources,
     VerifyRuns,
     VerifySession,
-    committed,
+    commit,
     recorded,
 )
 from tandem.speculation.run_on import MAX_UNREAD
@@ -158,7 +158,9 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             fence = session.fence(request.base_length, request.last_token)
             if fence is Fence.APPLY:
                 session.resources.end_run()
-                reply = await committed(session, request.draft_tokens, distributions)
+                session.resources.steps += 1
+                verdict = await session.resources.sequence.verify(session.tokens, request.draft_tokens, distributions)
+                reply = commit(session, request.draft_tokens, verdict)
             elif fence is Fence.REPLAY:
                 reply = recorded(session)
             else:

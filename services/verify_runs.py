@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections import deque
@@ -30,7 +29,6 @@ from tandem.speculation.types import (
     InvalidField,
     ModelInfo,
     Rule,
-    SparseDistribution,
     SpeculationStats,
     TooLong,
     Verdict,
@@ -63,13 +61,11 @@ class Run(Duplex[pb.VerifyRequest, pb.VerifyResponse]):
         self.run, self._check, self._step, self._together = run, check, step, together
         self.received = 0.0
         self._waiting: deque[pb.VerifyResponse] = deque()
-        self._news = asyncio.Event()
 
     def receive(self, message: RunMessage, arrived: float) -> None:
         """Handles a checked message read at `arrived` (perf_counter)."""
         self.run.receive(message)
         self.received = arrived
-        self._news.set()
 
     def _hear(self, request: pb.VerifyRequest, arrived: float) -> None:
         self.receive(self._check(request), arrived)
@@ -77,13 +73,13 @@ class Run(Duplex[pb.VerifyRequest, pb.VerifyResponse]):
     async def _work(self, incoming: Incoming[pb.VerifyRequest]) -> None:
         with contextlib.suppress(Superseded):
             while not self.ended:
-                self._news.clear()
+                self.run.news.clear()
                 if reply := await self._step():
                     self._waiting.append(reply)
                     self.ready()
                 else:
                     incoming.busy(False)
-                    await self._news.wait()
+                    await self.run.news.wait()
                     incoming.busy(True)
 
     def _next_reply(self) -> pb.VerifyResponse | None:
@@ -114,14 +110,6 @@ class VerifyResources:
 
 
 VerifySession = Session[VerifyResources, pb.VerifyResponse]
-
-
-async def committed(
-    session: VerifySession, draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()
-) -> pb.VerifyResponse:
-    """Verifies a draft and commits the verdict; returns the recorded reply."""
-    session.resources.steps += 1
-    return commit(session, draft, await session.resources.sequence.verify(session.tokens, draft, distributions))
 
 
 def commit(session: VerifySession, draft: Sequence[int], verdict: Verdict) -> pb.VerifyResponse:

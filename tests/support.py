@@ -52,14 +52,17 @@ from tandem.services.target_verifier import OPENING_SECONDS, TargetVerifierServi
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.draws import draw
 from tandem.speculation.retry import Persistence
+from tandem.speculation.rounds import DraftedRounds
 from tandem.speculation.types import (
     Chunk,
+    Draft,
     GenerationEnd,
     GenerationRequest,
     Request,
     SamplingParams,
     SpeculationStats,
     TokenLogprobs,
+    Verdict,
 )
 from tandem.v1 import draft_worker_pb2, fused_speculative_server_pb2, target_verifier_pb2
 from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
@@ -361,9 +364,35 @@ async def raw_stub(address: str, service: str = TARGET, credentials: Credentials
         yield stub(channel, service)
 
 
-def remote_verifier(client: VerifierClient, request: Request, stats: SpeculationStats | None = None) -> RemoteVerifier:
+class GivenDraft:
+    """A drafter that proposes what it is given."""
+
+    draft = Draft()
+
+    async def open(self, prompt: Sequence[int]) -> None: ...
+
+    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
+        return self.draft
+
+    async def close(self) -> None: ...
+
+
+class RemoteRounds:
+    """A session of a remote target, and its rounds one at a time."""
+
+    def __init__(self, session: RemoteSession, stats: SpeculationStats) -> None:
+        self._drafter = GivenDraft()
+        self._rounds = DraftedRounds(RemoteVerifier(session, stats), self._drafter, stats=stats)
+        self.open, self.close = self._rounds.open, self._rounds.close
+
+    async def verify(self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[Any] = ()) -> Verdict:
+        self._drafter.draft = Draft(tuple(draft), distributions=tuple(distributions))
+        return (await self._rounds.round(tokens, len(draft)))[1]
+
+
+def remote_verifier(client: VerifierClient, request: Request, stats: SpeculationStats | None = None) -> RemoteRounds:
     stats = stats or SpeculationStats()
-    return RemoteVerifier(RemoteSession(client, request, stats), stats)
+    return RemoteRounds(RemoteSession(client, request, stats), stats)
 
 
 class RoundByRound:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+from tandem.cli import main
 from tandem.installing import IN_A_CHECKOUT, install_command
 
 COMMIT = "831ef239667be743b938f76a99341f00bad0ba7e"
@@ -64,3 +66,22 @@ def test_a_checkout_sets_itself_up_and_a_copied_package_asks_the_index(
     assert install_command("torch") == IN_A_CHECKOUT == "make setup"
     monkeypatch.setattr("tandem.installing._ROOT", tmp_path)
     assert install_command("torch") == "pip install 'tandem-speculative[torch]'"
+
+
+@pytest.mark.parametrize(
+    ("flags", "package"),
+    [
+        ("target --backend nxdi --model m", "tandem-nxdi"),
+        ("accept --backend toy --prompt x", "tandem-train"),
+    ],
+)
+def test_a_distribution_of_its_own_that_is_absent_is_named_in_one_line(
+    flags: str, package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = package.replace("-", "_")
+    for module in [each for each in sys.modules if each.partition(".")[0] == name]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, name, None)
+    assert main.main(["--role", *flags.split()]) == 2
+    said = capsys.readouterr().err
+    assert f"{package} is not installed: pip install {package}" in said and said.count("\n") == 1

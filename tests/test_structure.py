@@ -129,6 +129,13 @@ def file_of(name: str) -> Path | None:
     return next((candidate for candidate in candidates if (ROOT / candidate).is_file()), None)
 
 
+def test_the_comparison_measures_then_analyses_then_reports():
+    rooms = ("links", "measuring", "analysis", "report")
+    for place, room in enumerate(rooms):
+        above = {f"tandem.comparison.{name}" for name in rooms[place + 1 :]}
+        assert offences(modules_of(f"comparison/{room}"), above) == []
+
+
 def test_a_module_imports_only_the_rooms_that_its_own_may_import():
     found = []
     for room, may in MAY_IMPORT.items():

@@ -34,7 +34,7 @@ def compare(
     progress: bool = False,
     **settings: Any,
 ) -> Comparison:
-    """Measures the same prompts on every architecture and returns the comparison; `print` shows the decision.
+    """Measures the same prompts on every architecture and returns the comparison, which `print` shows in short.
 
     Starts the servers it needs, or uses those named in `connect`, and stops what it started. The settings are the
     fields of `ComparisonConfig`, for instance `model`, `draft_model`, `architectures`, `rtts_ms`, `max_new_tokens`.

@@ -1,8 +1,4 @@
-"""Batches the rows of many requests into shared steps of a device.
-
-One device thread per batcher runs every step, so models on it never run at the same time. Rows join and leave between
-steps. The batcher does not depend on what a row means.
-"""
+"""Batches the rows of many requests into shared steps of a device, which one thread runs."""
 
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from tandem.engine.batch_window import BatchWindow
 from tandem.engine.slots import SlotPool
-from tandem.engine.stepper import SteppedRows, Waiting, next_rows
+from tandem.engine.stepper import Stepper, Waiting, next_rows
 from tandem.runners.protocol import RowFailed
 from tandem.speculation.loop import TOGETHER
 
@@ -34,14 +30,12 @@ ObserveStep = Callable[[Any, int, float, float], None]
 """Called after a step, once for its decoding and once for its `prefill` rows: with the first of them, their number, the
 seconds that the step's first row waited, and the step's own seconds."""
 
-# After a step its rows come back through the event loop for their next one. The next step waits at most this many turns
-# of the loop for them: an idle turn costs microseconds, a half-empty step milliseconds. Once every sequence that holds
-# a slot has a row ready, the step begins at once, and other work of the loop runs beside it.
+# The next step waits at most this many turns of the event loop for rows that come back through it: an idle turn costs
+# microseconds, a half-empty step milliseconds. Once every sequence with a slot has a row, the step begins at once.
 _TURNS = 8
 
-# Both threads hold Python's interpreter lock, so the loop's work after a step (0.4 ms of replies, measured) would delay
-# the next step. So the loop waits until the device thread has begun, for at most this many seconds; not if that thread
-# has work between steps to do first, such as copies of pages, which take as long as they take.
+# Both threads hold Python's interpreter lock, and the loop's replies (0.4 ms, measured) would delay the next step. So
+# the loop waits so long for the device thread to begin, unless that has other work first, such as copying pages.
 _BEGINS = 0.005
 
 CLOSE_SECONDS = 5.0
@@ -161,19 +155,18 @@ class Batcher:
         limit: int,
         size: int = 1,
         prefill: bool = False,
-        stepped: SteppedRows | None = None,
+        stepper: Stepper | None = None,
     ) -> asyncio.Future[TimedResult[Result]]:
         """Runs `row` in the next `step` that has room: sizes add up to at most `limit`, those of `prefill` rows apart.
 
-        With `stepped`, the device thread begins the next row by itself while no other row comes, goes or waits.
-
-        After a step of `prefill` rows alone, others that wait come first. Raises RowFailed, StepHung or DeviceLost.
+        With a `stepper`, the device thread begins its next row while no other row comes, goes or waits. After a step
+        of `prefill` rows alone, others that wait come first. Raises RowFailed, StepHung or DeviceLost.
         """
         if self._hung:
             raise StepHung(self._hung)
         future: asyncio.Future[TimedResult[Result]] = asyncio.get_running_loop().create_future()
         now = time.perf_counter()
-        self._ready.append(Waiting(step, row, limit, now, prefill, future, stepped, size))
+        self._ready.append(Waiting(step, row, limit, now, prefill, future, stepper, size))
         if not prefill:
             self._window.returned(now, bool(self._running))
         self._begin_if_ready()
@@ -219,10 +212,9 @@ class Batcher:
             begun.acquire(timeout=_BEGINS)
 
     def _run_and_tell(self, rows: list[Waiting], begun: threading.Lock, loop: asyncio.AbstractEventLoop) -> None:
-        """Runs the rows' step on the device thread, and those that follow while nothing else is to be done.
+        """Runs the rows' step on the device thread, and those of their steppers while nothing else is to be done.
 
-        The event loop reads the results of steps that follow each other together, because it takes a core from the next
-        step whenever it wakes up (see TOGETHER), but at once where a row wants that.
+        The event loop reads the results of such steps together (see TOGETHER), unless a stepper wants each at once.
         """
         begun.release()
         tell, told = functools.partial(loop.call_soon_threadsafe, context=self._context), 0.0
@@ -236,16 +228,13 @@ class Batcher:
                     return
                 self._unread.append((rows, ran))
                 self._running = new
-                if ran.ended - told >= TOGETHER or any(r.stepped and r.stepped.stepper.notify_each_step() for r in new):
+                if ran.ended - told >= TOGETHER or any(r.stepper and r.stepper.notifies_each_step for r in new):
                     told = ran.ended
                     tell(self._read)
                 rows = new
 
     def _decides(self, rows: list[Waiting]) -> bool:
-        """Whether the event loop decides what runs next, for the device thread: a row joins, leaves, or is missing.
-
-        It does too if other work waits for the device.
-        """
+        """Whether the event loop decides what runs next: a row joins or is missing, or other work waits."""
         return bool(self._ready or self._between or self._hung or self._closed or self._sequences() > len(rows))
 
     def _read(self) -> None:

@@ -45,11 +45,10 @@ class FusedPair:
 
 
 class FusedRounds(Rounds):
-    """Composes a sequence of the target and one of the draft model, which share their slot's number and their steps.
+    """Rounds of a target and a draft model whose sequences share their slot's number and their steps.
 
-    With a `lookup`, a round that it can answer verifies the copy without running the draft model. If the draft model
-    fails, rounds go undrafted and are counted in `stats`; the model is tried again later. `stops`: the tokens that end
-    the text, if only they or its length end it: then the device begins rounds by itself.
+    A copy of `lookup` is verified without running the draft model. If that fails, rounds go undrafted and are counted
+    in `stats`, until a trial succeeds. `stops`: the tokens that end the text; None if a stop string may end it.
     """
 
     def __init__(
@@ -77,15 +76,17 @@ class FusedRounds(Rounds):
         if self._lookup:
             await self._lookup.open(prompt)
         self._stats.cached_prompt_tokens = await self._target.fill(prompt[:-1])
-        self._end = request.most_tokens(len(prompt)) or pair.target.runner.limits.max_length
+        self._end = self._target.most_tokens(len(prompt))
         self._step_from(prompt)
 
     def _step_from(self, tokens: Sequence[int]) -> None:
         """Begins with a new stepper, and nothing begun."""
         if self._target and self._draft:
-            health, lookup = self._pair.health, self._lookup
-            self.stepper = FusedStepper(self._target, self._draft, lookup, health, tokens, self._stops, self._end)
-            self._target.set_stepper(self.stepper, self._pair.step)
+            pair, lookup = self._pair, self._lookup
+            self.stepper = FusedStepper(
+                pair.step, self._target, self._draft, lookup, pair.health, tokens, self._stops, self._end
+            )
+            self._target.set_stepper(self.stepper)
 
     def plan(self, length: LengthPlan) -> None:
         """Sets the lengths of the rounds that the device begins by itself, after the round that has begun."""

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 
 from tandem.engine.model_drafter import DraftSequence, Unreadable
 from tandem.engine.sequences import TargetSequence
+from tandem.engine.stepper import Step, Stepper
 from tandem.runners.protocol import FusedResult, FusedRow, ProposeRow
 from tandem.speculation.fallible import DrafterHealth
 from tandem.speculation.length import LengthPlan
@@ -13,7 +14,7 @@ from tandem.speculation.lookup_policy import PolicedLookup
 from tandem.speculation.types import model_part
 
 
-class FusedStepper:
+class FusedStepper(Stepper):
     """Makes the rows of one request, until a token of `stops`, or `end` tokens. `stops` None: the text may end it.
 
     `asked`: the lengths of the row that the event loop asks for. `plan`: those of the rows that the device begins by
@@ -23,6 +24,7 @@ class FusedStepper:
 
     def __init__(
         self,
+        step: Step,
         target: TargetSequence,
         draft: DraftSequence,
         lookup: PolicedLookup | None,
@@ -31,8 +33,10 @@ class FusedStepper:
         stops: Collection[int] | None,
         end: int,
     ) -> None:
+        self._tokens = list(tokens)
+        super().__init__(step, self._tokens)
         self.target, self.draft, self._lookup, self._health = target, draft, lookup, health
-        self.tokens, self._end = list(tokens), end
+        self._end = end
         self._stops, self._ended = frozenset(stops or ()), stops is None
         self.asked: LengthPlan | None = None
         self.plan: LengthPlan | None = None
@@ -42,16 +46,13 @@ class FusedStepper:
     def self_paced(self) -> bool:
         return not self._ended
 
-    def notify_each_step(self) -> bool:
-        return False
-
     def follow(self, row: FusedRow, result: FusedResult) -> None:
         new = result.verdict.token_ids
         if result.draft_failed:
             self.plan = None  # the event loop reports it first
         elif row.propose.k and not row.copied:
             self.draft.proposed(self.tokens, result.proposal.token_ids)
-        self.tokens += new
+        self._tokens += new
         self._ended = self._ended or len(self.tokens) >= self._end or not self._stops.isdisjoint(new)
 
     def next_row(self) -> FusedRow | None:

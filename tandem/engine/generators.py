@@ -27,11 +27,12 @@ from tandem.speculation.hybrid import HybridDrafter
 from tandem.speculation.length import FIRST
 from tandem.speculation.lookahead import LookaheadPolicy
 from tandem.speculation.lookup_policy import PolicedLookup
-from tandem.speculation.loop import DraftThenVerify, Rounds
+from tandem.speculation.loop import Rounds
 from tandem.speculation.model_info import Rehearsal
 from tandem.speculation.never_waiting import DraftsElsewhere, NeverWaitingRounds
 from tandem.speculation.prediction import PredictionDrafter
 from tandem.speculation.request import Drafts
+from tandem.speculation.rounds import DraftedRounds
 from tandem.speculation.types import GenerationRequest, InvalidField, ModelInfo, Request, Rule, SpeculationStats
 from tandem.speculation.verification_mode import ChosenRounds, never_waits
 from tandem.vocabularies.drafter import ForeignDrafter
@@ -115,14 +116,14 @@ def drafted_generator(
         fixed = fixed_length(request, info)
         verifier = LocalVerifier(target.engine, request.of_models, stats)
         drafts = drafter(request, stats, estimate) if fixed != 0 else None
-        waiting = DraftThenVerify(verifier, drafts)
+        waiting = DraftedRounds(verifier, drafts, stats=stats)
         if drafts is None or pipeline in (Pipeline.OFF, Pipeline.ON) or request.rule is not Rule.AGREEMENT:
             return waiting
-        reach = LookaheadPolicy(most, estimate, fixed)
+        lookahead = LookaheadPolicy(most, estimate, fixed)
         running = NeverWaitingRounds(
             LocalRunVerifier(verifier, target.estimate, stop_tokens(request, info)),
             drafts,
-            reach,
+            lookahead,
             stats,
             request.max_total_tokens or info.max_sequence_length,
             max(1, most),
@@ -137,9 +138,9 @@ def drafted_generator(
             return False
 
         def runs() -> bool:
-            return never_waits(pipeline, reach.most, estimate)
+            return never_waits(pipeline, lookahead.most, estimate)
 
-        return ChosenRounds(opens, runs, waiting, running, reach, measures_steps=True)
+        return ChosenRounds(opens, runs, waiting, running, lookahead, measures_steps=True)
 
     return Generator(info, target.tokenizer, rounds, estimate=estimate)
 
@@ -148,7 +149,7 @@ def predicted_rounds(target: Loaded, request: GenerationRequest, stats: Speculat
     """Returns rounds of a target for which the request's prediction drafts, and nothing else."""
     verifier = LocalVerifier(target.engine, request.of_models, stats)
     if request.drafts_sample:
-        return DraftThenVerify(verifier, PredictionDrafter(request.predicted))
+        return DraftedRounds(verifier, PredictionDrafter(request.predicted), stats=stats)
     drafter = PredictionDrafter(request.predicted, only_grows=True)
     most = info.max_speculation_length if request.speculation_length is None else request.speculation_length
     stops = None if request.stop_strings else stop_tokens(request, info)
@@ -252,7 +253,7 @@ def fused_generator(
             most = info.max_speculation_length if (k := fixed_length(request, info)) is None else k
             return UndraftedRounds(verifier, stops, most, PolicedLookup(target.estimate, only_grows=True))
         drafter = make_drafter(mine, request.of_models, info.vocab_size, choice, None, tolerance(health, stats))
-        return DraftThenVerify(verifier, drafter)
+        return DraftedRounds(verifier, drafter, stats=stats)
 
     fallback = None
     if unfused is not None:

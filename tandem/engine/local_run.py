@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Sequence
 
-from tandem.engine.sequences import LocalVerifier
+from tandem.engine.sequences import LocalVerifier, RunStepper, TargetSequence
 from tandem.speculation.estimate import Estimate
 from tandem.speculation.length import FixedLength
 from tandem.speculation.lookup_policy import PolicedLookup
 from tandem.speculation.loop import Rounds
 from tandem.speculation.never_waiting import OnStep, RunStep
-from tandem.speculation.pipeline import OutOfStep
+from tandem.speculation.rounds import OutOfStep
 from tandem.speculation.run_on import MAX_UNREAD, RunMessage, SelfPacedRun
 from tandem.speculation.types import Draft, Proposer, Verdict
 
@@ -24,29 +24,29 @@ class LocalRunVerifier:
     def __init__(self, verifier: LocalVerifier, estimate: Estimate, stops: Collection[int] = ()) -> None:
         self._verifier, self._lookup, self._stops = verifier, PolicedLookup(estimate, only_grows=True), stops
         self._run: SelfPacedRun | None = None
-        self._news = asyncio.Event()
         self._stepping: asyncio.Task[None] | None = None
 
     async def open(self, prompt: Sequence[int]) -> None:
         await self._verifier.open(prompt)
 
     def begin(self, tokens: Sequence[int], on_step: OnStep) -> None:
+        sequence = self._verifier.sequence
+        assert sequence is not None, "open comes first"
         self._run = SelfPacedRun(tokens, self._stops, lookup=self._lookup)
-        self._verifier.begin_run(self._run)
-        self._stepping = asyncio.create_task(self._step_on(self._run, list(tokens), on_step), name="step on")
+        sequence.set_stepper(RunStepper(sequence, self._run))
+        self._stepping = asyncio.create_task(self._step_on(sequence, self._run, list(tokens), on_step), name="step on")
 
     def send(self, message: RunMessage) -> None:
         assert self._run is not None, "begin comes first"
         self._run.receive(message)
-        self._news.set()
 
-    async def _step_on(self, run: SelfPacedRun, tokens: list[int], on_step: OnStep) -> None:
+    async def _step_on(self, sequence: TargetSequence, run: SelfPacedRun, tokens: list[int], on_step: OnStep) -> None:
         try:
             await self._lookup.open(tokens)
             while True:
-                self._news.clear()
-                if (found := await self._verifier.next_step()) is None:
-                    await self._news.wait()
+                run.news.clear()
+                if (found := await sequence.next_verdict()) is None:
+                    await run.news.wait()
                     continue
                 row, verdict = found
                 tokens += verdict.token_ids
@@ -68,7 +68,8 @@ class LocalRunVerifier:
             await self._verifier.close()
 
     async def _leave(self) -> None:
-        self._verifier.begin_run(None)
+        if self._verifier.sequence:
+            self._verifier.sequence.set_stepper(None)
         stepping, self._stepping, self._run = self._stepping, None, None
         if stepping:
             stepping.cancel()
@@ -93,14 +94,17 @@ class UndraftedRounds(Rounds):
         await self._verifier.open(prompt)
         if self._lookup:
             await self._lookup.open(prompt)
-        end = self._verifier.most_tokens(len(prompt))
+        sequence = self._verifier.sequence
+        assert sequence is not None
+        end = sequence.most_tokens(len(prompt))
         run = SelfPacedRun(prompt, self._stops or (), end, lookup=self._lookup)
         run.receive(RunMessage(len(prompt), prompt[-1], (), end, 0, self._most))
-        self._verifier.begin_run(run, self_paced=self._stops is not None)
+        sequence.set_stepper(RunStepper(sequence, run, self_paced=self._stops is not None))
 
     async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
         """Returns the run's next step; `k` is not used."""
-        found = await self._verifier.next_step()
+        assert self._verifier.sequence is not None, "open comes first"
+        found = await self._verifier.sequence.next_verdict()
         assert found is not None, "the text has ended"
         row, verdict = found
         if self._lookup:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Hashable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tandem.engine.batcher import TimedResult
 from tandem.engine.engine import Engine
 from tandem.engine.shared_steps import Prompt
-from tandem.engine.stepper import Step, SteppedRows, Stepper
+from tandem.engine.stepper import Step, Stepper
 from tandem.runners.feature_rows import FeatureRow
 from tandem.runners.pages import PAGE
 from tandem.runners.protocol import PrefillRow, ProposeRow, RowFailed, StructureEnded, VerifyRow
 from tandem.speculation.common_prefix import common
 from tandem.speculation.features import FeatureSpec
 from tandem.speculation.processing import Processing, Processor
+from tandem.speculation.rounds import VerifierHere
 from tandem.speculation.run_on import SelfPacedRun
 from tandem.speculation.types import Request, SparseDistribution, SpeculationStats, Verdict
 
@@ -26,16 +26,15 @@ if TYPE_CHECKING:
 class KVSequence:
     """The KV cache of one request's sequence in one slot. `held`: the tokens whose keys and values it holds.
 
-    Its rows have `request`, `adapter` (the number of the request's, taken for it; `release` gives it back) and what
-    `processing` makes of their tokens. It looks prefixes up, and inserts them, in the scope of the caller, among those
-    of the same adapter; not if `cacheable` is false, because the cache may be corrupt.
+    `adapter`: the number of the request's, until `release`. Prefixes are looked up and inserted in the caller's scope,
+    among those of the same adapter; not inserted if `cacheable` is false, because the cache may be corrupt.
     """
 
     cacheable = True
 
     processing: Processing | None = None
 
-    _stepped: SteppedRows | None = None
+    _stepper: Stepper | None = None
 
     def __init__(self, engine: Engine, slot: int, request: Request, adapter: int = 0) -> None:
         self.engine, self.slot, self.request, self.adapter = engine, slot, request, adapter
@@ -71,10 +70,7 @@ class KVSequence:
         return self.processing.after(tokens) if self.processing else None
 
     def truncate_to(self, tokens: Sequence[int], start: int = 0) -> int:
-        """Drops what is not the common prefix with `tokens`; returns its length.
-
-        Positions below `start` are known to agree.
-        """
+        """Keeps the common prefix with `tokens`, and returns its length. Positions below `start` agree."""
         length = common(self.held, tokens, start)
         del self.held[length:]
         return length
@@ -83,30 +79,30 @@ class KVSequence:
         """Runs a row of this sequence (see Engine.run)."""
         return self.engine.run(step, row, prefill, self)
 
-    def set_stepper(self, stepper: Stepper | None, step: Step | None = None) -> None:
-        """Drops the rows of the stepper before. From now on `stepper` makes those of `next_result`, for `step`."""
-        if self._stepped:
-            self._stepped.end()
-        self._stepped = SteppedRows(step or self.engine.verify, stepper) if stepper else None
+    def set_stepper(self, stepper: Stepper | None) -> None:
+        """Drops the rows of the stepper before. From now on `stepper` makes those of `next_result`."""
+        if self._stepper:
+            self._stepper.end()
+        self._stepper = stepper
 
     @property
     def device_waits(self) -> bool:
         """Whether the device has begun no row whose result was not read: it waits for `next_result`."""
-        return self._stepped is None or not self._stepped.unread
+        return self._stepper is None or not self._stepper.unread
 
     async def next_result(self) -> tuple[Any, TimedResult[Any]] | None:
         """Returns the stepper's next row and its result; None, at once, if it makes no row now."""
-        stepped, engine = self._stepped, self.engine
-        assert stepped is not None, "set_stepper comes first"
+        stepper, engine = self._stepper, self.engine
+        assert stepper is not None, "set_stepper comes first"
         engine.check_lost()
-        if stepped.unread:
-            row, result = stepped.unread.popleft()
-        elif stepped.error:
-            raise stepped.error
-        elif (row := stepped.stepper.next_row()) is None:
+        if stepper.unread:
+            row, result = stepper.unread.popleft()
+        elif stepper.error:
+            raise stepper.error
+        elif (row := stepper.next_row()) is None:
             return None
         else:
-            result = engine.begin(stepped.step, row, stepped=stepped)
+            result = engine.begin(stepper.step, row, stepper=stepper)
         return row, await engine.result(result, self)
 
     async def fill(self, tokens: Sequence[int]) -> int:
@@ -131,7 +127,7 @@ class KVSequence:
         return total
 
     def invalidate(self) -> None:
-        """Forgets what is held, since it may be unsound: it is processed again, not copied."""
+        """Forgets the tokens held, which may be unsound: they are processed again, not copied."""
         self.held.clear()
         self._invalid = True
 
@@ -141,10 +137,7 @@ class KVSequence:
         self.engine.slots.release(self.slot)
 
     def release(self) -> None:
-        """Leaves what is held to later sequences, without waiting, and gives back the adapter. Call it once.
-
-        The slot may be given to others at once.
-        """
+        """Schedules insertion into the prefix cache and releases the adapter; does not block. Call it once."""
         self.set_stepper(None)
         self.engine.adapters.give_back(self.adapter)
         prefixes, batcher = self.engine.prefixes, self.engine.batcher
@@ -186,7 +179,7 @@ class TargetSequence(KVSequence):
         self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()
     ) -> Verdict:
         """Runs one pass over [last of tokens, draft...]; the accepted tokens stay held."""
-        self.set_stepper(OneRound(self, tokens, draft, distributions))
+        self.set_stepper(GivenRow(self.engine.verify, tokens, self.verify_row(tokens, draft, distributions)))
         found = await self.next_verdict()
         assert found is not None
         return found[1]
@@ -196,8 +189,8 @@ class TargetSequence(KVSequence):
 
         A row that fails is retried once on a refilled slot, since leftovers of an earlier sequence may be the cause.
         """
-        assert self._stepped is not None, "set_stepper comes first"
-        tokens = self._stepped.stepper.tokens
+        assert self._stepper is not None, "set_stepper comes first"
+        tokens = self._stepper.tokens
         for again in (True, False):
             try:
                 if self.device_waits and self.lacks(tokens):
@@ -239,6 +232,10 @@ class TargetSequence(KVSequence):
         processor = self.processor(tokens)
         return ProposeRow(self.slot, len(tokens) - 1, (tokens[-1],), k, self.request, processor=processor)
 
+    def most_tokens(self, prompt_length: int) -> int:
+        """Returns how many tokens the sequence may have, with such a prompt."""
+        return self.request.most_tokens(prompt_length) or self.engine.runner.limits.max_length
+
     async def features(self, spec: FeatureSpec, start: int, end: int) -> bytes:
         """Returns the features of the held positions from `start` up to `end`."""
         handed = self.engine.features
@@ -250,94 +247,69 @@ class TargetSequence(KVSequence):
         return found
 
     def lacks(self, tokens: Sequence[int]) -> bool:
-        """Drops what is not of all `tokens` but the last, which extend those of the round before.
-
-        Returns whether some of them are missing, and must be filled before the next row.
-        """
+        """Drops what is not of tokens[:-1], which extend those of the round before; returns if some are missing."""
         position = len(tokens) - 1
         self.truncate_to(tokens, start=max(0, position - 1))
         del self.held[position:]
         return len(self.held) < position
 
 
-@dataclass(frozen=True, slots=True)
-class OneRound:
-    """Makes one row: the verification of a draft from elsewhere."""
+class GivenRow(Stepper):
+    """One row: the verification of a draft from elsewhere."""
 
-    sequence: TargetSequence
-    tokens: Sequence[int]
-    draft: Sequence[int]
-    distributions: Sequence[SparseDistribution] = ()
-    self_paced: bool = False
-
-    def follow(self, row: VerifyRow, result: Verdict) -> None: ...
+    def __init__(self, step: Step, tokens: Sequence[int], row: VerifyRow) -> None:
+        super().__init__(step, tokens)
+        self._row = row
 
     def next_row(self) -> VerifyRow:
-        return self.sequence.verify_row(self.tokens, self.draft, self.distributions)
-
-    def notify_each_step(self) -> bool:
-        return True
+        return self._row
 
 
-@dataclass(frozen=True, slots=True)
-class RunStepper:
+class RunStepper(Stepper):
     """Makes the rows of a run, each with the drafts that have arrived, until the run pauses."""
 
-    sequence: TargetSequence
-    run: SelfPacedRun
-    self_paced: bool = True
+    def __init__(self, sequence: TargetSequence, run: SelfPacedRun, self_paced: bool = True) -> None:
+        super().__init__(sequence.engine.verify, run.tokens)
+        self._sequence, self._run, self._self_paced = sequence, run, self_paced
 
     @property
-    def tokens(self) -> Sequence[int]:
-        return self.run.tokens
+    def self_paced(self) -> bool:
+        return self._self_paced
+
+    @property
+    def notifies_each_step(self) -> bool:
+        return self._run.client_is_drafting
 
     def follow(self, row: VerifyRow, result: Verdict) -> None:
-        self.run.follow(result.token_ids)
+        self._run.follow(result.token_ids)
 
     def next_row(self) -> VerifyRow | None:
-        draft = self.run.next_draft()
-        return None if draft is None else self.sequence.verify_row(self.run.tokens, draft, copied=self.run.copied)
-
-    def notify_each_step(self) -> bool:
-        return self.run.client_is_drafting
+        draft = self._run.next_draft()
+        return None if draft is None else self._sequence.verify_row(self.tokens, draft, copied=self._run.copied)
 
 
-class LocalVerifier:
+class LocalVerifier(VerifierHere):
     """A local target for one request; `open` waits for a slot if all are taken. `stats` gets what was cached."""
 
     def __init__(self, engine: Engine, request: Request, stats: SpeculationStats | None = None) -> None:
         self._engine, self._request = engine, request
         self._stats = stats if stats is not None else SpeculationStats()
-        self._sequence: TargetSequence | None = None
+        self.sequence: TargetSequence | None = None
 
     async def open(self, prompt: Sequence[int]) -> None:
         """Takes a slot and processes the prompt, unless that was done. Raises InvalidField, NoFreeSlot."""
-        if self._sequence is None:
-            self._sequence = await TargetSequence.admitted(self._engine, self._request, len(prompt))
-            self._sequence.processing = await self._engine.processing(self._request, len(prompt))
-            self._stats.cached_prompt_tokens = await self._sequence.fill(prompt[:-1])
-
-    def most_tokens(self, prompt_length: int) -> int:
-        """Returns how many tokens a sequence may have that begins with such a prompt."""
-        return self._request.most_tokens(prompt_length) or self._engine.runner.limits.max_length
-
-    def begin_run(self, run: SelfPacedRun | None, self_paced: bool = True) -> None:
-        """Ends the run before; `run` chooses the drafts of the steps that follow. `self_paced`: see Stepper."""
-        if self._sequence:
-            self._sequence.set_stepper(RunStepper(self._sequence, run, self_paced) if run else None)
-
-    async def next_step(self) -> tuple[VerifyRow, Verdict] | None:
-        """Returns the next row of the run and its verdict; None while the run pauses."""
-        assert self._sequence is not None, "open comes first"
-        return await self._sequence.next_verdict()
+        if self.sequence is None:
+            self.sequence = await TargetSequence.admitted(self._engine, self._request, len(prompt))
+            self.sequence.processing = await self._engine.processing(self._request, len(prompt))
+            self._stats.cached_prompt_tokens = await self.sequence.fill(prompt[:-1])
 
     async def verify(
         self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()
     ) -> Verdict:
-        assert self._sequence is not None, "open comes first"
-        return await self._sequence.verify(tokens, draft, distributions)
+        assert self.sequence is not None, "open comes first"
+        return await self.sequence.verify(tokens, draft, distributions)
 
     async def close(self) -> None:
-        if self._sequence:
-            self._sequence.close()
-            self._sequence = None
+        if self.sequence:
+            self.sequence.close()
+            self.sequence = None

@@ -32,7 +32,7 @@ class AdoptsDrafts(Protocol):
     heard: Callable[[], None] | None
 
     @property
-    def reach(self) -> ChoosesLookahead: ...
+    def lookahead(self) -> ChoosesLookahead: ...
 
     def adopt(self, base: int, token_ids: Sequence[int], proposed_by: Sequence[Proposer] = ()) -> None: ...
 
@@ -110,7 +110,7 @@ class StreamedDrafts:
         queued = check.seconds("queue_seconds", reply.queue_seconds, stream.seconds)
         computed = check.seconds("compute_seconds", reply.compute_seconds, stream.seconds)
         tokens = check.token_ids("draft_tokens", reply.draft_tokens, vocab_size)
-        estimate = ahead.reach.estimate
+        estimate = ahead.lookahead.estimate
         estimate.drafted(reply.drafted, computed)
         if (rtt := stream.trips.answered(reply.messages_read, reply.server_seconds)) is not None:
             estimate.travelled(rtt)
@@ -155,7 +155,7 @@ class FollowedStream(Duplex[pb.ProposeRequest, pb.ProposeResponse]):
         check.seconds("server_seconds", reply.server_seconds)
 
     def _next(self) -> pb.ProposeRequest | None:
-        known, plan = self._ahead.known, self._ahead.reach.plan
+        known, plan = self._ahead.known, self._ahead.lookahead.plan
         if len(known) >= self._longest:
             self._over()
             return None

@@ -12,7 +12,7 @@ from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.verify_stream import SessionStream, StreamedSession, lost
 from tandem.rpc.wire_sessions import run_message_to_wire, run_step_from_wire, steps_from_wire
 from tandem.speculation.never_waiting import OnStep, RunStep
-from tandem.speculation.pipeline import OutOfStep, RoundsLost
+from tandem.speculation.rounds import OutOfStep, RoundsLost
 from tandem.speculation.run_on import RunMessage
 from tandem.speculation.types import SpeculationStats
 from tandem.v1 import target_verifier_pb2 as pb

@@ -11,9 +11,9 @@ from typing import Any, TypeVar, cast
 from tandem.rpc.request_context import Attributes, current_span, within
 from tandem.rpc.tracing import Span
 from tandem.speculation.never_waiting import OnStep, RunStep, RunVerifier
-from tandem.speculation.pipeline import Answer
+from tandem.speculation.rounds import Answer
 from tandem.speculation.run_on import RunMessage
-from tandem.speculation.types import Draft, SparseDistribution, Verdict
+from tandem.speculation.types import Draft, Verdict
 
 Inner = TypeVar("Inner")
 Result = TypeVar("Result")
@@ -59,19 +59,13 @@ class Traced:
     async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
         return await self._spanned("guess", {"base_length": len(tokens)}, self._inner.draft_bonus(tokens))
 
-    async def verify(
-        self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()
-    ) -> Verdict:
-        about = {"k": len(draft), "base_length": len(tokens)}
-        return await self._spanned("round", about, self._inner.verify(tokens, draft, distributions), "client")
-
     async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
         return await self._spanned("round", {"base_length": len(tokens)}, self._inner.round(tokens, k, model_k))
 
-    def send(self, base_length: int, last_token: int, draft: Draft) -> asyncio.Future[Answer]:
+    def send(self, tokens: Sequence[int], draft: Draft) -> asyncio.Future[Answer]:
         # Rounds overlap, so their spans are children of the request's.
-        span = self._span.child("round", {"k": len(draft.token_ids), "base_length": base_length}, "client")
-        answer: asyncio.Future[Answer] = self._inner.send(base_length, last_token, draft)
+        span = self._span.child("round", {"k": len(draft.token_ids), "base_length": len(tokens)}, "client")
+        answer: asyncio.Future[Answer] = self._inner.send(tokens, draft)
         answer.add_done_callback(partial(_answered, span))
         return answer
 

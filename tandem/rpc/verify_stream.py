@@ -1,4 +1,4 @@
-"""Implements Verifier and FlightVerifier over VerifyStream; a lost stream loses only its unanswered rounds."""
+"""Implements Verifier over VerifyStream; a lost stream loses only its unanswered rounds."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tandem.rpc.errors import TandemError
 from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.wire_sessions import answer_from_wire
 from tandem.speculation.outcomes import LOST
-from tandem.speculation.pipeline import ATTEMPTS, Answer, OutOfStep, RoundsLost
-from tandem.speculation.types import Draft, InvalidField, SparseDistribution, SpeculationStats, Verdict
+from tandem.speculation.rounds import Answer, RoundsLost
+from tandem.speculation.types import Draft, InvalidField, SpeculationStats
 from tandem.v1 import target_verifier_pb2 as pb
 
 
@@ -65,30 +65,11 @@ class StreamedSession(Generic[Stream]):
 
 
 class RemoteVerifier(StreamedSession["RoundStream"]):
-    def send(self, base_length: int, last_token: int, draft: Draft) -> asyncio.Future[Answer]:
-        request = self._session.request(base_length, last_token, draft.token_ids, draft.distributions)
+    def send(self, tokens: Sequence[int], draft: Draft) -> asyncio.Future[Answer]:
+        request = self._session.request(len(tokens), tokens[-1], draft.token_ids, draft.distributions)
         if self._stream is None:
             self._stream = RoundStream(self._session, self._stats)
         return self._stream.send(request)
-
-    async def verify(
-        self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()
-    ) -> Verdict:
-        stale, sent = 0, Draft(tuple(draft), distributions=tuple(distributions))
-        while True:
-            try:
-                answer = await self.send(len(tokens), tokens[-1], sent)
-            except (RoundsLost, TandemError) as error:
-                await self.resume(tokens, error.cause if isinstance(error, RoundsLost) else error)
-                continue
-            self._stats.network_seconds += answer.network_seconds
-            if answer.verdict is not None:
-                return answer.verdict
-            stale += 1
-            why = f"round at {len(tokens)} is stale: the verifier holds {answer.committed_length} tokens"
-            if stale == ATTEMPTS:
-                raise TandemError("ABORTED", why, produced=self._session.produced(tokens))
-            await self.resume(tokens, OutOfStep(why))
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from tandem.rpc.wire import rule_from_wire, rule_name, rule_to_wire
 from tandem.rpc.wire_sampling import logprobs_from_wire, logprobs_to_wire, sampling_from_wire, sampling_to_wire
 from tandem.speculation.features import FeatureFormat, FeatureInbox, FeatureSpec
 from tandem.speculation.never_waiting import RunStep
-from tandem.speculation.pipeline import Answer
+from tandem.speculation.rounds import Answer
 from tandem.speculation.run_on import RunMessage
 from tandem.speculation.types import MAX_DRAFTED, InvalidField, ModelInfo, Request, Rule, Verdict
 from tandem.v1 import generation_pb2

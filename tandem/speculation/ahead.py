@@ -32,7 +32,7 @@ class ChoosesLookahead(Protocol):
 
     @property
     def plan(self) -> DraftPlan:
-        """The reach to draft with now."""
+        """How far to draft now."""
 
     def observe(self, hit: bool) -> None:
         """Records whether the target's token was the one drafted for its place."""
@@ -47,7 +47,7 @@ class DraftingAhead:
     """
 
     drafter: Drafter
-    reach: ChoosesLookahead
+    lookahead: ChoosesLookahead
     send: Callable[[RunMessage], None]
     stats: SpeculationStats
     known: list[int]
@@ -68,11 +68,11 @@ class DraftingAhead:
     _began_at: int = 0
     _path: list[int] = field(default_factory=list)
     _proposers: dict[int, Proposer] = field(default_factory=dict)
-    _told: int = 0  # the length of the path that the verifier was told
+    _sent_length: int = 0  # the length of the path that was sent
     _acknowledged: int = 0
     _until: int = 0
     _starts: int = 0  # how often the path was left
-    _observed: int = 0  # the length up to which `reach` knows what was drafted for each place
+    _observed: int = 0  # the length up to which `lookahead` knows what was drafted for each place
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -81,7 +81,7 @@ class DraftingAhead:
 
     def begin(self) -> None:
         """Lets the verifier run, before anything is drafted."""
-        self._tell(self.reach.plan)
+        self._tell(self.lookahead.plan)
         self._news.set()
 
     def arrived(self, token_ids: Sequence[int]) -> None:
@@ -112,7 +112,7 @@ class DraftingAhead:
         if held[: len(ahead)] == ahead:
             return
         if ahead[: len(held)] != held:
-            self._told = len(self.known)
+            self._sent_length = len(self.known)
         self._path = [*self.known, *ahead]
         self._proposers.update((at, one) for at, one in enumerate(proposed_by, base) if at >= self.used)
         self._news.set()
@@ -137,20 +137,20 @@ class DraftingAhead:
             self._news.clear()
             while self.drafts_here and await self._draft_more():
                 pass
-            plan = self.reach.plan
-            if (plan.width and len(self._path) > self._told) or self._must_acknowledge():
+            plan = self.lookahead.plan
+            if (plan.width and len(self._path) > self._sent_length) or self._must_acknowledge():
                 self._tell(plan)
 
     async def _draft_more(self) -> bool:
         """Drafts one chunk, and returns whether there is more to draft."""
-        plan = self.reach.plan
+        plan = self.lookahead.plan
         missing = min(len(self.known) + plan.depth, self.end - 1) - len(self._path)
         if missing < 1 or (plan.width == 0 and not self._probes):
             return False
         starts, began = self._starts, self.clock()
         draft = await self.drafter.propose(self._path, min(missing, self.chunk))
         if self.measures:
-            self.reach.estimate.drafted(len(draft.token_ids), self.clock() - began)
+            self.lookahead.estimate.drafted(len(draft.token_ids), self.clock() - began)
         self.stats.spent(draft)
         self.drafted += len(draft.token_ids)
         if starts != self._starts:
@@ -159,7 +159,7 @@ class DraftingAhead:
             self._proposers[at] = proposer
         self._path += draft.token_ids
         ahead = len(self._path) - len(self.known)
-        if plan.width and ahead >= plan.fresh and len(self._path) - self._told >= plan.width:
+        if plan.width and ahead >= plan.fresh and len(self._path) - self._sent_length >= plan.width:
             self._tell(plan)
         return bool(draft.token_ids)
 
@@ -171,11 +171,11 @@ class DraftingAhead:
 
     def _observe(self, at: int, hit: bool) -> None:
         self._observed = at + 1
-        self.reach.observe(hit)
+        self.lookahead.observe(hit)
 
     def _leave_path(self) -> None:
         self._path = list(self.known)
-        self._told = len(self._path)
+        self._sent_length = len(self._path)
         self._starts += 1
 
     @property
@@ -190,6 +190,6 @@ class DraftingAhead:
 
     def _tell(self, plan: DraftPlan) -> None:
         known = len(self.known)
-        self._told, self._acknowledged, self._until = len(self._path), known, self._allowed
+        self._sent_length, self._acknowledged, self._until = len(self._path), known, self._allowed
         path = tuple(self._path[known:])
         self.send(RunMessage(known, self.known[-1], path, self._until, plan.width, self.copies))

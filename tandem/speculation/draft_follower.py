@@ -19,8 +19,8 @@ _MOST_UNANSWERED = 32
 
 
 @dataclass(slots=True)
-class AskedReach:
-    """The reach that the target's side chose, which measures too."""
+class GivenPlan:
+    """The plan that the target's side chose, with an estimate of its own."""
 
     plan: DraftPlan
     estimate: Estimate = field(default_factory=Estimate)
@@ -52,9 +52,9 @@ class Follower:
         self, drafter: Drafter, tokens: Sequence[int], plan: DraftPlan, end: int, chunk: int, news: Callable[[], None]
     ) -> None:
         self._drafter, self._news = drafter, news
-        self._reach, self._stats = AskedReach(plan), SpeculationStats()
+        self._lookahead, self._stats = GivenPlan(plan), SpeculationStats()
         self._ahead = DraftingAhead(
-            drafter, self._reach, self._drew, self._stats, list(tokens), end, chunk, _AT_ONCE, measures=False
+            drafter, self._lookahead, self._drew, self._stats, list(tokens), end, chunk, _AT_ONCE, measures=False
         )
         self._arrivals = 1
         self._answered = 0
@@ -63,7 +63,7 @@ class Follower:
 
     def arrived(self, token_ids: Sequence[int], plan: DraftPlan) -> None:
         """Follows tokens that the target committed."""
-        self._reach.plan = plan
+        self._lookahead.plan = plan
         self._arrivals += 1
         self._ahead.arrived(token_ids)
         self._ahead.was_used(token_ids)

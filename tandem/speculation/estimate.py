@@ -19,6 +19,8 @@ PRIOR = {Proposer.MODEL: 0.7, Proposer.NGRAM: 0.7}
 """Acceptance of a draft token before anything was drafted."""
 PRIOR_COPIES = {1: 0.2, 2: 0.4, 3: 0.55, 4: 0.64, 5: 0.84}
 """The same of a copy, by the tokens of the match before it; 5: at least so many."""
+PRIOR_COPIED, COPIED_FADING = 0.2, 0.98
+"""The share of drafts that are copies, before anything was drafted; factor by which a draft fades those before it."""
 PRIOR_AHEAD = 0.6
 """Acceptance of a token drafted ahead, for its place alone, before anything was drafted."""
 PROCESS_FADING, REQUEST_FADING = 0.998, 0.96
@@ -27,8 +29,9 @@ TOGETHER, EACH = 6.0, 20.0
 """The weight of prior acceptance, in trials: at all positions together, and at each."""
 LOWEST, HIGHEST = 0.02, 0.99
 """Bounds of an estimated acceptance."""
-SHARE_FADING, SMOOTHING = 0.8, 0.2
-"""Factor by which a step fades what steps before it were shared with; weight of a new smoothed time."""
+SHARE_FADING, COMMITTED_FADING, SMOOTHING = 0.8, 0.97, 0.2
+"""Factors by which a step fades what steps before it were shared with, and what these rows committed, which is taken to
+be as much as this one; weight of a new smoothed time."""
 KEPT, FEW, REFRESH, MOST_SIZES = 25, 8, 4, 256
 """Steps of a size whose median is taken; those that are few; steps after which the line is fitted again; sizes kept."""
 PRIOR_STEPS = 4.0
@@ -50,7 +53,7 @@ class Acceptance:
         counts = itertools.chain(self._counts, itertools.repeat((0.0, 0.0)))
         for i, (trials, hits) in zip(range(max(drafted, len(self._counts))), counts, strict=False):
             tried = i < min(drafted, accepted + 1)
-            found.append((fade * trials + tried, fade * hits + (i < accepted)))
+            found.append((fade * trials + tried, fade * hits + (tried and i < accepted)))
         self._counts = tuple(found)
 
     def rates(self, most: int) -> list[float]:
@@ -163,7 +166,8 @@ class Estimate:
     `acceptance`: of drafts that rounds waited for, by source; `copies`: of copies, used or not, by the tokens of the
     match before them; `ahead`: of each token drafted ahead. `target`: seconds of target steps by the tokens of all
     their rows; `draft`: a row's share of drafts, by their tokens; `rest`: of a round beside both, by whether it asked
-    for a draft. `rows`, `others`: other rows that share a row's step, and their tokens.
+    for a draft; `copied`: the share of these that got a copy. `rows`, `others`, `company`: other rows
+    that share a row's step, their tokens, and those of them that are committed.
     """
 
     def __init__(self) -> None:
@@ -171,8 +175,8 @@ class Estimate:
         self.copies = {size: Acceptance(rate, PROCESS_FADING) for size, rate in PRIOR_COPIES.items()}
         self.ahead = Acceptance(PRIOR_AHEAD, PROCESS_FADING)
         self.target, self.draft, self.rest = Line(0.1), Line(1.0), Line(0.0)
-        self.rows = self.others = 0.0
-        self.rounds = 0
+        self.rows = self.others = self.company = 0.0
+        self.rounds, self.copied = 0, PRIOR_COPIED
         self._token, self._verify, self._rtt = Smoothed(), Smoothed(), Smoothed()
 
     def observe(self, requested: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
@@ -184,6 +188,9 @@ class Estimate:
             self.draft.note(drafted, draft.compute_seconds / draft.rows)
         waited = draft.queue_seconds + verdict.queue_seconds
         self.rest.note(requested > 0, max(0.0, seconds - waited - draft.compute_seconds - verdict.compute_seconds))
+        if requested:
+            copied = drafted > 0 and source_of(draft) is Proposer.NGRAM
+            self.copied += (1 - COPIED_FADING) * (copied - self.copied)
         if drafted:
             self.acceptance[source_of(draft)].note(drafted, verdict.accepted)
 
@@ -192,6 +199,7 @@ class Estimate:
         whole = verdict.step_tokens or verdict.rows * max(verdict.width, tokens)
         self.rows += (1 - SHARE_FADING) * (verdict.rows - 1 - self.rows)
         self.others += (1 - SHARE_FADING) * (whole - tokens - self.others)
+        self.company += (1 - COMMITTED_FADING) * ((verdict.rows - 1) * len(verdict.token_ids) - self.company)
         if verdict.compute_seconds > 0:
             self.target.note(whole, verdict.compute_seconds)
 

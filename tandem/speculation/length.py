@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import operator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -12,9 +15,9 @@ FIRST = 3
 """Draft tokens of the first round of a process."""
 TRIED = 8
 """The number of first rounds of a process that try widely different lengths, to measure costs."""
-TRIED_AGAIN = 16
-"""Rounds without a draft, times the rows of a step, after which one token is drafted: the text may have become easier.
-"""
+TRIAL_SHARE, TRIALS_SAVED = 0.01, 0.4
+"""The share of its time that a session may lose by model drafts of one token that are not expected to pay and fail; the
+most of a round's time that it saves up for them. Both are divided among the rows of a step, whom a trial slows too."""
 LONGEST_OF_MODEL = 8
 """Most tokens of a model's draft, each of which costs time; a copy is free and may be as long as drafts may be."""
 
@@ -72,7 +75,7 @@ class AdaptiveLength:
     def __init__(self, most: int, estimate: Estimate) -> None:
         self._most, self._estimate = most, estimate
         self._acceptance = {source: Acceptance(known, REQUEST_FADING) for source, known in estimate.acceptance.items()}
-        self._undrafted = 0  # rounds since the last draft
+        self._credit, self._trial = math.inf, 0.0  # seconds that trials may cost, and that one does
 
     def choose(self, remaining: int) -> LengthPlan:
         most, rounds = min(self._most, remaining - 1), self._estimate.rounds
@@ -83,9 +86,15 @@ class AdaptiveLength:
             return LengthPlan(first, first, lasts=False)
         copied = self._best(Proposer.NGRAM, most)
         model = self._best(Proposer.MODEL, min(LONGEST_OF_MODEL, most))
-        if not model and self._undrafted >= TRIED_AGAIN * (1 + self._estimate.rows):
+        if not model and self._credit >= self._trial:
             return LengthPlan(max(1, copied), 1, lasts=False)
-        return LengthPlan(copied, model)
+        return LengthPlan(copied if model or self._worth_asking(copied) else 0, model)
+
+    def _worth_asking(self, copied: int) -> bool:
+        """Returns whether copies alone, of a lookup that may be elsewhere, gain more than asking for them takes."""
+        known = self._estimate
+        gained = known.copied * sum(itertools.accumulate(self._acceptance[Proposer.NGRAM].rates(copied), operator.mul))
+        return gained * known.steps(0)[0] > known.rest.at(1) - known.rest.at(0)
 
     def _best(self, source: Proposer, most: int) -> int:
         known = self._estimate
@@ -93,12 +102,18 @@ class AdaptiveLength:
         rest, asked = known.rest.at(0), known.rest.at(1)
         drafts = source is Proposer.MODEL
         costs = [seconds[0] + rest, *(seconds[n] + asked + drafts * known.draft.at(n) for n in range(1, most + 1))]
-        return best_length(expected_by_length(self._acceptance[source].rates(most)), costs, known.rows)
+        self._trial = costs[1] - costs[0]  # of a model's, whose lengths are chosen last
+        return best_length(
+            expected_by_length(self._acceptance[source].rates(most)), costs, max(known.rows, known.company)
+        )
 
     def observe(self, requested: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
         if draft.ahead:
             return  # such a round's time says nothing about one that waits for its draft
-        self._undrafted = 0 if draft.token_ids else self._undrafted + 1
         self._estimate.observe(requested, draft, verdict, seconds)
-        if draft.token_ids:
-            self._acceptance[source_of(draft)].note(len(draft.token_ids), verdict.accepted)
+        each, drafted = seconds / verdict.rows, len(draft.token_ids)
+        self._credit = min(self._credit + TRIAL_SHARE * each, max(TRIALS_SAVED * each, self._trial))
+        if drafted:
+            self._acceptance[source_of(draft)].note(drafted, verdict.accepted)
+            if drafted > verdict.accepted == 0 and source_of(draft) is Proposer.MODEL:
+                self._credit = max(0.0, self._credit - self._trial)

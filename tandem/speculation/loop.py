@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from tandem.speculation.cleanup import finish
-from tandem.speculation.drafters import Drafter
 from tandem.speculation.length import LengthPlan, LengthPolicy
 from tandem.speculation.stopping import Stopping
 from tandem.speculation.types import (
     Chunk,
     Draft,
-    SparseDistribution,
     SpeculationStats,
     Verdict,
 )
@@ -23,24 +20,6 @@ from tandem.speculation.types import (
 TOGETHER = 1 / 60
 """Seconds for which tokens may wait for those after them: no reader sees them come apart. Handing them out costs time
 of cores that the next steps run on: 1.3 ms, measured on two."""
-
-
-class Verifier(Protocol):
-    """The target model for one request, in this process or remote."""
-
-    async def open(self, prompt: Sequence[int]) -> None:
-        """Takes a KV slot and processes the prompt."""
-
-    async def verify(
-        self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()
-    ) -> Verdict:
-        """Runs one pass over [last of tokens, draft...] and returns what the target commits after `tokens`.
-
-        `distributions` are those that the draft tokens were drawn from, under the rejection rule (see Draft).
-        """
-
-    async def close(self) -> None:
-        """Frees the slot. May be called at any time, and more than once."""
 
 
 class Rounds(Protocol):
@@ -63,31 +42,6 @@ class Rounds(Protocol):
         """Frees what `open` took. May be called at any time, and more than once."""
 
 
-@dataclass(slots=True)
-class DraftThenVerify(Rounds):
-    """Runs a drafter and a verifier in turn. Without a drafter it decodes plainly."""
-
-    verifier: Verifier
-    drafter: Drafter | None = None
-
-    async def open(self, prompt: Sequence[int]) -> None:
-        await self.verifier.open(prompt)
-        if self.drafter:
-            await self.drafter.open(prompt)
-
-    async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
-        draft = await self.drafter.propose(tokens, k, model_k) if self.drafter and k else Draft()
-        verdict = await self.verifier.verify(tokens, draft.token_ids, draft.distributions)
-        return draft, verdict
-
-    async def close(self) -> None:
-        try:
-            if self.drafter:
-                await self.drafter.close()
-        finally:
-            await self.verifier.close()
-
-
 async def speculate(
     prompt: Sequence[int],
     lengths: LengthPolicy,
@@ -95,7 +49,7 @@ async def speculate(
     stopping: Stopping,
     stats: SpeculationStats,
 ) -> AsyncGenerator[Chunk, None]:
-    """Yields what each round commits, up to the stop. `lengths` chooses draft lengths and is told the results.
+    """Yields what each round commits, up to the stop. `lengths` chooses draft lengths from the results.
 
     A round begins as soon as the previous one has ended, with a length chosen beforehand; the statistics and the text
     of the previous round are worked out while it runs. It waits only if the text of the previous round may end the

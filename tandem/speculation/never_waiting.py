@@ -17,7 +17,7 @@ from tandem.speculation.ahead import DraftingAhead
 from tandem.speculation.drafters import Drafter
 from tandem.speculation.lookahead import LookaheadPolicy
 from tandem.speculation.loop import Rounds
-from tandem.speculation.pipeline import ATTEMPTS, OutOfStep, RoundsLost
+from tandem.speculation.rounds import ATTEMPTS, OutOfStep, RoundsLost, TargetSession
 from tandem.speculation.run_on import RunMessage
 from tandem.speculation.types import Draft, Proposer, SpeculationStats, Verdict
 
@@ -41,15 +41,12 @@ class RunStep:
 OnStep = Callable[[RunStep | Exception], None]
 
 
-class RunVerifier(Protocol):
-    """A target for one request that steps on without waiting for drafts."""
+class RunVerifier(TargetSession, Protocol):
+    """Steps on without waiting for drafts."""
 
     @property
     def window(self) -> int:
         """Tokens that it may be ahead of those acknowledged."""
-
-    async def open(self, prompt: Sequence[int]) -> None:
-        """Takes a KV slot and processes the prompt."""
 
     def begin(self, tokens: Sequence[int], on_step: OnStep) -> None:
         """Begins a run of the open session, which holds the committed `tokens`. The first message lets it step.
@@ -59,15 +56,6 @@ class RunVerifier(Protocol):
 
     def send(self, message: RunMessage) -> None:
         """Sends a message to the run."""
-
-    async def resume(self, tokens: Sequence[int], cause: Exception) -> None:
-        """Reopens the session after RoundsLost with this `cause`, with the committed `tokens`.
-
-        Raises after too many attempts.
-        """
-
-    async def close(self) -> None:
-        """Ends the run and frees the slot. May be called at any time, and more than once."""
 
 
 DraftsElsewhere = Callable[[DraftingAhead, int], Awaitable[None]]
@@ -85,7 +73,7 @@ class NeverWaitingRounds(Rounds):
 
     verifier: RunVerifier
     drafter: Drafter
-    reach: LookaheadPolicy
+    lookahead: LookaheadPolicy
     stats: SpeculationStats
     most_total: int
     chunk: int
@@ -155,7 +143,7 @@ class NeverWaitingRounds(Rounds):
     def _begin(self, tokens: Sequence[int]) -> None:
         self._ahead = DraftingAhead(
             self.drafter,
-            self.reach,
+            self.lookahead,
             self.verifier.send,
             self.stats,
             list(tokens),
@@ -165,7 +153,7 @@ class NeverWaitingRounds(Rounds):
             self.clock,
             self.measures,
             self.elsewhere is None,
-            self.reach.most if self.copies else 0,
+            self.lookahead.most if self.copies else 0,
         )
         self._steps = asyncio.Queue()
         self.verifier.begin(tokens, partial(self._on_step, self._ahead))
@@ -181,9 +169,9 @@ class NeverWaitingRounds(Rounds):
             return
         if isinstance(step, RunStep):
             self._verified += 0 if step.copied else step.drafted
-            self.reach.stepped(step.drafted, step.verdict)
+            self.lookahead.stepped(step.drafted, step.verdict)
             beside_target = step.verdict.queue_seconds + step.verdict.compute_seconds
-            self.reach.estimate.verified(beside_target, step.rtt)
+            self.lookahead.estimate.verified(beside_target, step.rtt)
             ahead.arrived(step.verdict.token_ids)
         self._steps.put_nowait(step)
 

@@ -7,6 +7,7 @@ committed, a copy from the text is verified if it gains more than it costs: it n
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -56,6 +57,7 @@ class SelfPacedRun:
         self._until = self._most = self._most_copies = 0
         self._lock = threading.Lock()
         self._undrafted = 0  # steps since the client's last draft
+        self.news = asyncio.Event()  # a message has come
         self.messages = 0
         self.stopped = False
         self.copied = False
@@ -72,6 +74,7 @@ class SelfPacedRun:
             if 1 <= base <= len(self.tokens) and self.tokens[base - 1] == message.last_token:
                 self._acknowledged = max(self._acknowledged, base)
                 self._keep(tuple(self.tokens[base:]), message.token_ids)
+        self.news.set()
 
     def _keep(self, late: tuple[int, ...], draft: tuple[int, ...]) -> None:
         """Keeps a new draft unless `late`, committed meanwhile, contradicts it, or the last one begins with it."""

@@ -41,7 +41,7 @@ class ChosenRounds(Rounds):
     runs: Callable[[], bool]
     waiting: Rounds
     running: Rounds
-    reach: LookaheadPolicy
+    lookahead: LookaheadPolicy
     measures_steps: bool = False
     _chosen: Rounds | None = None
 
@@ -54,9 +54,9 @@ class ChosenRounds(Rounds):
         assert self._chosen is not None, "open comes first"
         draft, verdict = await self._chosen.round(tokens, k, model_k)
         if self._chosen is self.waiting:
-            self.reach.waited(len(draft.token_ids), verdict)
+            self.lookahead.waited(len(draft.token_ids), verdict)
             if self.measures_steps:
-                self.reach.estimate.verified(verdict.queue_seconds + verdict.compute_seconds, None)
+                self.lookahead.estimate.verified(verdict.queue_seconds + verdict.compute_seconds, None)
         return draft, verdict
 
     async def close(self) -> None:

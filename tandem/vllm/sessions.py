@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tandem.rpc.propose_stream import StreamedDrafts
-from tandem.speculation.draft_follower import AskedReach
+from tandem.speculation.draft_follower import GivenPlan
 from tandem.speculation.lookahead import DraftPlan
 from tandem.speculation.types import Proposer, Request, SpeculationStats
 from tandem.vllm.rows import Held, Row
@@ -26,7 +26,7 @@ class RowSession:
 
     def __init__(self, worker: Worker, row: Row, known: list[int], k: int, budget_seconds: float) -> None:
         self.worker, self.known, self.end = worker, known, worker.target.max_length
-        self.reach = AskedReach(DraftPlan(AHEAD_LENGTHS * k, k, k))
+        self.lookahead = GivenPlan(DraftPlan(AHEAD_LENGTHS * k, k, k))
         self.drafted = 0
         self.heard: Callable[[], None] | None = None
         self.awaited: Arrivals | None = None

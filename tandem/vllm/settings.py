@@ -26,10 +26,10 @@ _TRUE, _FALSE = ("1", "true", "yes"), ("", "0", "false", "no")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Raises InvalidField.
+    """The drafter's settings. Raises InvalidField.
 
-    budget_ms: wait for drafts per step; 0: none. answer_seconds: of silence, then a worker has failed. lookup: shortest
-    repetition copied without a draft; 0: off. tokenizer_sha256: None: from local files, or unchecked.
+    `budget_ms`: for drafts of a step; 0: none. `answer_seconds`: a worker silent for longer has failed. `lookup`:
+    shortest repetition copied without a draft; 0: off. `tokenizer_sha256` None: from local files, or unchecked.
     """
 
     workers: tuple[str, ...]

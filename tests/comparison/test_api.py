@@ -42,7 +42,9 @@ def test_a_comparison_is_measured_written_and_returned(tmp_path: Path, capsys: p
     assert len(found.records) == 12 and not found.failed and found.missing is None
     assert capsys.readouterr() == ("", "")
     assert [verdict.at.condition for verdict in found.verdicts] == ["base", "RTT 8 ms"]
-    assert str(found) == "\n".join(f"{verdict.sentence} ({verdict.sureness})" for verdict in found.verdicts)
+    lines = str(found).splitlines()
+    assert lines[:2] == [f"{verdict.sentence} ({verdict.sureness})" for verdict in found.verdicts]
+    assert [line.partition(":")[0] for line in lines[2:]] == names
     written = read_comparison(tmp_path / "comparison.json")
     assert len(written.records) == 12
     for measured, rtt in zip(written.conditions, (0.0, 0.008), strict=True):

@@ -190,7 +190,8 @@ def test_a_part_that_fails_becomes_a_remark(
 @pytest.mark.thorough
 @pytest.mark.skipif(browser() is None, reason="needs chromium (Debian and Ubuntu: apt install chromium)")
 def test_a_phone_needs_no_scrolling_sideways_and_a_desk_sees_the_decision(tmp_path: Path) -> None:
-    (path := tmp_path / "report.html").write_text(html(analyse(made_up(tmp_path))))
+    made = measured(Shape(NAMES[:4], prompts=4, rtts=(0.0, 20.0)), BUSY, Random(1), tmp_path)
+    (path := tmp_path / "report.html").write_text(html(analyse(made)))
     with opened(str(browser())) as page:
         for size in ((390, 844), (1400, 900)):
             page.show(path.as_uri(), size)

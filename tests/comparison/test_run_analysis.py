@@ -98,8 +98,8 @@ def test_the_records_alone_give_the_same_report(
     [
         (None, "does not exist"),
         ("", "line 1: not of a comparison's records"),
-        ("{}\n", "line 1: not of a comparison's records: format 1 is needed"),
-        ('{"kind": "run", "format": 1}\n', "line 1: not of a comparison's records: no 'settings'"),
+        ("{}\n", "line 1: not of a comparison's records: format 2 is needed"),
+        ('{"kind": "run", "format": 2}\n', "line 1: not of a comparison's records: no 'settings'"),
     ],
 )
 def test_a_file_that_is_no_records_is_one_line(

@@ -195,7 +195,7 @@ def test_a_runner_that_takes_none_says_so() -> None:
     async def test() -> None:
         target = toy()
         engine = Engine(ToyHead(target.limits, ToyConfig(), target), Batcher("test"))
-        with pytest.raises(ValueError, match="toy-head takes none: an EAGLE head has none of its own"):
+        with pytest.raises(ValueError, match="toy-head takes no LoRA adapters: lookup drafts"):
             await add(engine, "red")
         await engine.batcher.close()
 

@@ -342,7 +342,7 @@ def test_too_little_memory_for_one_sequence_is_refused_by_name() -> None:
 
 
 def test_slots_that_are_reserved_whole_are_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="kv_cache_mb: toy reserves its KV slots whole: compiled graphs need them so"):
+    with pytest.raises(ValueError, match="kv_cache_mb: toy reserves its KV slots whole: compiled graphs need whole"):
         limit_kv_memory(SlotPool(4), Batcher("test"), [toy(kind=OfGraphs)], 10 * WHOLE)
 
 

@@ -15,7 +15,7 @@ from tandem.engine.engine import Engine
 from tandem.engine.generators import plain_generator
 from tandem.engine.loading import Loaded
 from tandem.engine.local_run import LocalRunVerifier
-from tandem.engine.sequences import LocalVerifier
+from tandem.engine.sequences import LocalVerifier, RunStepper
 from tandem.engine.stepper import MOST_AHEAD
 from tandem.runners.toy import ToyRunner, ToyTokenizer
 from tandem.speculation.estimate import Estimate
@@ -87,13 +87,15 @@ class Plain(LocalVerifier):
         self.go_on(prompt)
 
     def go_on(self, tokens: Sequence[int]) -> None:
-        end = self.most_tokens(len(PROMPT))
+        assert self.sequence
+        end = self.sequence.most_tokens(len(PROMPT))
         run = SelfPacedRun(tokens, max_unread=end)
         run.receive(RunMessage(len(tokens), tokens[-1], (), end, 0))
-        self.begin_run(run)
+        self.sequence.set_stepper(RunStepper(self.sequence, run))
 
     async def step(self) -> Verdict:
-        found = await self.next_step()
+        assert self.sequence
+        found = await self.sequence.next_verdict()
         assert found is not None
         return found[1]
 

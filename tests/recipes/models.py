@@ -22,6 +22,8 @@ SIZES = {
 }
 LENGTH = 131072  # positions: as many as the page's longest sequence needs
 SMALL = ("1B", "0.6B", "1.7B")
+BASE = ("Llama-3.1-8B", "Llama-3.2-1B")
+"""Models without a chat template."""
 
 
 def write(folder: Path) -> Path:
@@ -30,7 +32,10 @@ def write(folder: Path) -> Path:
         return folder
     disable_progress_bar()
     draft = any(size in folder.name for size in SMALL)
-    byte_tokenizer().save_pretrained(folder)
+    tokenizer = byte_tokenizer()
+    if folder.name not in BASE:
+        tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    tokenizer.save_pretrained(folder)
     _module("Qwen3" in folder.name, draft).save_pretrained(folder)
     facts = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     facts["_toy"] = {"salt": 0, "miss": 0.3 if draft else 0.0}

@@ -13,14 +13,13 @@ import pytest
 
 from tandem.rpc.errors import TandemError
 from tandem.rpc.verifier_client import Deadlines, VerifierClient
-from tandem.rpc.verify_stream import RemoteVerifier
 from tandem.services.errors import SessionExpired
 from tandem.speculation.retry import Persistence
 from tandem.speculation.types import Request
 from tandem.v1 import generation_pb2
 from tandem.v1 import target_verifier_pb2 as pb
 from tandem.v1.target_verifier_pb2_grpc import TargetVerifierServicer, add_TargetVerifierServicer_to_server
-from tests.support import GREEDY, RoundByRound, listening, remote_verifier, run
+from tests.support import GREEDY, RemoteRounds, RoundByRound, listening, remote_verifier, run
 
 PROMPT = [1, 2, 3]
 
@@ -53,7 +52,7 @@ class Scripted(RoundByRound, TargetVerifierServicer):
 
 
 async def two(
-    test: Callable[[Scripted, Scripted, VerifierClient, RemoteVerifier], Coroutine[Any, Any, None]],
+    test: Callable[[Scripted, Scripted, VerifierClient, RemoteRounds], Coroutine[Any, Any, None]],
 ) -> None:
     """Runs a test of a session that is open at the first of two verifiers."""
     async with contextlib.AsyncExitStack() as stack:
@@ -90,7 +89,7 @@ def test_a_lease_that_ran_out_is_no_failure_of_its_verifier(caplog: pytest.LogCa
     assert " failed (" not in caplog.text
 
 
-async def _lease_ran_out(first: Scripted, second: Scripted, client: VerifierClient, session: RemoteVerifier) -> None:
+async def _lease_ran_out(first: Scripted, second: Scripted, client: VerifierClient, session: RemoteRounds) -> None:
     first.rounds = [grpc.StatusCode.NOT_FOUND]
     verdict = await session.verify(PROMPT, [])
     assert verdict.token_ids == (7,)
@@ -104,7 +103,7 @@ def test_a_verifier_that_failed_says_again_what_it_runs_before_it_is_trusted() -
 
 
 async def _comes_back_as_another(
-    first: Scripted, second: Scripted, client: VerifierClient, session: RemoteVerifier
+    first: Scripted, second: Scripted, client: VerifierClient, session: RemoteRounds
 ) -> None:
     first.rounds = [grpc.StatusCode.UNAVAILABLE]
     await session.verify(PROMPT, [])
@@ -120,7 +119,7 @@ async def _comes_back_as_another(
 def test_a_verifier_that_was_lost_is_asked_once_and_then_the_other() -> None:
     """gRPC does not ask it twice more beneath us: that delayed every move by its own waiting (2.5 s, measured)."""
 
-    async def test(first: Scripted, second: Scripted, client: VerifierClient, session: RemoteVerifier) -> None:
+    async def test(first: Scripted, second: Scripted, client: VerifierClient, session: RemoteRounds) -> None:
         first.rounds = [grpc.StatusCode.UNAVAILABLE] * 3
         await session.verify(PROMPT, [])
         assert first.calls == ["Verify"] and second.calls == ["OpenSession", "Verify"]

@@ -23,8 +23,8 @@ from tandem.rpc.verifier_client import Deadlines, VerifierClient
 from tandem.rpc.verify_stream import RoundStream
 from tandem.runners.toy import ToyConfig
 from tandem.speculation.depth import Depth, Pipeline
-from tandem.speculation.pipeline import Answer, RoundsLost
 from tandem.speculation.retry import Persistence, RetryBudget
+from tandem.speculation.rounds import Answer, RoundsLost
 from tandem.speculation.types import Rule, SpeculationStats
 from tandem.v1 import target_verifier_pb2 as pb
 from tandem.v1 import target_verifier_pb2_grpc

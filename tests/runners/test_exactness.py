@@ -23,7 +23,8 @@ from tandem.speculation.estimate import Estimate
 from tandem.speculation.hybrid import HybridDrafter
 from tandem.speculation.length import FixedLength
 from tandem.speculation.lookup_policy import PolicedLookup
-from tandem.speculation.loop import DraftThenVerify, Rounds, speculate
+from tandem.speculation.loop import Rounds, speculate
+from tandem.speculation.rounds import DraftedRounds
 from tandem.speculation.stopping import Stopping, StopRules
 from tandem.speculation.types import Request, SamplingParams, SpeculationStats
 from tests.rows import propose_row, verify_row
@@ -151,10 +152,10 @@ def test_every_architecture_emits_the_tokens_of_plain_decoding_alone_and_batched
         engine, drafting = Engine(real.target(dtype, compile), batcher), Engine(real.draft(dtype, compile), batcher)
         request = Request(sampling)
         kinds = [
-            lambda: DraftThenVerify(LocalVerifier(engine, request)),
-            lambda: DraftThenVerify(LocalVerifier(engine, request), NgramDrafter()),
-            lambda: DraftThenVerify(LocalVerifier(engine, request), ModelDrafter(drafting, request, 49152)),
-            lambda: DraftThenVerify(
+            lambda: DraftedRounds(LocalVerifier(engine, request)),
+            lambda: DraftedRounds(LocalVerifier(engine, request), NgramDrafter()),
+            lambda: DraftedRounds(LocalVerifier(engine, request), ModelDrafter(drafting, request, 49152)),
+            lambda: DraftedRounds(
                 LocalVerifier(engine, request),
                 HybridDrafter(PolicedLookup(Estimate()), ModelDrafter(drafting, request, 49152)),
             ),

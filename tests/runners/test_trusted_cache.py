@@ -83,25 +83,6 @@ def test_what_is_damaged_or_anothers_is_not_used(tmp_path: Path, damage: Callabl
     assert wrong is not None and "\n" not in wrong and (wrong or (of == "its note" and not note.exists()))
 
 
-def test_a_library_that_is_damaged_is_compiled_again_and_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A compiler of one line; the key, the lock and the seal are the real ones."""
-    compiled = []
-
-    def compile(compiler: str, flags: object, target: Path) -> None:
-        compiled.append(compiler)
-        target.write_bytes(b"\x7fELF" * 1000)
-
-    monkeypatch.setattr(build, "build", compile)
-    target = build.library_path()
-    content = target.read_bytes()
-    for i, damage in enumerate((None, empty, half, flipped, writable, linked, Path.unlink)):
-        if damage:
-            damage(target)
-        assert build.library_path() == target and len(compiled) == 1 + i
-        assert target.read_bytes() == content and not target.is_symlink()
-        assert build.library_path() == target and len(compiled) == 1 + i, "and not once more"
-
-
 def test_a_link_in_the_locks_place_empties_nothing(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("all of it")

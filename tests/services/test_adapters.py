@@ -22,7 +22,6 @@ from tandem.rpc import wire
 from tandem.rpc.errors import TandemError
 from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.verifier_client import VerifierClient
-from tandem.rpc.verify_stream import RemoteVerifier
 from tandem.runners.toy import BACKEND, ToyConfig, ToyTokenizer
 from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.depth import Pipeline
@@ -36,6 +35,7 @@ from tests.services.test_target_verifier import opening, verifying
 from tests.support import (
     GREEDY,
     SAMPLED,
+    RemoteRounds,
     Site,
     engine_of,
     fused_site,
@@ -240,7 +240,7 @@ def test_a_session_that_is_lost_goes_on_elsewhere_with_the_same_adapter_alone(sa
             await client.model_info()
             client.pool.current = first.address
             session = RemoteSession(client, Request(sampling, adapter="red"), SpeculationStats())
-            verifier, tokens = RemoteVerifier(session, SpeculationStats()), list(PROMPT)
+            verifier, tokens = RemoteRounds(session, SpeculationStats()), list(PROMPT)
             try:
                 await verifier.open(PROMPT)
                 tokens += (await verifier.verify(tokens, ())).token_ids
@@ -300,7 +300,7 @@ def test_a_server_that_cannot_have_an_adapter_says_so_in_one_line(tmp_path: Path
                 *("--role", "fused_target", "--draft_model", "head", "--draft", "eagle"),
                 *("--adapters", "red=x", "--draft_adapters", "red=x"),
             ),
-            "an EAGLE head has none of its own",
+            "takes no LoRA adapters: lookup drafts for requests that have one",
         ),
     ):
         ran = run_here(tmp_path, "--role", "target", "--backend", "toy", "--port", "0", *flags)

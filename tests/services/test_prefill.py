@@ -415,7 +415,7 @@ def test_a_model_whose_pages_cannot_be_copied_is_refused_in_one_line() -> None:
     async def test() -> None:
         async with contextlib.AsyncExitStack() as stack:
             with pytest.raises(
-                ValueError, match="prefill: toy copies no keys and values out of its slots: nothing but graphs"
+                ValueError, match="prefill: toy copies no keys and values out of its slots: no graph copies pages"
             ):
                 await stack.enter_async_context(prefill_site(toy(kind=Unable)))
 

@@ -73,7 +73,7 @@ def test_a_fused_server_rehearses_both(tmp_path: Path, times: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--rehearse", "trn9"), "rehearse: 'trn9' is neither a file nor one of trn2-llama-8b"),
+        (("--rehearse", "trn9"), "rehearse: 'trn9' is neither a file nor one of h100-llama-8b, trn2-llama-8b"),
         (("--rehearse", "trn2-llama-8b", "--tp_degree", "2"), "tp_degree"),
         (("--rehearse", "trn2-llama-8b", "--backend", "nxdi"), "rehearse"),
     ],

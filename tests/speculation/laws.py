@@ -22,8 +22,10 @@ from hypothesis import settings
 import tandem.speculation.acceptance
 import tandem.speculation.draws
 import tandem.speculation.loop
+import tandem.speculation.rounds
 from tandem.speculation.drafters import NgramDrafter
 from tandem.speculation.length import FixedLength
+from tandem.speculation.rounds import VerifierHere
 from tandem.speculation.stopping import Stopping, StopRules
 from tandem.speculation.types import Draft, SamplingParams, SpeculationStats, Verdict
 
@@ -47,6 +49,7 @@ class Implementation:
     acceptance: ModuleType = tandem.speculation.acceptance
     draws: ModuleType = tandem.speculation.draws
     loop: ModuleType = tandem.speculation.loop
+    rounds: ModuleType = tandem.speculation.rounds
     draft_offset: int = 0
 
 
@@ -218,7 +221,7 @@ class TargetDraw:
         return self._draw(self._tokens + draft[:i], len(self._tokens) + i, again)
 
 
-class ToyVerifier:
+class ToyVerifier(VerifierHere):
     """Verifies with the implementation on trial; keeps what happened in each round."""
 
     def __init__(self, impl: Implementation, model) -> None:
@@ -303,7 +306,7 @@ def generate(
     for one in (verifier, drafter):
         if isinstance(one, ToyVerifier | ModelDrafter):
             one.sampling = params
-    rounds = impl.loop.DraftThenVerify(verifier, drafter)
+    rounds = impl.rounds.DraftedRounds(verifier, drafter)
     stopping = Stopping(StopRules(max_new_tokens=length), Silent())
 
     async def collect() -> Tokens:
@@ -353,7 +356,7 @@ async def enumerated(run: Callable[[Chance], Awaitable[Tokens]]) -> dict[Tokens,
     return dict(law)
 
 
-class EnumeratedTarget:
+class EnumeratedTarget(VerifierHere):
     """A target whose draw at (position, context) is a choice, made once, as seeded noise makes it."""
 
     def __init__(self, impl: Implementation, chance: Chance, law: Callable[[Tokens], np.ndarray]) -> None:
@@ -452,7 +455,7 @@ def enumerated_loop_law(
         target = EnumeratedTarget(impl, chance, law)
         drafter = EnumeratedDrafter(chance, target, law, own_law, coupling)
         stopping = Stopping(StopRules(length, end_of_sequence_ids=end), Silent())
-        rounds = impl.loop.DraftThenVerify(target, drafter)
+        rounds = impl.rounds.DraftedRounds(target, drafter)
         chunks = impl.loop.speculate(ENUMERATED_PROMPT, FixedLength(k), rounds, stopping, SpeculationStats())
         return tuple([t async for c in chunks for t in c.token_ids])
 

@@ -17,7 +17,8 @@ import numpy as np
 
 from tandem.speculation.draws import Drawn, words
 from tandem.speculation.length import FixedLength
-from tandem.speculation.loop import DraftThenVerify, speculate
+from tandem.speculation.loop import speculate
+from tandem.speculation.rounds import DraftedRounds, VerifierHere
 from tandem.speculation.stopping import Stopping, StopRules
 from tandem.speculation.types import Draft, SamplingParams, SparseDistribution, SpeculationStats, Verdict
 from tests.speculation.laws import (
@@ -112,7 +113,7 @@ def _after(draft: Tokens, law: Callable) -> Callable:
 # --- sequences: the whole loop, round after round ---
 
 
-class EnumeratedVerifier:
+class EnumeratedVerifier(VerifierHere):
     """Verifies with the rule on trial; the bonus is a choice too."""
 
     def __init__(self, rule: ModuleType, chance: Chance, model: ToyModel, params: SamplingParams) -> None:
@@ -182,7 +183,7 @@ def loop_law(
         verifier = EnumeratedVerifier(rule, chance, target, params)
         drafter = EnumeratedDrafter(rule, chance, draft, params, most, copies)
         stopping = Stopping(StopRules(length), Silent())
-        rounds = DraftThenVerify(verifier, drafter)
+        rounds = DraftedRounds(verifier, drafter)
         chunks = speculate(ENUMERATED_PROMPT, FixedLength(k), rounds, stopping, SpeculationStats())
         return tuple([t async for chunk in chunks for t in chunk.token_ids])
 

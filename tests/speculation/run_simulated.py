@@ -12,22 +12,18 @@ from tandem.speculation.length import FixedLength
 from tandem.speculation.lookahead import LookaheadPolicy
 from tandem.speculation.loop import speculate
 from tandem.speculation.never_waiting import NeverWaitingRounds, OnStep, RunStep
-from tandem.speculation.pipeline import RoundsLost
+from tandem.speculation.rounds import RoundsLost
 from tandem.speculation.run_on import MAX_UNREAD, RunMessage, SelfPacedRun
 from tandem.speculation.stopping import Stopping, StopRules
 from tandem.speculation.types import SpeculationStats, Verdict
 from tests.speculation.laws import Silent
 from tests.speculation.simulated import PROMPT, SimulatedDraft, truth
 
-CROWDED = 4
-"""Draft tokens made beside a step from which on the step is slowed the most."""
-
 
 @dataclass
 class RunningTarget:
     """A RunVerifier. Messages and steps travel; `jitter` delays each message by up to so many seconds more.
 
-    A step in which `beside` drafted CROWDED tokens or more takes `contention` of its time longer, with fewer less.
     `breaks`: numbers of steps, of all runs together, after which the run is lost with all that travels.
     """
 
@@ -38,8 +34,6 @@ class RunningTarget:
     refuses: bool = False
     window: int = MAX_UNREAD
     row_seconds: float = 0.0
-    beside: SimulatedDraft | None = None
-    contention: float = 0.0
     committed: list[int] = field(default_factory=list)
     steps: int = 0
     drafted_steps: int = 0
@@ -79,12 +73,7 @@ class RunningTarget:
             while (draft := run.next_draft()) is None:
                 self._wake.clear()
                 await self._wake.wait()
-            drafted = self.beside.tokens if self.beside else 0
             await asyncio.sleep(seconds := self.verify_seconds + len(draft) * self.row_seconds)
-            if self.beside:
-                longer = self.contention * min(1.0, (self.beside.tokens - drafted) / CROWDED)
-                await asyncio.sleep(longer * seconds)
-                seconds *= 1 + longer
             committed: list[int] = []
             for guess in [*draft, None]:
                 committed.append(truth([*self.committed, *committed]))
@@ -169,10 +158,10 @@ async def generate(
 ) -> Ran:
     """`count` tokens from a target that never waits. `pause`: seconds after each chunk before the next is asked for."""
     loop, stats = asyncio.get_running_loop(), SpeculationStats()
-    reach = LookaheadPolicy(
+    lookahead = LookaheadPolicy(
         width, known or measurements(Times(draft.seconds, target.verify_seconds, target.rtt)), fixed
     )
-    rounds = NeverWaitingRounds(target, draft, reach, stats, len(PROMPT) + count, chunk, count, clock=loop.time)
+    rounds = NeverWaitingRounds(target, draft, lookahead, stats, len(PROMPT) + count, chunk, count, clock=loop.time)
     tokens: list[int] = []
     began = loop.time()
     stopping = Stopping(StopRules(count, stop_token_ids=stop), Silent())

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 
-import tandem.speculation.pipeline
+import tandem.speculation.rounds
 from tandem.speculation.depth import Depth, Pipeline
 from tandem.speculation.estimate import Estimate, Times
 from tandem.speculation.length import FixedLength
@@ -76,7 +76,7 @@ class SimulatedDraft:
 
 @dataclass
 class SimulatedTarget:
-    """A FlightVerifier: rounds travel, are verified one by one in order, and travel back. Keeps what it did.
+    """A Verifier: rounds travel, are verified one by one in order, and travel back. Keeps what it did.
 
     `breaks`: numbers of sent rounds (from 0) at which everything in flight is lost. `refuses`: at all of them.
     """
@@ -85,7 +85,7 @@ class SimulatedTarget:
     rtt: float = 0.0
     breaks: frozenset[int] = frozenset()
     refuses: bool = False
-    module: ModuleType = tandem.speculation.pipeline
+    module: ModuleType = tandem.speculation.rounds
     tokens: list[int] = field(default_factory=list)
     steps: int = 0
     sent: int = 0
@@ -100,7 +100,8 @@ class SimulatedTarget:
     async def open(self, prompt: Sequence[int]) -> None:
         self.tokens = list(prompt)
 
-    def send(self, base_length: int, last_token: int, draft: Draft) -> asyncio.Future:
+    def send(self, tokens: Sequence[int], draft: Draft) -> asyncio.Future:
+        base_length, last_token = len(tokens), tokens[-1]
         answer = asyncio.get_running_loop().create_future()
         answer.add_done_callback(lambda a: a.cancelled() or a.exception())
         self.longest = max(self.longest, base_length + len(draft.token_ids) + 1)
@@ -203,7 +204,7 @@ async def generate(
 ) -> Run:
     """`count` tokens through the pipelined loop."""
     loop, stats = asyncio.get_running_loop(), SpeculationStats()
-    rounds = (module or tandem.speculation.pipeline).PipelinedRounds(
+    rounds = (module or tandem.speculation.rounds).DraftedRounds(
         target, draft, depth, stats, len(PROMPT) + count, count, clock=loop.time
     )
     tokens: list[int] = []

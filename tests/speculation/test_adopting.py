@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from tandem.speculation.ahead import DraftingAhead
-from tandem.speculation.draft_follower import AskedReach
+from tandem.speculation.draft_follower import GivenPlan
 from tandem.speculation.drafters import NgramDrafter
 from tandem.speculation.lookahead import DraftPlan
 from tandem.speculation.run_on import RunMessage
@@ -13,7 +13,7 @@ from tandem.speculation.types import Proposer, SpeculationStats
 from tests.support import run
 
 
-class Noting(AskedReach):
+class Noting(GivenPlan):
     """Notes whether each token was the one drafted."""
 
     def __init__(self) -> None:
@@ -26,10 +26,10 @@ class Noting(AskedReach):
 
 def adopting(known: list[int]) -> tuple[DraftingAhead, Noting, list[RunMessage]]:
     sent: list[RunMessage] = []
-    reach = Noting()
-    ahead = DraftingAhead(NgramDrafter(), reach, sent.append, SpeculationStats(), known, 100, 5, drafts_here=False)
+    lookahead = Noting()
+    ahead = DraftingAhead(NgramDrafter(), lookahead, sent.append, SpeculationStats(), known, 100, 5, drafts_here=False)
     ahead.begin()
-    return ahead, reach, sent
+    return ahead, lookahead, sent
 
 
 def told(ahead: DraftingAhead, sent: list[RunMessage]) -> tuple[int, tuple[int, ...]] | None:
@@ -47,30 +47,30 @@ def told(ahead: DraftingAhead, sent: list[RunMessage]) -> tuple[int, tuple[int, 
 
 
 def test_a_late_draft_is_compared_once_and_what_it_reaches_beyond_is_used() -> None:
-    ahead, reach, sent = adopting([1, 2, 3])
+    ahead, lookahead, sent = adopting([1, 2, 3])
     ahead.arrived([4, 5])
     ahead.adopt(3, [4, 5, 6, 7], [Proposer.NGRAM] * 4)
-    assert (reach.hits, told(ahead, sent)) == ([True, True], (5, (6, 7)))
+    assert (lookahead.hits, told(ahead, sent)) == ([True, True], (5, (6, 7)))
     ahead.adopt(3, [4, 5, 6, 7])
     ahead.adopt(4, [5, 6])
-    assert (reach.hits, told(ahead, sent)) == ([True, True], None)  # nothing is new
+    assert (lookahead.hits, told(ahead, sent)) == ([True, True], None)  # nothing is new
     ahead.adopt(5, [6, 7, 8])
     assert told(ahead, sent) == (5, (6, 7, 8))
     assert ahead.proposers(4) == (Proposer.NGRAM,) * 4
     ahead.arrived([6])
-    assert reach.hits == [True, True, True]
+    assert lookahead.hits == [True, True, True]
 
 
 def test_a_draft_that_the_target_contradicted_meanwhile_is_dropped() -> None:
-    ahead, reach, sent = adopting([1, 2, 3])
+    ahead, lookahead, sent = adopting([1, 2, 3])
     ahead.arrived([4, 5])
     ahead.adopt(3, [4, 9, 6, 7])
-    assert (reach.hits, told(ahead, sent)) == ([True, False], None)
+    assert (lookahead.hits, told(ahead, sent)) == ([True, False], None)
     ahead.adopt(5, [6])
     ahead.arrived([7])
-    assert reach.hits == [True, False, False]
+    assert lookahead.hits == [True, False, False]
     ahead.adopt(5, [6, 8, 8])
-    assert (reach.hits, told(ahead, sent)) == ([True, False, False], None)
+    assert (lookahead.hits, told(ahead, sent)) == ([True, False, False], None)
 
 
 def test_another_path_replaces_the_one_before() -> None:

@@ -96,7 +96,8 @@ def test_alone_a_copy_has_the_length_that_commits_most_per_second(seen: list[boo
     estimate, text = timed(each), list(range(50)) * 3
     for right in seen:
         estimate.copies[5].note(1, right)
-    length = best_length(expected_by_length(estimate.copies[5].rates(most)), estimate.steps(most), estimate.rows)
+    expected = expected_by_length(estimate.copies[5].rates(most))
+    length = best_length(expected, estimate.steps(most), estimate.rows, 1.0)
     assert len(looked_up(text, estimate).copy_alone(text, most)) == length
 
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from tandem.speculation.length import FixedLength
-from tandem.speculation.loop import DraftThenVerify, Rounds, speculate
+from tandem.speculation.loop import Rounds, speculate
+from tandem.speculation.rounds import DraftedRounds, VerifierHere
 from tandem.speculation.stopping import Stopping, StopRules
 from tandem.speculation.types import Chunk, Draft, FinishReason, SamplingParams, SpeculationStats, Verdict
 from tests.speculation import laws
@@ -255,7 +256,7 @@ def test_nothing_is_opened_before_the_first_chunk_is_asked_for():
     assert script.calls == []
 
 
-class Part:
+class Part(VerifierHere):
     """A drafter or a verifier that notes its calls."""
 
     def __init__(self, name: str, log: list[str], fails: Sequence[str] = ()) -> None:
@@ -292,7 +293,7 @@ def test_drafter_and_verifier_are_both_closed_whichever_fails(drafter_fails, ver
         return (fails,) if isinstance(fails, str) else fails
 
     log: list[str] = []
-    rounds = DraftThenVerify(Part("target", log, listed(verifier_fails)), Part("draft", log, listed(drafter_fails)))
+    rounds = DraftedRounds(Part("target", log, listed(verifier_fails)), Part("draft", log, listed(drafter_fails)))
     with pytest.raises(Broken):
         asyncio.run(collect(start(rounds, rules=StopRules(2))))
     assert log[-2:] == ["draft close", "target close"]
@@ -300,7 +301,7 @@ def test_drafter_and_verifier_are_both_closed_whichever_fails(drafter_fails, ver
 
 def test_drafter_and_verifier_take_turns():
     log: list[str] = []
-    rounds = DraftThenVerify(Part("target", log), Part("draft", log))
+    rounds = DraftedRounds(Part("target", log), Part("draft", log))
     chunks = asyncio.run(collect(start(rounds, k=1, rules=StopRules(3))))
     assert [c.token_ids for c in chunks] == [(1, 2), (2,)]
     # The last round has room for one token only: there is nothing to draft.

@@ -118,10 +118,10 @@ def test_nothing_is_left_behind_by_a_request_that_is_abandoned() -> None:
 
 def test_the_reach_grows_with_the_round_trip_and_acceptance_and_is_bounded() -> None:
     def plan(rtt: float, acceptance: float, width: int = 6) -> tuple[int, int, int]:
-        reach = LookaheadPolicy(width, measurements(Times(0.0003, 0.009, rtt)))
+        lookahead = LookaheadPolicy(width, measurements(Times(0.0003, 0.009, rtt)))
         for i in range(1000):
-            reach.observe((i * 0.6180339887) % 1 < acceptance)
-        return reach.plan
+            lookahead.observe((i * 0.6180339887) % 1 < acceptance)
+        return lookahead.plan
 
     near, far, sure = plan(0.0, 0.85), plan(0.1, 0.85), plan(0.1, 0.97)
     assert near.depth < far.depth < sure.depth <= MOST_AHEAD

@@ -7,11 +7,10 @@ from types import ModuleType
 
 import pytest
 
-import tandem.speculation.pipeline
+import tandem.speculation.rounds
 from tandem.speculation.depth import Depth, Pipeline
 from tandem.speculation.estimate import Times
-from tandem.speculation.pipeline import OutOfStep
-from tandem.speculation.theory import StepCosts, tpot_pipelined, tpot_stop_and_wait
+from tandem.speculation.rounds import OutOfStep
 from tests.daily import daily
 from tests.speculation.simulated import (
     PROMPT,
@@ -33,7 +32,7 @@ def run(
     count: int = 80,
     draft_s: float = 0.001,
     draft: SimulatedDraft | None = None,
-    module: ModuleType = tandem.speculation.pipeline,
+    module: ModuleType = tandem.speculation.rounds,
     **target,
 ) -> Run:
     return in_virtual_time(
@@ -51,7 +50,7 @@ def run(
 # --- tokens ---
 
 
-def check_tokens(module: ModuleType = tandem.speculation.pipeline) -> None:
+def check_tokens(module: ModuleType = tandem.speculation.rounds) -> None:
     """Whatever depth, length, draft and link, also where the stream breaks again and again."""
     for depth, k, acceptance in ((1, 3, 0.6), (2, 1, 0.6), (3, 3, 0.6), (8, 5, 0.95), (3, 2, 0.0), (4, 3, 1.0)):
         for rtt, verify in ((0.0, 0.0), (0.05, 0.01), (0.001, 0.03)):
@@ -62,7 +61,7 @@ def check_tokens(module: ModuleType = tandem.speculation.pipeline) -> None:
                 assert found.target.closed
 
 
-def check_counts(module: ModuleType = tandem.speculation.pipeline) -> None:
+def check_counts(module: ModuleType = tandem.speculation.rounds) -> None:
     """What is sent either commits or is stale; what is stale costs the target nothing."""
     for depth, k, acceptance in ((1, 3, 0.6), (2, 3, 0.8), (5, 2, 0.9)):
         found = run(depth, k, acceptance, rtt=0.05, verify_seconds=0.004, module=module)
@@ -80,7 +79,7 @@ def check_counts(module: ModuleType = tandem.speculation.pipeline) -> None:
         assert 0 <= stats.network_seconds <= found.seconds
 
 
-def check_times(module: ModuleType = tandem.speculation.pipeline) -> None:
+def check_times(module: ModuleType = tandem.speculation.rounds) -> None:
     """TPOT is near the bound where verifications keep up with drafting."""
     for acceptance, rtt, draft_s, verify_s, k, depth in (
         (0.7, 0.1, 0.005, 0.005, 2, 4),
@@ -89,9 +88,9 @@ def check_times(module: ModuleType = tandem.speculation.pipeline) -> None:
         (0.9, 0.1, 0.005, 0.005, 2, 8),
     ):
         found = run(depth, k, acceptance, 500, draft_s, rtt=rtt, verify_seconds=verify_s, module=module)
-        bound = tpot_pipelined(StepCosts(draft_s, verify_s, verify_s), acceptance, rtt)
+        bound = draft_s + (1 - acceptance) * (rtt + verify_s)  # the draft never waits, and only a miss pays the way
         assert 0.93 * bound < found.tpot < 1.15 * bound
-        waiting = tpot_stop_and_wait(StepCosts(draft_s, verify_s, verify_s), [acceptance] * k, rtt)
+        waiting = (k * draft_s + verify_s + rtt) / sum(acceptance**n for n in range(k + 1))
         assert found.tpot < 0.97 * waiting
         assert run(1, k, acceptance, 500, draft_s, rtt=rtt, verify_seconds=verify_s).tpot == pytest.approx(
             waiting, rel=0.06

@@ -117,7 +117,7 @@ class Replica:
         with tempfile.TemporaryDirectory() as folder:
             ready = Path(folder, "ready")
             command = [*LAUNCH, *flags, "--host=127.0.0.1", "--port=0", f"--ready_file={ready}"]
-            ending = partial(ctypes.CDLL(None).prctl, 1, signal.SIGTERM)  # PR_SET_PDEATHSIG: it ends with its replica
+            ending = partial(ctypes.CDLL(None).prctl, 1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with its replica
             self._server = subprocess.Popen(command, env=environment(), preexec_fn=ending)
             while not ready.exists():
                 await self.check_health()

@@ -77,11 +77,8 @@ class NxdiBackend(Backend):
     def is_head(self, checkpoint: Checkpoint) -> bool:
         return is_head(Path(checkpoint.folder))
 
-    def load_head(self, checkpoint: Checkpoint, target: Runner, request: LoadRequest, startup: Startup) -> Runner:
-        raise ValueError(BESIDE)
-
-    def load_remote_head(
-        self, checkpoint: Checkpoint, target: Checkpoint, request: LoadRequest, startup: Startup
+    def load_head(
+        self, checkpoint: Checkpoint, target: Runner | Checkpoint, request: LoadRequest, startup: Startup
     ) -> Runner:
         raise ValueError(BESIDE)
 

@@ -13,7 +13,8 @@ from tandem.speculation.acceptance import agree
 from tandem.speculation.drafters import Drafter
 from tandem.speculation.draws import Drawn
 from tandem.speculation.length import FixedLength
-from tandem.speculation.loop import DraftThenVerify, speculate
+from tandem.speculation.loop import speculate
+from tandem.speculation.rounds import DraftedRounds, VerifierHere
 from tandem.speculation.stopping import NoText, Stopping, StopRules
 from tandem.speculation.types import Draft, SamplingParams, SparseDistribution, SpeculationStats, Verdict
 
@@ -28,8 +29,8 @@ class Continuation:
     sampling: SamplingParams
 
 
-class RecordedTarget:
-    """Implements Verifier with a known continuation instead of a model."""
+class RecordedTarget(VerifierHere):
+    """Has a known continuation instead of a model."""
 
     def __init__(self, continuation: Continuation) -> None:
         self._continuation = continuation
@@ -84,7 +85,7 @@ async def replay(drafter: Drafter, continuation: Continuation, k: int) -> Specul
     """Returns the rounds of a deployment at speculation length `k`."""
     stats = SpeculationStats()
     stopping = Stopping(StopRules(max_new_tokens=len(continuation.answer)), NoText())
-    rounds = DraftThenVerify(RecordedTarget(continuation), drafter)
+    rounds = DraftedRounds(RecordedTarget(continuation), drafter)
     async for _ in speculate(continuation.prompt, FixedLength(k), rounds, stopping, stats):
         pass
     return stats

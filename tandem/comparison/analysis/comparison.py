@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from tandem.comparison.analysis import words
 from tandem.comparison.analysis.loads import Capacity, LoadPoint, capacity, load_point
 from tandem.comparison.analysis.summary import Summary, completed, summarize
 from tandem.comparison.analysis.theory import Theory, theory_of
@@ -60,7 +61,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What was measured, and what follows from it. `print` shows the decision.
+    """What was measured, and what follows from it. `print` shows the decisions and the times per token.
 
     conditions: the base first. missing: why measurements are missing; None if the run is complete. baseline: the plain
     decoding that speedups refer to. verdicts: of every condition without a load. caveats: what is read first.
@@ -86,7 +87,8 @@ class Comparison:
     records: tuple[Record, ...]
 
     def __str__(self) -> str:
-        return "\n".join(f"{verdict.sentence} ({verdict.sureness})" for verdict in self.decisions) or "Not decided."
+        times = (f"{s.architecture}: {words.milliseconds(s.tpot_s, 2)} ms a token" for s in self.base.summaries)
+        return "\n".join([*(f"{verdict.sentence} ({verdict.sureness})" for verdict in self.decisions), *times])
 
     @property
     def base(self) -> Measured:

@@ -105,7 +105,8 @@ def _sections(found: Comparison, remarks: list[str]) -> list[Section]:
         return tuple(one for one in each if one is not None)
 
     theory = tuple(sentences.theory(found)) if found.theory else (sentences.why_no_theory(found),)
-    wrong = [sentences.identity(found), *(f"Remark: {remark}" for remark in found.remarks)]
+    failed = [f"{words.plural(len(found.failed), 'request')} failed."] if found.failed else []
+    wrong = [sentences.identity(found), *failed, *(f"Remark: {remark}" for remark in found.remarks)]
     return [
         Section(
             "What was measured",
@@ -113,7 +114,8 @@ def _sections(found: Comparison, remarks: list[str]) -> list[Section]:
             pictures=made(plots.by_round_trip, plots.by_cause),
         ),
         Section("Under load", tables=made(tables.capacity_table, tables.load_table), pictures=made(plots.under_load)),
-        Section("Identity, failures, remarks", tuple(wrong), made(tables.divergence_table, tables.failure_table)),
+        Section("Identity, failures, remarks", tuple(wrong)),
+        Section("What differs or failed", tables=made(tables.divergence_table, tables.failure_table), folded=True),
         Section("What they answered", prompts=tuple(answers.answers(found)), folded=True),
         Section("Causes and workloads", tables=made(tables.cause_table, tables.workload_table), folded=True),
         Section("Drafts", tuple(map(words.capitalised, sentences.drafts(found))), folded=True),

@@ -14,7 +14,7 @@ from tandem.runners.startup import Startup
 
 
 class TorchBackend(Backend):
-    """Loads target and draft one by one; graphs of a pair are made afterwards (`Capabilities.fuse`)."""
+    """Loads models separately, with `Capabilities.fuse` for a pair's graphs."""
 
     def find(self, model: str | None) -> Checkpoint:
         return find(model)
@@ -34,17 +34,14 @@ class TorchBackend(Backend):
     def is_head(self, checkpoint: Checkpoint) -> bool:
         return checkpoint.gguf is None and is_head(Path(checkpoint.folder))
 
-    def load_head(self, checkpoint: Checkpoint, target: Runner, request: LoadRequest, startup: Startup) -> Runner:
-        from tandem.runners.eagle.load import load_head
-
-        return load_head(checkpoint, target, startup, request.execution)
-
-    def load_remote_head(
-        self, checkpoint: Checkpoint, target: Checkpoint, request: LoadRequest, startup: Startup
+    def load_head(
+        self, checkpoint: Checkpoint, target: Runner | Checkpoint, request: LoadRequest, startup: Startup
     ) -> Runner:
-        from tandem.runners.eagle.load import load_remote_head
+        from tandem.runners.eagle.load import load_head, load_remote_head
 
-        return load_remote_head(checkpoint, target, request.execution, request.shape, startup)
+        if isinstance(target, Checkpoint):
+            return load_remote_head(checkpoint, target, request.execution, request.shape, startup)
+        return load_head(checkpoint, target, startup, request.execution)
 
 
 BACKEND = TorchBackend()

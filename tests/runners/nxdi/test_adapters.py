@@ -122,7 +122,7 @@ def test_a_line_that_was_encoded_with_another_adapter_is_filled_again(
         verifiers = {name: LocalVerifier(engine, Request(GREEDY, adapter=name)) for name in NAMES}
         for verifier in verifiers.values():
             await verifier.open(prompt)
-        slot = verifiers["red"]._sequence.slot  # type: ignore[union-attr]
+        slot = verifiers["red"].sequence.slot  # type: ignore[union-attr]
         assert isinstance(engine.runner, NxdiRunner)
         (failed,) = engine.runner.verify([verify_row(slot, len(prompt) - 1, prompt[-1], (), GREEDY)])
         assert isinstance(failed, RowFailed) and "was encoded with adapter 1, and 0 is asked for" in str(failed)

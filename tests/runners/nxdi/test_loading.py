@@ -230,7 +230,7 @@ def test_what_a_fused_graph_cannot_answer_the_same_models_answer_apart(config: M
     placements = {name: one.completion.stats.placement for name, one in got.items()}
     assert placements == {"greedy": "", "sampled": "apart", "rejection": "apart", "logprobs": "apart"}
     assert all(one.completion.stats.drafted for one in got.values())
-    assert generator.fallback and generator.fallback.statistics is not generator.statistics
+    assert generator.fallback and generator.fallback.estimate is not generator.estimate
     made = [app.neuron_config for app in simulated.LOADED]
     kinds = [(one.speculation_length, one.enable_fused_speculation, one.quantized) for one in made]
     assert kinds == [(5, True, True), (5, False, True), (0, False, False)]

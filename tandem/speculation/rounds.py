@@ -1,28 +1,29 @@
-"""Runs rounds with several in flight: while verdicts travel, drafting continues after a drafted bonus token.
+"""Runs rounds of a drafter and a verifier, one at a time or several in flight.
 
-A round is [last token, d1..dk]. If all of it is accepted, it commits one token more, the bonus. The drafter drafts that
-token (with the noise of the target's own draw) and k more after it, sends these as a round of their own, and so on. If
-a bonus or draft token was wrong, every round sent after it is stale: the verifier answers it without computing, and
-drafting starts again from what was committed. No verdict depends on this, so no token does.
+A round is [last token, d1..dk]. If all of it is accepted, it commits one token more, the bonus. To have another round
+in flight, the drafter drafts that token too (with the noise of the target's draw) and k more after it. If a bonus or
+draft token was wrong, the rounds after it are stale: the verifier computes nothing for them, and drafting starts again
+from the committed tokens. No verdict depends on this, so no token does.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from tandem.speculation.depth import Depth
-from tandem.speculation.drafters import BonusDrafter
+from tandem.speculation.drafters import BonusDrafter, Drafter
 from tandem.speculation.loop import Rounds
-from tandem.speculation.types import Draft, SpeculationStats, Verdict
+from tandem.speculation.types import Draft, SparseDistribution, SpeculationStats, Verdict
 
 MAX_IN_FLIGHT = 8
 ATTEMPTS = 3
-"""How many times one round may be stale, although the session was reopened, before the request fails."""
+"""Times that a round may be stale, its session reopened each time, before the request fails."""
 
 
 class RoundsLost(Exception):
@@ -46,23 +47,43 @@ class Answer:
     network_seconds: float = 0.0
 
 
-class FlightVerifier(Protocol):
-    """A target for one request that accepts several rounds at once and answers them in order."""
+class TargetSession(Protocol):
+    """The target model's session of one request, in this process or remote."""
 
     async def open(self, prompt: Sequence[int]) -> None:
         """Takes a KV slot and processes the prompt."""
 
-    def send(self, base_length: int, last_token: int, draft: Draft) -> asyncio.Future[Answer]:
-        """Sends a round that extends `base_length` tokens ending in `last_token`. The answer may raise RoundsLost."""
-
     async def resume(self, tokens: Sequence[int], cause: Exception) -> None:
-        """Reopens the session after RoundsLost (or OutOfStep) with this `cause`, with the committed `tokens`.
-
-        Raises after too many attempts.
-        """
+        """Reopens the session with the committed `tokens`, after RoundsLost or OutOfStep. May raise `cause`."""
 
     async def close(self) -> None:
         """Frees the slot. May be called at any time, and more than once."""
+
+
+class Verifier(TargetSession, Protocol):
+    """Answers rounds in order."""
+
+    def send(self, tokens: Sequence[int], draft: Draft) -> asyncio.Future[Answer]:
+        """Sends a round that extends `tokens`, which stay as they are. The answer may raise RoundsLost."""
+
+
+class VerifierHere(Verifier):
+    """A verifier in this process, which loses no rounds."""
+
+    async def verify(
+        self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()
+    ) -> Verdict:
+        """Runs one pass over [last of tokens, draft...] and returns what the target commits after `tokens`."""
+        raise NotImplementedError
+
+    def send(self, tokens: Sequence[int], draft: Draft) -> asyncio.Future[Answer]:
+        return asyncio.ensure_future(self._answer(tokens, draft))
+
+    async def _answer(self, tokens: Sequence[int], draft: Draft) -> Answer:
+        return Answer(await self.verify(tokens, draft.token_ids, draft.distributions), 0)
+
+    async def resume(self, tokens: Sequence[int], cause: Exception) -> None:
+        raise cause
 
 
 @dataclass(slots=True)
@@ -76,21 +97,21 @@ class _Flight:
 
 
 @dataclass(slots=True)
-class PipelinedRounds(Rounds):
-    """Rounds of a drafter and a remote verifier, with several in flight as `depth` chooses.
+class DraftedRounds(Rounds):
+    """Rounds with as many in flight as `depth` chooses; None: each waits for its verdict. No drafter: plain decoding.
 
-    Nothing is drafted beyond `most_total` tokens, prompt included, or `most_new` tokens without it.
+    Nothing is drafted ahead beyond `most_total` tokens, prompt included, or `most_new` tokens without it.
     """
 
-    verifier: FlightVerifier
-    drafter: BonusDrafter
-    depth: Depth
-    stats: SpeculationStats
-    most_total: int
+    verifier: Verifier
+    drafter: Drafter | None = None
+    depth: Depth | None = None
+    stats: SpeculationStats = field(default_factory=SpeculationStats)
+    most_total: int = sys.maxsize
     most_new: int | None = None
     clock: Callable[[], float] = time.perf_counter
     _end: int = 0
-    _path: list[int] = field(default_factory=list)  # the committed tokens, and those assumed by the rounds in flight
+    _path: Sequence[int] = ()  # the committed tokens, and those assumed by the rounds in flight
     _flights: deque[_Flight] = field(default_factory=deque)
     _ahead: asyncio.Task[bool] | None = None  # drafts and sends one round; False: no bonus token was drafted
     _no_bonus: bool = False  # no bonus token can be drafted until the next verdict
@@ -100,15 +121,16 @@ class PipelinedRounds(Rounds):
 
     async def open(self, prompt: Sequence[int]) -> None:
         await self.verifier.open(prompt)
-        await self.drafter.open(prompt)
+        if self.drafter:
+            await self.drafter.open(prompt)
         self._end = self.most_total if self.most_new is None else min(self.most_total, len(prompt) + self.most_new)
 
     async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
         """Returns the verdict on the round that extends `tokens`: one in flight already, or a new one of `k` drafts."""
         self._k, self._model_k = k, model_k
         if not self._flights and not (self._ahead and await self._ahead_sent()):
-            self._path = list(tokens)
-            self._send(await self._drafted() if k else Draft(), ahead=False)
+            self._path = tokens
+            self._send(await self._drafted() if k and self.drafter else Draft(), ahead=False)
         stale = 0
         while True:
             try:
@@ -129,13 +151,14 @@ class PipelinedRounds(Rounds):
             again = self._flights.popleft()
             await self._drop_in_flight()
             await self.verifier.resume(tokens, error)
-            self._path = list(tokens)
+            self._path = tokens
             self._send(again.draft, ahead=False)
 
     async def close(self) -> None:
         try:
             await self._drop_in_flight()
-            await self.drafter.close()
+            if self.drafter:
+                await self.drafter.close()
         finally:
             await self.verifier.close()
 
@@ -143,7 +166,7 @@ class PipelinedRounds(Rounds):
         """Waits for the answer to the oldest round in flight; meanwhile drafts ahead as far as it pays and may go."""
         answer = self._flights[0].answer
         while not answer.done():
-            deepest = self.depth.of(self._k)
+            deepest = self.depth.of(self._k) if self.depth else 1
             room = len(self._path) + 1 < self._end
             if self._ahead is None and not self._no_bonus and room and len(self._flights) < deepest:
                 self._ahead = asyncio.create_task(self._draft_ahead(), name="draft ahead")
@@ -164,7 +187,7 @@ class PipelinedRounds(Rounds):
         self.stats.spent(bonus)
         if not bonus.token_ids:
             return False
-        self._path += bonus.token_ids
+        self._path = [*self._path, *bonus.token_ids]
         self._send(await self._drafted(), ahead=True)
         return True
 
@@ -177,20 +200,22 @@ class PipelinedRounds(Rounds):
 
     async def _drafted(self, bonus: bool = False) -> Draft:
         """Drafts what follows the path: a round, or its bonus token."""
-        began, path = self.clock(), self._path
+        began, path, drafter = self.clock(), self._path, cast(BonusDrafter, self.drafter)
         if bonus:
-            draft = await self.drafter.draft_bonus(path)
+            draft = await drafter.draft_bonus(path)
         else:
-            draft = await self.drafter.propose(path, min(self._k, self._end - len(path) - 1), self._model_k)
-        self.depth.estimate.drafted(len(draft.token_ids), self.clock() - began)
+            draft = await drafter.propose(path, min(self._k, self._end - len(path) - 1), self._model_k)
+        if self.depth:
+            self.depth.estimate.drafted(len(draft.token_ids), self.clock() - began)
         return draft
 
     def _send(self, draft: Draft, ahead: bool) -> None:
         """Sends a round that extends the path."""
-        self.stats.sent(len(self._flights))
-        answer = self.verifier.send(len(self._path), self._path[-1], draft)
+        if self.depth:
+            self.stats.sent(len(self._flights))
+        answer = self.verifier.send(self._path, draft)
         self._flights.append(_Flight(draft, answer, self.clock(), ahead))
-        self._path += draft.token_ids
+        self._path = [*self._path, *draft.token_ids]
 
     def _follows(self, tokens: Sequence[int], flight: _Flight, verdict: Verdict, network_seconds: float) -> bool:
         """Records a verdict; returns whether it matches the path, so that the rounds in flight after it continue.
@@ -202,10 +227,12 @@ class PipelinedRounds(Rounds):
         self._answered = now
         self.stats.network_seconds += min(network_seconds, max(0.0, waited))
         self.stats.guessed_rounds += flight.ahead
+        self._no_bonus = False
+        if not self.depth:
+            return True
         self.depth.estimate.verified(beside_target, network_seconds)
         committed = [*tokens, *verdict.token_ids]
         matches = self._path[: len(committed)] == committed
-        self._no_bonus = False
         return matches or not (self._flights or self._ahead)
 
     async def _drop_in_flight(self) -> None:
